@@ -1,0 +1,48 @@
+"""What a stack may be able to do beyond `generate`. One documented member per optional ability.
+
+A target declares its capabilities; a scenario names those it needs. A capability that the baseline has and the
+candidate lacks is a finding (`missing`), never a silent skip. A declared capability that is never exercised is red.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Capability(StrEnum):
+    """An optional ability of a stack (`StackAdapter`)."""
+
+    GENERATE_MESSAGES = "generate_messages"
+    """generate() accepts chat messages (`prompts`) in place of token ids. SkyRL API reference, InferenceEngineClient.generate."""
+    SAMPLE = "sample"
+    """sample(): several independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
+    CHAT_COMPLETION = "chat_completion"
+    """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
+    COMPLETION = "completion"
+    """completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.completion."""
+    TOKENIZE = "tokenize"
+    """tokenize() and detokenize(). SkyRL #904, "Data plane"."""
+    PAUSE_KEEP = "pause_keep"
+    """pause(keep): freeze in-flight requests, continue them on resume(). SkyRL API reference, pause_generation; vLLM `/pause`."""
+    PAUSE_ABORT = "pause_abort"
+    """pause(abort): end in-flight requests with what they have, finish reason "abort". SkyRL #904, PauseMode; vLLM `/pause`."""
+    PAUSE_WAIT = "pause_wait"
+    """pause(wait): let in-flight requests finish, hold new ones. vLLM `/pause`."""
+    SLEEP = "sleep"
+    """sleep(level) and wake_up(): hand the accelerator's memory to the trainer and take it back. SkyRL #1014, task 1."""
+    WAKE_UP_TAGS = "wake_up_tags"
+    """wake_up(tags): take back only "weights" or only "kv_cache". vLLM sleep mode."""
+    RESET_PREFIX_CACHE = "reset_prefix_cache"
+    """reset_prefix_cache(). SkyRL API reference, InferenceEngineInterface.reset_prefix_cache."""
+    HEALTH = "health"
+    """health(): true while at least one server is. SkyRL #899, review of `/health`."""
+    IS_PAUSED = "is_paused"
+    """is_paused(): server → state. SkyRL #899, review of `/is_paused`."""
+    WORLD_SIZE = "world_size"
+    """world_size(): inference workers over all servers. SkyRL #904; SkyRL #1014, task 8."""
+    WEIGHT_SYNC = "weight_sync"
+    """prepare_weight_sync() and sync_weights(): SkyRL's own transfer strategies. SkyRL #1014, tasks 1 to 3."""
+    PICKLE_CLIENT = "pickle_client"
+    """The client survives serialization into another process. SkyRL #904, "Serializable"."""
+    SCORE = "score"
+    """Only the reference: exact log-probabilities of given tokens under a policy version."""

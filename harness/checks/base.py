@@ -1,0 +1,171 @@
+"""What a check is, what it is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal, TypeVar, final
+
+import msgspec
+
+from harness.contract import METHODS, Generation, Message
+from harness.errors import Blame
+from harness.recording import Call, Observation, ScenarioTrace
+from harness.reference import Query, ReferenceBook
+
+_M = TypeVar("_M", bound=Message)
+Status = Literal["pass", "fail", "untestable"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check found in one scenario.
+
+    `facts` counts what was compared; a pass with zero facts is turned into `untestable` by `run`. `reason` is one
+    sentence that stays the same from run to run for the same cause (the ledger matches it): numbers that vary go
+    into `evidence`. `evidence` holds the smallest inputs and both sides, fit to be shown.
+    """
+
+    status: Status
+    facts: int
+    reason: str = ""
+    evidence: list[dict[str, Any]] = []
+    blame: Blame | None = None
+    numbers: dict[str, float] = {}
+    """Measured figures to be shown, such as {"max_abs_error": …, "bound": …}."""
+
+
+def passed(facts: int, **numbers: float) -> Finding:
+    """All `facts` comparisons held."""
+    return Finding(status="pass", facts=facts, numbers=numbers)
+
+
+def failed(facts: int, reason: str, evidence: Sequence[dict[str, Any]] = (), **numbers: float) -> Finding:
+    """At least one comparison did not hold: the stack is to blame."""
+    return Finding(
+        status="fail", facts=facts, reason=reason, evidence=list(evidence)[:3], blame=Blame.STACK, numbers=numbers
+    )
+
+
+def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dict[str, Any]] = ()) -> Finding:
+    """Nothing could be judged: never a pass."""
+    return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:3])
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as an engine ran it, put together from the tap's observations."""
+
+    server: str
+    request_id: str
+    parent_id: str | None
+    prompt: tuple[int, ...]
+    sampling_params: dict[str, Any]
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    started_ns: int
+    ended_ns: int | None
+    step_ns: tuple[int, ...]
+    """When each of `tokens` was produced; as long as `tokens`."""
+
+
+@final
+class Evidence:
+    """One scenario of one recording, with the oracle's answers beside it. Read-only."""
+
+    def __init__(self, trace: ScenarioTrace, reference: ReferenceBook) -> None:
+        self.trace = trace
+        self.reference = reference
+
+    @property
+    def header(self) -> Any:
+        return self.trace.header
+
+    def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
+        """The scenario's own calls in order of their start, by method and label."""
+        found = (
+            c
+            for c in self.trace.calls
+            if c.phase == "scenario" and (method is None or c.method == method) and (label is None or c.label == label)
+        )
+        return sorted(found, key=lambda c: c.started_ns)
+
+    @cached_property
+    def executions(self) -> list[Execution]:
+        """Every request that any engine ran in this scenario (clean room's canary excluded by its time)."""
+        return list(_executions(self.trace.observations))
+
+    def controls(self, op: str | None = None) -> list[Observation]:
+        """Control calls that reached an engine, in order of time."""
+        return sorted(
+            (o for o in self.trace.observations if o.kind == "control" and (op is None or o.data["op"] == op)),
+            key=lambda o: o.at_ns,
+        )
+
+    def version_at(self, at_ns: int) -> int:
+        """The policy version whose sync had completed at that time: 0 from the clean room on."""
+        version = 0
+        for call in self.calls("sync_weights"):
+            if call.error is None and call.ended_ns <= at_ns:
+                version = call.request["version"]
+        return version
+
+
+def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
+    started: dict[tuple[str, str], Observation] = {}
+    tokens: dict[tuple[str, str], list[int]] = {}
+    times: dict[tuple[str, str], list[int]] = {}
+    finished: dict[tuple[str, str], Observation] = {}
+    for seen in sorted(observations, key=lambda o: o.at_ns):
+        match seen.kind:
+            case "request":
+                started[seen.server, seen.data["request_id"]] = seen
+            case "step":
+                for request_id, new in seen.data["tokens"].items():
+                    tokens.setdefault((seen.server, request_id), []).extend(new)
+                    times.setdefault((seen.server, request_id), []).extend([seen.at_ns] * len(new))
+            case "finish":
+                finished[seen.server, seen.data["request_id"]] = seen
+            case _:
+                pass
+    for at, first in started.items():
+        last = finished.get(at)
+        yield Execution(
+            server=first.server,
+            request_id=first.data["request_id"],
+            parent_id=first.data.get("parent_id"),
+            prompt=tuple(first.data["prompt_token_ids"]),
+            sampling_params=first.data["sampling_params"],
+            tokens=tuple(tokens.get(at, ())),
+            finish_reason=last.data["reason"] if last else None,
+            started_ns=first.at_ns,
+            ended_ns=last.at_ns if last else None,
+            step_ns=tuple(times.get(at, ())),
+        )
+
+
+@final
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One promise, judged on one scenario of one stack.
+
+    `fault` says in words which fault it exists for; the tests (and later the kill matrix) show that it catches it.
+    `queries` lists what must be asked of the oracle before `judge` can run; it is pure as well.
+    """
+
+    name: str
+    fault: str
+    source: str
+    """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
+    judge: Callable[[Evidence], Finding]
+    queries: Callable[[Evidence], Iterable[Query]] = lambda evidence: ()
+
+
+def generation(call: Call) -> Generation:
+    """The result of a generate or sample call, typed. The call must have succeeded."""
+    if call.result is None:
+        raise ValueError(f"call {call.id} ({call.method}) has no result: {call.error}")
+    return msgspec.convert(call.result, Generation)
+
+
+def request(call: Call, kind: type[_M]) -> _M:
+    """The request of a call, typed."""
+    assert METHODS[call.method].request is kind
+    return msgspec.convert(call.request, kind)

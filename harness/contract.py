@@ -1,0 +1,323 @@
+"""The contract: what every stack is asked, in the words of the field. The one page that an implementer reads.
+
+A *stack adapter* translates these calls to one implementation and holds no test logic. It runs inside its host
+process (`harness/host.py`), in the stack's own environment, and may raise whatever the stack raises: the host turns
+it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capability`; calling what is not offered raises
+`NotOffered`. Token ids are ints, log-probabilities natural logarithms, times nanoseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from harness.capability import Capability
+from harness.topology import Topology
+
+PauseMode = Literal["abort", "keep", "wait"]
+SessionId = str | int
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all requests and results."""
+
+
+# --- data plane -----------------------------------------------------------------------------------------------------
+
+
+class GenerateRequest(Message, kw_only=True):
+    """A batch of prompts under one set of sampling parameters (SkyRL API reference, InferenceEngineInput).
+
+    Exactly one of `prompt_token_ids` (rows × tokens) and `prompts` (rows × chat messages) is given. `sampling_params`
+    uses vLLM's names (max_tokens, temperature, top_p, seed, stop, logprobs, …). `session_ids`, if given, has one entry a row.
+    """
+
+    prompt_token_ids: list[list[int]] | None = None
+    prompts: list[list[dict[str, Any]]] | None = None
+    sampling_params: dict[str, Any] = {}
+    session_ids: list[SessionId] | None = None
+
+
+class Generation(Message, kw_only=True):
+    """What a batch came to (SkyRL API reference, InferenceEngineOutput). One entry a row, in the order of the prompts.
+
+    `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
+    number per response token, or is None where none were asked for.
+    """
+
+    response_ids: list[list[int]]
+    responses: list[str] | None
+    stop_reasons: list[str | None]
+    response_logprobs: list[list[float] | None] | None = None
+
+
+class SampleRequest(Message, kw_only=True):
+    """`num_samples` independent continuations of one prompt (SkyRL #934). No session: any server; a session: its server."""
+
+    prompt_token_ids: list[int]
+    num_samples: int
+    sampling_params: dict[str, Any] = {}
+    session_id: SessionId | None = None
+
+
+class OpenAIRequest(Message, kw_only=True):
+    """An OpenAI-style request body; may hold "session_id" (SkyRL API reference, chat_completion and completion)."""
+
+    body: dict[str, Any]
+    headers: dict[str, str] = {}
+
+
+class OpenAIResponse(Message, kw_only=True):
+    """The body as the stack returned it: a completion, or an error response as documented."""
+
+    body: dict[str, Any]
+
+
+class TokenizeRequest(Message, kw_only=True):
+    texts: list[str]
+    add_special_tokens: bool = True
+
+
+class TokenizeResult(Message, kw_only=True):
+    token_ids: list[list[int]]
+
+
+class DetokenizeRequest(Message, kw_only=True):
+    token_ids: list[list[int]]
+
+
+class DetokenizeResult(Message, kw_only=True):
+    texts: list[str]
+
+
+# --- control plane --------------------------------------------------------------------------------------------------
+
+
+class PauseRequest(Message, kw_only=True):
+    mode: PauseMode = "keep"
+    clear_cache: bool = False
+
+
+class SleepRequest(Message, kw_only=True):
+    """`level` 1 offloads weights, 2 discards them (vLLM sleep mode)."""
+
+    level: int = 2
+
+
+class WakeUpRequest(Message, kw_only=True):
+    """`tags` None wakes everything; else some of "weights", "kv_cache" (vLLM sleep mode)."""
+
+    tags: list[str] | None = None
+
+
+class ResetPrefixCacheRequest(Message, kw_only=True):
+    reset_running_requests: bool = False
+
+
+class Empty(Message, kw_only=True):
+    """A request without arguments, or a result without content."""
+
+
+class HealthResult(Message, kw_only=True):
+    healthy: bool
+
+
+class IsPausedResult(Message, kw_only=True):
+    """server → is it paused (SkyRL #899)."""
+
+    servers: dict[str, bool]
+
+
+class WorldSizeResult(Message, kw_only=True):
+    world_size: int
+
+
+# --- weight sync ----------------------------------------------------------------------------------------------------
+
+
+class SyncWeightsRequest(Message, kw_only=True):
+    """Load policy version `version` into every engine through the stack's own weight sync.
+
+    `chunks` is how many pieces the trainer sends the parameters in: 1 is whole.
+    """
+
+    version: int
+    chunks: int = 1
+
+
+class DigestsResult(Message, kw_only=True):
+    """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
+
+    servers: dict[str, list[dict[str, str]]]
+
+
+# --- observation and lifecycle --------------------------------------------------------------------------------------
+
+
+class ObserveRequest(Message, kw_only=True):
+    """What the instruments saw since the last call of this kind."""
+
+
+class ObserveResult(Message, kw_only=True):
+    observations: list[dict[str, Any]]
+
+
+class InFlightResult(Message, kw_only=True):
+    """Requests that engines work on right now, and tokens produced for them so far, from the engine taps."""
+
+    requests: int
+    tokens: int
+    servers: dict[str, int]
+
+
+class StartRequest(Message, kw_only=True):
+    """All that an adapter needs to start. Paths are absolute. `variables` is the environment it was given, for the record."""
+
+    target: str
+    topology: Topology
+    start: Literal["ray", "fork"] = "ray"
+    engine: Literal["cpu", "cuda"] = "cpu"
+    model_path: str
+    dtype: str = "float32"
+    max_model_len: int = 512
+    seed: int = 0
+    scratch: str
+    """A short, private folder for sockets and Ray's session (mode 0700)."""
+    logs: str
+    base_port: int | None = None
+    """First port of the servers of the remote placement; None asks the operating system."""
+
+
+class ServerDescription(Message, kw_only=True):
+    """One server of an engine. `pids` are the processes that must live for it to work."""
+
+    name: str
+    url: str | None = None
+    pids: list[int] = []
+
+
+class Description(Message, kw_only=True):
+    """What came up. `processes` maps a role ("router", "engine-0", …) to a pid that the stack cannot do without."""
+
+    target: str
+    topology: Topology
+    start: str
+    capabilities: list[Capability]
+    servers: list[ServerDescription]
+    processes: dict[str, int] = {}
+    packages: dict[str, str] = {}
+    patches: list[dict[str, str]] = []
+    """What the harness changed inside the stack's processes: name, reason, version."""
+    notes: list[str] = []
+    """What is not as shipped, in words for the report."""
+
+
+class StackAdapter(Protocol):
+    """One implementation behind the contract. Methods of a capability that is not offered raise `NotOffered`."""
+
+    async def start(self, request: StartRequest) -> Description:
+        """Bring the stack up and describe it. Returns when every server answers."""
+
+    async def describe(self, request: Empty) -> Description:
+        """The same as `start` returned, with the pids as they are now."""
+
+    async def teardown(self, request: Empty) -> Empty:
+        """Take the stack down in an orderly way. What is left is killed by the driver."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue each prompt. Results in the order of the prompts (SkyRL API reference, GeneratorInterface.generate)."""
+
+    async def sample(self, request: SampleRequest) -> Generation: ...
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult: ...
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult: ...
+
+    async def pause(self, request: PauseRequest) -> Empty: ...
+
+    async def resume(self, request: Empty) -> Empty: ...
+
+    async def sleep(self, request: SleepRequest) -> Empty: ...
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty: ...
+
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty: ...
+
+    async def health(self, request: Empty) -> HealthResult: ...
+
+    async def is_paused(self, request: Empty) -> IsPausedResult: ...
+
+    async def world_size(self, request: Empty) -> WorldSizeResult: ...
+
+    async def prepare_weight_sync(self, request: Empty) -> Empty:
+        """Join trainer and workers into the group that weights travel through. Idempotent."""
+
+    async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
+
+    async def pickle_client(self, request: Empty) -> Empty:
+        """Replace the client by itself, serialized and read back, as handing it to another process does."""
+
+    async def digests(self, request: Empty) -> DigestsResult:
+        """Out of band: what the workers hold now."""
+
+    async def observe(self, request: ObserveRequest) -> ObserveResult:
+        """Out of band: what the engine taps saw since the last call."""
+
+    async def in_flight(self, request: Empty) -> InFlightResult:
+        """Out of band: what engines work on now."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One row of the table of calls: its request and result types, and the capability it needs."""
+
+    name: str
+    request: type[Message]
+    result: type[Message]
+    capability: Capability | None = None
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("start", StartRequest, Description),
+        Method("describe", Empty, Description),
+        Method("teardown", Empty, Empty),
+        Method("generate", GenerateRequest, Generation),
+        Method("sample", SampleRequest, Generation, Capability.SAMPLE),
+        Method("chat_completion", OpenAIRequest, OpenAIResponse, Capability.CHAT_COMPLETION),
+        Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION),
+        Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
+        Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
+        Method("pause", PauseRequest, Empty, Capability.PAUSE_KEEP),
+        Method("resume", Empty, Empty, Capability.PAUSE_KEEP),
+        Method("sleep", SleepRequest, Empty, Capability.SLEEP),
+        Method("wake_up", WakeUpRequest, Empty, Capability.SLEEP),
+        Method("reset_prefix_cache", ResetPrefixCacheRequest, Empty, Capability.RESET_PREFIX_CACHE),
+        Method("health", Empty, HealthResult, Capability.HEALTH),
+        Method("is_paused", Empty, IsPausedResult, Capability.IS_PAUSED),
+        Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
+        Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
+        Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("digests", Empty, DigestsResult),
+        Method("observe", ObserveRequest, ObserveResult),
+        Method("in_flight", Empty, InFlightResult),
+    )
+}
+"""Every call of the contract by name. Host and handle are both made from this table."""
+
+
+def capability_of(method: str, request: Message) -> Capability | None:
+    """The capability that this very call needs: finer than the table where an argument decides."""
+    if isinstance(request, PauseRequest):
+        return Capability(f"pause_{request.mode}")
+    if isinstance(request, WakeUpRequest) and request.tags is not None:
+        return Capability.WAKE_UP_TAGS
+    if isinstance(request, GenerateRequest) and request.prompts is not None:
+        return Capability.GENERATE_MESSAGES
+    return METHODS[method].capability

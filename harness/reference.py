@@ -1,0 +1,126 @@
+"""What the oracle is asked and what it answers. Asked by the driver after a scenario, kept beside the recordings.
+
+The oracle itself (`backends/reference.py`) runs in its own host: Hugging Face forward pass, full context each
+step, float32. It shares no code with the adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import msgspec
+
+from harness.contract import Message
+
+
+class ScoreRequest(Message, kw_only=True):
+    """Teacher-forced scores of `tokens` after `prompt` under policy version `version`."""
+
+    version: int
+    prompt: list[int]
+    tokens: list[int]
+
+
+class Score(Message, kw_only=True):
+    """One entry per token. `ranks` counts tokens with a higher probability (0: the greedy choice).
+
+    `margins` is the log-probability of the most probable token minus that of the runner-up, at each position: how
+    far a near tie is away. `logprobs` are at temperature 1.
+    """
+
+    logprobs: list[float]
+    ranks: list[int]
+    margins: list[float]
+
+
+class NextRequest(Message, kw_only=True):
+    """The whole distribution of the token after `prompt` under policy version `version`, at temperature 1."""
+
+    version: int
+    prompt: list[int]
+
+
+class Next(Message, kw_only=True):
+    """Log-probabilities by token id, one entry per id of the vocabulary."""
+
+    logprobs: list[float]
+
+
+class ExpectedDigestsRequest(Message, kw_only=True):
+    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, per rank 0 of TP=1."""
+
+    version: int
+
+
+class ExpectedDigests(Message, kw_only=True):
+    """parameter → "sha256-prefix:shape:dtype"."""
+
+    digests: dict[str, str]
+
+
+class RenderRequest(Message, kw_only=True):
+    """Chat messages to token ids, by the model's own template (add_generation_prompt) and tokenizer."""
+
+    messages: list[dict[str, str]]
+
+
+class DecodeRequest(Message, kw_only=True):
+    """Token ids to text by the model's own tokenizer."""
+
+    tokens: list[int]
+    skip_special_tokens: bool
+
+
+class EncodeRequest(Message, kw_only=True):
+    text: str
+    add_special_tokens: bool
+
+
+class Tokens(Message, kw_only=True):
+    tokens: list[int]
+
+
+class Text(Message, kw_only=True):
+    text: str
+
+
+Query = ScoreRequest | NextRequest | ExpectedDigestsRequest | RenderRequest | DecodeRequest | EncodeRequest
+Answer = Score | Next | ExpectedDigests | Tokens | Text
+
+QUERIES: dict[str, tuple[type[Message], type[Message]]] = {
+    "score": (ScoreRequest, Score),
+    "next": (NextRequest, Next),
+    "expected_digests": (ExpectedDigestsRequest, ExpectedDigests),
+    "render": (RenderRequest, Tokens),
+    "decode": (DecodeRequest, Text),
+    "encode": (EncodeRequest, Tokens),
+}
+"""Method name → request and result type, for the reference's host and handle."""
+
+METHOD_OF: dict[type[Message], str] = {request: name for name, (request, _) in QUERIES.items()}
+
+
+def key(query: Message) -> str:
+    """The name under which a query's answer is kept: equal queries, equal keys, whatever the run."""
+    return METHOD_OF[type(query)] + ":" + hashlib.sha256(msgspec.json.encode(query)).hexdigest()[:24]
+
+
+class UnansweredQuery(LookupError):
+    """The reference was not asked this: the verdict is `untestable`, never a pass."""
+
+
+class ReferenceBook(Protocol):
+    """Read access to the oracle's answers. Raises `UnansweredQuery` for what was never asked."""
+
+    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score: ...
+
+    def next(self, version: int, prompt: list[int]) -> Next: ...
+
+    def expected_digests(self, version: int) -> dict[str, str]: ...
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]: ...
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...

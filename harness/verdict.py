@@ -1,0 +1,93 @@
+"""Verdicts: what judge and parity say, with blame. The report, the ledger and the gate read nothing else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from harness.errors import Blame
+
+
+class Conformance(StrEnum):
+    """One stack against the contract."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    MISSING = "missing"
+    """The stack does not declare a capability that the scenario needs. Red only where the comparison says so."""
+    UNTESTABLE = "untestable"
+    """Could not be judged; blame says why. Red."""
+
+
+class Parity(StrEnum):
+    """Two stacks against each other; the table of the architecture."""
+
+    PARITY = "parity"
+    """Both conform, outputs equal, or closer than the baseline is to its own twin."""
+    OPEN = "open"
+    """Both conform and differ where the contract leaves it open. Shown, named, not red by itself."""
+    REGRESSION = "regression"
+    """The baseline conforms, the candidate does not. Red."""
+    BASELINE_DEFECT = "baseline-defect"
+    """The candidate conforms, the baseline does not. Red on the baseline's side only."""
+    BOTH_WRONG = "both-wrong"
+    """Neither conforms: no parity credit, however equal. Red."""
+    MISSING = "missing"
+    """The baseline is able, the candidate is not. Red."""
+    ADDED = "added"
+    """The candidate is able, the baseline is not: judged for conformance alone."""
+    UNTESTABLE = "untestable"
+    """One of the two could not be judged. Red."""
+
+
+RED: frozenset[str] = frozenset({Conformance.FAIL, Conformance.UNTESTABLE, Parity.REGRESSION, Parity.BOTH_WRONG})
+"""Statuses that are red in either kind of verdict. `missing` is red in a comparison only: see `Verdict.red`."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement about one check (or one compared facet) of one scenario."""
+
+    scenario: str
+    wave: int
+    task: int
+    promise: str
+    topology: str
+    """Name of the topology ("disaggregated-2x1")."""
+    check: str
+    """Name of the check; for compared outputs the facet ("outputs.tokens", "outputs.logprobs", …)."""
+    target: str
+    """The stack judged; in a comparison the candidate."""
+    baseline: str | None = None
+    """Set in a comparison."""
+    status: str
+    """A `Conformance` value, or a `Parity` value when `baseline` is set."""
+    blame: Blame | None = None
+    reason: str = ""
+    """One sentence, the same from run to run for the same cause. Numbers that vary are in `numbers` and `evidence`."""
+    facts: int = 0
+    """How many facts were compared."""
+    numbers: dict[str, float] = {}
+    evidence: list[dict[str, Any]] = []
+    """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
+    fault: str = ""
+    """The fault that the check exists for."""
+    source: str = ""
+    """Where the rule is written."""
+    next_step: str = ""
+    known: str | None = None
+    """Id of the ledger entry that explains this verdict."""
+
+    @property
+    def red(self) -> bool:
+        """Does this verdict fail the run? One that the ledger explains does not."""
+        if self.known is not None:
+            return False
+        return self.status in RED or (self.baseline is not None and self.status == Parity.MISSING)
+
+    @property
+    def id(self) -> str:
+        """Stable name: scenario@topology::check[target] or [baseline~target]."""
+        pair = f"{self.baseline}~{self.target}" if self.baseline else self.target
+        return f"{self.scenario}@{self.topology}::{self.check}[{pair}]"
