@@ -1,0 +1,393 @@
+"""Recordings made by hand, for tests of checks: builders for each kind of event, and an oracle with settable answers.
+
+Ids and times are given out in order of building, so that calls built one after the other do not overlap.
+`FakeReference` is a small language model of its own (`next` is a pure function of version and prompt), so that a
+correct recording can be built from it and a broken one by damaging that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from harness.capability import Capability
+from harness.checks.base import Check, Evidence, Finding
+from harness.contract import (
+    DetokenizeRequest,
+    DetokenizeResult,
+    GenerateRequest,
+    Generation,
+    Message,
+    OpenAIRequest,
+    OpenAIResponse,
+    SampleRequest,
+    TokenizeRequest,
+    TokenizeResult,
+)
+from harness.recording import Call, CallError, Header, Observation, ScenarioEnd, ScenarioTrace
+from harness.reference import METHOD_OF, Answer, Next, Query, Score, UnansweredQuery, key
+from harness.topology import Topology
+
+SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
+MODEL = "/models/tiny"
+_ids = itertools.count(1)
+_clock = itertools.count(1_000, 1_000)
+
+
+def tick() -> int:
+    """A time in nanoseconds, later than every one given out before."""
+    return next(_clock)
+
+
+def header(**changes: Any) -> Header:
+    """A header of a recording of two engines; `changes` replaces any field."""
+    fields: dict[str, Any] = {
+        "harness_version": "0",
+        "run_id": "run",
+        "created_at": "2026-01-01T00:00:00Z",
+        "target": "miniature",
+        "topology": Topology(),
+        "start": "fork",
+        "engine": "cpu",
+        "capabilities": list(Capability),
+        "packages": {},
+        "model": {"name": MODEL, "sha256": "0" * 64, "dtype": "float32"},
+        "hardware": {},
+        "seed": 0,
+        "servers": ["server-0", "server-1"],
+    }
+    return Header(**(fields | changes))
+
+
+def _json(value: Message | dict[str, Any] | None) -> dict[str, Any] | None:
+    return msgspec.to_builtins(value) if isinstance(value, Message) else value
+
+
+def call(
+    method: str,
+    request: Message | dict[str, Any] | None = None,
+    result: Message | dict[str, Any] | None = None,
+    *,
+    error: CallError | None = None,
+    label: str | None = None,
+    started_ns: int | None = None,
+    ended_ns: int | None = None,
+    phase: Literal["clean_room", "scenario"] = "scenario",
+) -> Call:
+    """One call; starts now and ends a tick later unless told otherwise. Without result and error it returned `{}`."""
+    started = tick() if started_ns is None else started_ns
+    return Call(
+        id=next(_ids),
+        method=method,
+        request=_json(request) or {},
+        result=None if error else (_json(result) or {}),
+        error=error,
+        started_ns=started,
+        ended_ns=tick() if ended_ns is None else ended_ns,
+        phase=phase,
+        label=label,
+    )
+
+
+def error(kind: str = "ValueError", message: str = "not like this", *, status: int | None = None) -> CallError:
+    return CallError(kind=kind, message=message, status=status)
+
+
+def generate(
+    prompts: list[list[int]],
+    response_ids: list[list[int]] | None = None,
+    *,
+    stop_reasons: Sequence[str | None] | None = None,
+    responses: list[str] | None = None,
+    logprobs: list[list[float] | None] | None = None,
+    session_ids: list[str | int] | None = None,
+    messages: list[list[dict[str, Any]]] | None = None,
+    params: dict[str, Any] | None = None,
+    **about: Any,
+) -> Call:
+    """A generate call. Without `response_ids` it has no result (give `error=`); `messages` replaces `prompts`.
+
+    Texts default to the fake tokenizer's decode of the ids, stop reasons to "length".
+    """
+    return call(
+        "generate",
+        GenerateRequest(
+            prompt_token_ids=None if messages is not None else prompts,
+            prompts=messages,
+            sampling_params=params or {},
+            session_ids=session_ids,
+        ),
+        _generation(response_ids, stop_reasons, responses, logprobs),
+        **about,
+    )
+
+
+def sample(
+    prompt: list[int],
+    response_ids: list[list[int]] | None,
+    *,
+    num_samples: int | None = None,
+    session_id: str | int | None = None,
+    stop_reasons: Sequence[str | None] | None = None,
+    responses: list[str] | None = None,
+    logprobs: list[list[float] | None] | None = None,
+    params: dict[str, Any] | None = None,
+    **about: Any,
+) -> Call:
+    """A sample call; `num_samples` defaults to the number of responses."""
+    return call(
+        "sample",
+        SampleRequest(
+            prompt_token_ids=prompt,
+            num_samples=len(response_ids or ()) if num_samples is None else num_samples,
+            sampling_params=params or {},
+            session_id=session_id,
+        ),
+        _generation(response_ids, stop_reasons, responses, logprobs),
+        **about,
+    )
+
+
+def _generation(
+    response_ids: list[list[int]] | None,
+    stop_reasons: Sequence[str | None] | None,
+    responses: list[str] | None,
+    logprobs: list[list[float] | None] | None,
+) -> Generation | None:
+    if response_ids is None:
+        return None
+    return Generation(
+        response_ids=response_ids,
+        responses=responses if responses is not None else [decode(ids) for ids in response_ids],
+        stop_reasons=list(stop_reasons) if stop_reasons is not None else ["length"] * len(response_ids),
+        response_logprobs=logprobs,
+    )
+
+
+def openai(method: str, body: dict[str, Any], response: dict[str, Any] | None, **about: Any) -> Call:
+    """A completion or chat_completion call with its response body."""
+    return call(method, OpenAIRequest(body=body), None if response is None else OpenAIResponse(body=response), **about)
+
+
+def tokenize(
+    texts: list[str], token_ids: list[list[int]] | None, *, add_special_tokens: bool = True, **about: Any
+) -> Call:
+    return call(
+        "tokenize",
+        TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens),
+        None if token_ids is None else TokenizeResult(token_ids=token_ids),
+        **about,
+    )
+
+
+def detokenize(token_ids: list[list[int]], texts: list[str] | None, **about: Any) -> Call:
+    return call(
+        "detokenize",
+        DetokenizeRequest(token_ids=token_ids),
+        None if texts is None else DetokenizeResult(texts=texts),
+        **about,
+    )
+
+
+def observation(kind: str, server: str = "server-0", at_ns: int | None = None, **data: Any) -> Observation:
+    return Observation(kind=kind, server=server, at_ns=tick() if at_ns is None else at_ns, data=data)
+
+
+def executed(
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    server: str = "server-0",
+    request_id: str | None = None,
+    parent_id: str | None = None,
+    params: dict[str, Any] | None = None,
+    reason: str | None = "length",
+    from_ns: int | None = None,
+    step_ns: int = 1,
+) -> list[Observation]:
+    """What a tap sees of one request: taken, one step a token, finished (not with `reason=None`: still running)."""
+    name = request_id or f"request-{next(_ids)}"
+    start = tick() if from_ns is None else from_ns
+    seen = [
+        observation(
+            "request",
+            server,
+            start,
+            request_id=name,
+            prompt_token_ids=list(prompt),
+            sampling_params=params or {},
+            parent_id=parent_id,
+        )
+    ]
+    for number, token in enumerate(tokens, start=1):
+        seen.append(observation("step", server, start + number * step_ns, tokens={name: [token]}))
+    if reason is not None:
+        end = start + (len(tokens) + 1) * step_ns
+        seen.append(observation("finish", server, end, request_id=name, reason=reason))
+    return seen
+
+
+def trace(
+    *calls: Call,
+    observations: Iterable[Observation] = (),
+    scenario: str = "module.test_it",
+    take: int = 1,
+    outcome: Literal["completed", "failed"] = "completed",
+    end_error: CallError | None = None,
+    **header_changes: Any,
+) -> ScenarioTrace:
+    """What was recorded of one scenario."""
+    return ScenarioTrace(
+        header=header(**header_changes),
+        scenario=scenario,
+        take=take,
+        calls=calls,
+        observations=tuple(observations),
+        end=ScenarioEnd(scenario=scenario, take=take, outcome=outcome, error=end_error, at_ns=tick()),
+    )
+
+
+def judge(
+    check: Check,
+    *calls: Call,
+    observations: Iterable[Observation] = (),
+    reference: FakeReference | None = None,
+    **about: Any,
+) -> Finding:
+    """Run one check on these calls. What it reads of the oracle it must have announced in its `queries`."""
+    recorded = trace(*calls, observations=observations, **about)
+    oracle = reference or FakeReference()
+    announced = list(check.queries(Evidence(recorded, oracle)))
+    return check.judge(Evidence(recorded, oracle.asked(announced)))
+
+
+class FakeReference:
+    """A `ReferenceBook` over a small made-up model of `vocab_size` tokens and a tokenizer of one character a token.
+
+    `set(query, answer)` fixes the answer to one query. `asked(queries)` is a book that knows only those queries and
+    raises `UnansweredQuery` for any other, as the real one does.
+    """
+
+    def __init__(self, vocab_size: int = 64, sharpness: float = 2.0) -> None:
+        self.vocab_size = vocab_size
+        self.sharpness = sharpness
+        self._set: dict[str, Answer] = {}
+        self._next: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+        self._known: set[str] | None = None
+
+    def set(self, query: Query, answer: Answer) -> None:
+        self._set[key(query)] = answer
+
+    def asked(self, queries: Iterable[Query]) -> FakeReference:
+        """The same oracle, asked no more than `queries`."""
+        book = FakeReference(self.vocab_size, self.sharpness)
+        book._set, book._next = self._set, self._next
+        book._known = {key(query) for query in queries}
+        return book
+
+    def greedy(self, prompt: list[int], length: int, *, version: int = 0) -> list[int]:
+        """The greedy continuation of `prompt`: for building correct recordings."""
+        tokens: list[int] = []
+        for _ in range(length):
+            logprobs = self._distribution(version, prompt + tokens)
+            tokens.append(max(range(self.vocab_size), key=logprobs.__getitem__))
+        return tokens
+
+    def drawn(self, prompt: list[int], length: int, *, seed: int, temperature: float = 1.0) -> list[int]:
+        """A sampled continuation of `prompt`: for building correct recordings."""
+        rng = random.Random(seed)
+        tokens: list[int] = []
+        for _ in range(length):
+            weights = [math.exp(x / temperature) for x in self._distribution(0, prompt + tokens)]
+            tokens.append(rng.choices(range(self.vocab_size), weights)[0])
+        return tokens
+
+    def logprobs(self, prompt: list[int], tokens: list[int], *, version: int = 0) -> list[float]:
+        """Log-probabilities of `tokens` after `prompt`: for building correct recordings."""
+        return self._score(version, prompt, tokens).logprobs
+
+    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
+        name = self._name("score", version=version, prompt=prompt, tokens=tokens)
+        found = self._set.get(name)
+        return found if isinstance(found, Score) else self._score(version, prompt, tokens)
+
+    def next(self, version: int, prompt: list[int]) -> Next:
+        found = self._set.get(self._name("next", version=version, prompt=prompt))
+        return found if isinstance(found, Next) else Next(logprobs=self._distribution(version, prompt))
+
+    def expected_digests(self, version: int) -> dict[str, str]:
+        found = self._set.get(self._name("expected_digests", version=version))
+        return found.digests if found is not None else {"weight": f"{version:08x}:2x2:float32"}  # type: ignore[union-attr]
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        found = self._set.get(self._name("render", messages=messages))
+        return list(found.tokens) if found is not None else render(messages)  # type: ignore[union-attr]
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        found = self._set.get(self._name("decode", tokens=tokens, skip_special_tokens=skip_special_tokens))
+        return found.text if found is not None else decode(tokens, skip_special_tokens=skip_special_tokens)  # type: ignore[union-attr]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        found = self._set.get(self._name("encode", text=text, add_special_tokens=add_special_tokens))
+        return list(found.tokens) if found is not None else encode(text)  # type: ignore[union-attr]
+
+    def _name(self, method: str, **fields: Any) -> str:
+        kinds = {name: kind for kind, name in METHOD_OF.items()}
+        name = key(kinds[method](**fields))
+        if self._known is not None and name not in self._known:
+            raise UnansweredQuery(f"{method} was not asked: {fields}")
+        return name
+
+    def _distribution(self, version: int, prompt: Sequence[int]) -> list[float]:
+        at = (version, tuple(prompt))
+        if at not in self._next:
+            digest = hashlib.sha256(repr(at).encode()).digest()
+            rng = random.Random(digest)
+            logits = [rng.gauss(0.0, self.sharpness) for _ in range(self.vocab_size)]
+            total = math.log(math.fsum(math.exp(x) for x in logits))
+            self._next[at] = [x - total for x in logits]
+        return self._next[at]
+
+    def _score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
+        logprobs, ranks, margins = [], [], []
+        for position, token in enumerate(tokens):
+            row = self._distribution(version, [*prompt, *tokens[:position]])
+            logprobs.append(row[token])
+            ranks.append(sum(x > row[token] for x in row))
+            first, second = sorted(row, reverse=True)[:2]
+            margins.append(first - second)
+        return Score(logprobs=logprobs, ranks=ranks, margins=margins)
+
+
+def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+    """One character a token; special tokens by their name or not at all."""
+    return "".join(
+        ("" if skip_special_tokens else SPECIAL[token]) if token in SPECIAL else chr(token + 29) for token in tokens
+    )
+
+
+def encode(text: str) -> list[int]:
+    """The inverse of `decode(…, skip_special_tokens=False)`. Characters from the space on."""
+    tokens: list[int] = []
+    while text:
+        for token, name in SPECIAL.items():
+            if text.startswith(name):
+                tokens.append(token)
+                text = text.removeprefix(name)
+                break
+        else:
+            tokens.append(ord(text[0]) - 29)
+            text = text[1:]
+    return tokens
+
+
+def render(messages: list[dict[str, str]]) -> list[int]:
+    """The tiny model's chat template, with the generation prompt; line ends become spaces here."""
+    turns = "".join(f"<|im_start|>{m['role']} {m['content']}<|im_end|> " for m in messages)
+    return encode(f"{turns}<|im_start|>assistant ")
