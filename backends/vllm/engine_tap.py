@@ -1,0 +1,150 @@
+"""The engine tap: what an engine was asked and what it did, written down where it happens.
+
+It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and passes everything through unchanged.
+Both SkyRL stacks and a plain vLLM server run these classes, so all stacks are observed by the same instrument, at the
+same place, behind every hop. Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_reader` reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+CONTROLS = (
+    "pause_generation",
+    "resume_generation",
+    "sleep",
+    "wake_up",
+    "reset_prefix_cache",
+    "collective_rpc",
+    "init_weight_transfer_engine",
+    "update_weights",
+)
+"""Methods of AsyncLLM that are control calls, by vLLM's names."""
+
+_INSTALLED = "_parity_tap"
+
+
+class _Log:
+    """The file of one engine. Lines are written whole, so that a reader sees only complete ones."""
+
+    count = 0
+
+    def __init__(self, folder: Path) -> None:
+        self.pid = os.getpid()
+        _Log.count += 1
+        self.server = f"{self.pid}-{_Log.count}"
+        self._file = (folder / f"{self.server}.jsonl").open("ab", buffering=0)
+
+    def write(self, kind: str, data: dict[str, Any], at_ns: int | None = None) -> None:
+        line = {"kind": kind, "server": self.server, "at_ns": at_ns or time.time_ns(), "data": data}
+        self._file.write(json.dumps(line, default=_plain).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value that names what cannot be shown: tensors and pickles are not recorded."""
+    if isinstance(value, bytes):
+        return {"bytes": len(value)}
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return f"<{type(value).__name__}>"
+
+
+def _sampling_params(params: Any) -> dict[str, Any]:
+    """The public fields of vLLM's SamplingParams that took effect."""
+    fields = (name for name in params.__struct_fields__ if not name.startswith("_"))
+    values = {name: getattr(params, name) for name in fields}
+    if "output_kind" in values:
+        values["output_kind"] = values["output_kind"].name
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _log_of(owner: Any, folder: Path) -> _Log:
+    log: _Log | None = getattr(owner, "_parity_log", None)
+    if log is None or log.pid != os.getpid():
+        log = owner._parity_log = _Log(folder)
+    return log
+
+
+def install(folder: Path) -> None:
+    """Wrap the frontend classes of this process once. `folder` must exist."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    if getattr(AsyncLLM, _INSTALLED, False):
+        return
+    setattr(AsyncLLM, _INSTALLED, True)
+    _wrap_requests(OutputProcessor, folder)
+    for op in CONTROLS:
+        setattr(AsyncLLM, op, _wrapped_control(getattr(AsyncLLM, op), op, folder))
+
+
+def _wrap_requests(processor: type, folder: Path) -> None:
+    add, process, abort = processor.add_request, processor.process_outputs, processor.abort_requests  # type: ignore[attr-defined]
+
+    @functools.wraps(add)
+    def add_request(self: Any, request: Any, prompt: Any, parent_req: Any = None, *args: Any, **kwargs: Any) -> Any:
+        data = {
+            "request_id": request.request_id,
+            "parent_id": parent_req.request_id if parent_req else None,
+            "prompt_token_ids": request.prompt_token_ids,
+            "sampling_params": _sampling_params(request.sampling_params) if request.sampling_params else {},
+        }
+        _log_of(self, folder).write("request", data)
+        return add(self, request, prompt, parent_req, *args, **kwargs)
+
+    @functools.wraps(process)
+    def process_outputs(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        at_ns = time.time_ns()
+        known = [o for o in engine_core_outputs if o.request_id in self.request_states]
+        result = process(self, engine_core_outputs, *args, **kwargs)
+        log = _log_of(self, folder)
+        tokens = {o.request_id: list(o.new_token_ids) for o in known if len(o.new_token_ids)}
+        if tokens:
+            log.write("step", {"tokens": tokens}, at_ns)
+        for output in known:
+            if output.request_id not in self.request_states:
+                # A stop string is found here, in the frontend: the engine core itself reports no reason then.
+                reason = str(output.finish_reason) if output.finish_reason is not None else "stop"
+                log.write("finish", {"request_id": output.request_id, "reason": reason})
+        return result
+
+    @functools.wraps(abort)
+    def abort_requests(self: Any, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        aborted = abort(self, request_ids, *args, **kwargs)
+        if aborted:
+            _log_of(self, folder).write("abort", {"request_ids": list(aborted)})
+        return aborted
+
+    processor.add_request = add_request  # type: ignore[attr-defined]
+    processor.process_outputs = process_outputs  # type: ignore[attr-defined]
+    processor.abort_requests = abort_requests  # type: ignore[attr-defined]
+
+
+def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
+    import inspect
+
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    async def control(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Requests are logged under the OutputProcessor, controls here: both by the processor, so one file an engine.
+        log = _log_of(self.output_processor, folder)
+        arguments = dict(signature.bind(self, *args, **kwargs).arguments)
+        arguments.pop("self")
+        at_ns, error = time.time_ns(), None
+        try:
+            return await method(self, *args, **kwargs)
+        except BaseException as e:
+            error = f"{type(e).__name__}: {e}"
+            raise
+        finally:
+            log.write(
+                "control", {"op": op, "arguments": arguments, "ended_ns": time.time_ns(), "error": error}, at_ns
+            )
+
+    return control

@@ -1,0 +1,162 @@
+"""Runs one host and sees to it that nothing of it is left: neither after a crash, nor Ctrl-C, nor a killed driver.
+
+A small process between the driver and a host. It is the host's subreaper (Linux), so that everything the stack starts
+stays below it, daemons included. It ends when the host ends, or when its own standard input closes: that is the driver's lifeline.
+Then it kills what is left, removes the scratch folder and says in one line of JSON what it had to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.1
+GRACE_S = 3.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run: `command` with `environment`, output into `log`; `scratch` is removed afterwards."""
+
+    command: list[str]
+    environment: dict[str, str]
+    log: str
+    scratch: str
+    keep: str
+    """Folder into which Ray's session logs are copied before the scratch folder goes."""
+
+
+class Farewell(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's last word. `exit_code` is the host's (negative: signal; None: it was still running)."""
+
+    exit_code: int | None
+    killed: list[str]
+    """Names of processes that had to be killed after the host had ended."""
+    shared_memory: list[str]
+    """Shared memory that was left behind, and removed."""
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _below() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:80] or process.name()}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    found: set[Path] = set()
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue  # it ended in the meantime: nothing of it is mapped any more
+        found.update(Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if " /dev/shm/" in line)
+    return {path for path in found if path.exists()}
+
+
+def _reap() -> None:
+    """Collect children that ended. The subreaper inherits all orphans."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+def _end_all(host: subprocess.Popen[bytes]) -> tuple[list[str], list[str]]:
+    left = _below()
+    names = [_name(p) for p in left]
+    shared = _shared_memory_of(left)
+    for process in left:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while _below() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    while left := _below():
+        shared |= _shared_memory_of(left)
+        for process in left:
+            _signal(process, signal.SIGKILL)
+        host.poll()
+        _reap()
+        time.sleep(POLL_S)
+    _reap()
+    removed = [path for path in shared if path.exists()]
+    for path in removed:
+        path.unlink(missing_ok=True)
+    return names, [str(p) for p in removed]
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _keep_ray_logs(scratch: Path, keep: Path) -> None:
+    for logs in scratch.glob("ray/session_2*/logs"):
+        shutil.copytree(logs, keep / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
+
+
+def supervise(job: Job) -> Farewell:
+    """Run the job to its end, or until standard input closes."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the lifeline decides, so that cleaning up is never cut short
+    with Path(job.log).open("ab") as log:
+        host = subprocess.Popen(
+            job.command,
+            env=job.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        print(json.dumps({"pid": host.pid}), flush=True)  # noqa: T201 - the line that the driver waits for
+        while host.poll() is None:
+            readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
+            if readable and not os.read(sys.stdin.fileno(), 4096):
+                break
+        exit_code = host.returncode
+        killed, shared = _end_all(host)
+    scratch = Path(job.scratch)
+    _keep_ray_logs(scratch, Path(job.keep))
+    shutil.rmtree(scratch, ignore_errors=True)
+    return Farewell(exit_code=exit_code, killed=killed, shared_memory=shared)
+
+
+def main() -> None:
+    """Entry point: the job is the only argument, as JSON."""
+    farewell = supervise(msgspec.json.decode(sys.argv[1], type=Job))
+    try:
+        print(msgspec.json.encode(farewell).decode(), flush=True)  # noqa: T201
+    except BrokenPipeError:
+        os._exit(0)  # the driver is gone: nobody is left to tell
+
+
+if __name__ == "__main__":
+    main()
