@@ -1,0 +1,79 @@
+"""What is installed in an environment, read from its metadata without running its interpreter."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+_PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)", re.MULTILINE)
+
+
+def normal(name: str) -> str:
+    """A distribution's name as the packaging specifications normalize it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(locked: Path) -> dict[str, str]:
+    """Distribution → version, as a compiled requirement file pins them."""
+    return {normal(m["name"]): m["version"] for m in _PIN.finditer(locked.read_text())}
+
+
+def installed(home: Path) -> dict[str, Path]:
+    """Distribution → its .dist-info folder. The version is in the folder's METADATA (`version_in`)."""
+    return {normal(_field(info, "Name")): info for info in _site_packages(home).glob("*.dist-info")}
+
+
+def version_in(info: Path) -> str:
+    """The version that a .dist-info folder states."""
+    return _field(info, "Version")
+
+
+def differences(home: Path, wanted: dict[str, str]) -> list[str]:
+    """How it differs from its pins: packages missing, extra or of another version, files lost or of another size."""
+    there = installed(home)
+    found = [f"{name} {wanted[name]} is missing" for name in sorted(wanted.keys() - there.keys())]
+    found += [f"{name} {version_in(there[name])} is not in the file" for name in sorted(there.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & there.keys()):
+        version = version_in(there[name])
+        if version != wanted[name]:
+            found.append(f"{name} is {version}, not {wanted[name]}")
+        else:
+            found += _changed_files(name, there[name])
+    return found
+
+
+def _changed_files(name: str, info: Path) -> list[str]:
+    """Files of a distribution's RECORD that are gone or have another size. At most two a distribution."""
+    found: list[str] = []
+    record = info / "RECORD"
+    if not record.is_file():
+        return [f"{name} has lost its RECORD"]
+    with record.open(newline="") as lines:
+        for path, _, size in csv.reader(lines):
+            try:
+                actual = (info.parent / path).stat().st_size
+            except FileNotFoundError:
+                found.append(f"{name} has lost {path}")
+            else:
+                if size and actual != int(size):
+                    found.append(f"{name} has a changed {path}")
+            if len(found) == 2:
+                break
+    return found
+
+
+def _site_packages(home: Path) -> Path:
+    return next(iter(sorted(home.glob("lib/python3.*/site-packages"))), home / "lib")
+
+
+def _field(info: Path, field: str) -> str:
+    metadata = info / "METADATA"
+    if metadata.is_file():
+        with metadata.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith(f"{field}: "):
+                    return line.partition(": ")[2].strip()
+                if not line.strip():
+                    break
+    return {"Name": info.name.split("-")[0], "Version": "unknown"}[field]

@@ -1,0 +1,46 @@
+"""What is being waited for: one line per long step, with a spinner and the elapsed time where a person watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TextIO
+
+Progress = Callable[[str], AbstractContextManager[None]]
+"""``with progress("environment x: installing 210 packages"): …`` shows the step while the block runs."""
+
+
+def console_progress(stream: TextIO | None = None) -> Progress:
+    """Progress on `stream` (default: standard error): a spinner on a terminal, plain lines elsewhere."""
+    out = sys.stderr if stream is None else stream
+    return _spinner(out) if out.isatty() else _lines(out)
+
+
+def _lines(out: TextIO) -> Progress:
+    @contextmanager
+    def step(message: str) -> Iterator[None]:
+        out.write(f"{message} …\n")
+        out.flush()
+        began = time.monotonic()
+        yield
+        out.write(f"{message}: done in {time.monotonic() - began:.0f} s\n")
+        out.flush()
+
+    return step
+
+
+def _spinner(out: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    @contextmanager
+    def step(message: str) -> Iterator[None]:
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Bar(*columns, console=Console(file=out), transient=True) as bar:
+            bar.add_task(message, total=None)
+            yield
+
+    return step

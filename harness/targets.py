@@ -1,0 +1,116 @@
+"""Targets: from "skyrl-0.2.0:http" to an adapter, an environment and variables; "local:http" to the interpreter you name.
+
+The registry is `backends/targets.toml`. Nothing is installed or started here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.capability import Capability
+from harness.errors import EnvironmentBroken, UsageError
+
+REGISTRY = Path(__file__).resolve().parents[1] / "backends" / "targets.toml"
+IMPORT_DEADLINE_S = 120.0
+LOCAL_NEEDS = ("skyrl", "vllm", "msgspec", "starlette", "uvicorn", "psutil")
+"""What a local interpreter must be able to import: the stack, and what the host needs beside it."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack that can be driven. Exactly one of `environment` and `python` is set once it is resolved."""
+
+    name: str
+    about: str
+    adapter: str
+    """ "module:Class"."""
+    environment: str | None = None
+    """Name for `environments.ensure`."""
+    python: Path | None = None
+    """Interpreter of a local target, checked."""
+    variables: dict[str, str] = {}
+    capabilities: frozenset[Capability]
+    """Declared; what is probed may differ, and that is a finding."""
+
+    @property
+    def local(self) -> bool:
+        """Does the user name the interpreter?"""
+        return self.environment is None
+
+
+@cache
+def registry(path: Path = REGISTRY) -> dict[str, Target]:
+    """All targets by name, in the order of the file. Local ones have no interpreter yet."""
+    entries: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())["targets"]
+    found: dict[str, Target] = {}
+    for name, entry in entries.items():
+        fields = dict(entry)
+        if (like := fields.pop("like", None)) is not None:
+            fields = {**entries[like], **fields}
+            del fields["environment"]
+        found[name] = msgspec.convert({"name": name, **fields}, Target)
+    return found
+
+
+def resolve(name: str, python: Path | None = None) -> Target:
+    """The target of that name. `python` is the interpreter of a local target; other targets have their own.
+
+    Raises UsageError for an unknown name (naming close ones) or a local target without an interpreter, and
+    EnvironmentBroken for an interpreter that cannot run a stack.
+    """
+    target = registry().get(name)
+    if target is None:
+        close = difflib.get_close_matches(name, registry(), cutoff=0.5)
+        meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
+        raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
+    if not target.local:
+        return target
+    if python is None:
+        raise UsageError(
+            f"target {name!r} needs the interpreter of your own environment",
+            next_step="add --python PATH (pytest: --target-python PATH), a python that can import your skyrl and vllm",
+        )
+    chosen = python.expanduser().absolute()  # not resolved: a virtual environment's python is a link
+    check_interpreter(chosen)
+    return msgspec.structs.replace(target, python=chosen)
+
+
+def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> None:
+    """Can this interpreter import what a stack needs? Asked of the interpreter itself, with a deadline.
+
+    Raises UsageError if it is not there or not executable, EnvironmentBroken if it cannot import the modules.
+    """
+    if not python.is_file():
+        raise UsageError(f"interpreter {python} does not exist", next_step="name a python executable with --python")
+    if not os.access(python, os.X_OK):
+        raise UsageError(f"{python} is not executable", next_step="name a python executable with --python")
+    try:
+        said = subprocess.run(
+            [python, "-c", "\n".join(f"import {name}" for name in modules)],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentBroken(
+            f"{python} did not import {', '.join(modules)} within {IMPORT_DEADLINE_S:.0f} s",
+            next_step=f"try it by hand: {python} -c 'import skyrl, vllm'",
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{python} cannot be run: {error.strerror}", next_step="name a python executable with --python"
+        ) from error
+    if said.returncode != 0:
+        last = (said.stderr.strip().splitlines() or [f"exit status {said.returncode}"])[-1]
+        raise EnvironmentBroken(
+            f"{python} cannot run a stack: {last}",
+            next_step=f"install into its environment what is missing of: {', '.join(modules)}",
+        )
