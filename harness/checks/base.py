@@ -89,9 +89,19 @@ class Evidence:
         return sorted(found, key=lambda c: c.started_ns)
 
     @cached_property
+    def began_ns(self) -> int:
+        """When the clean room was done: what engines took up before that is not the scenario's."""
+        return max((c.ended_ns for c in self.trace.calls if c.phase == "clean_room"), default=0)
+
+    @cached_property
+    def all_executions(self) -> list[Execution]:
+        """Every request that any engine ran, the clean room's canary among them."""
+        return list(_executions(self.trace.observations))
+
+    @cached_property
     def executions(self) -> list[Execution]:
         """Every request that any engine ran in this scenario (clean room's canary excluded by its time)."""
-        return list(_executions(self.trace.observations))
+        return [e for e in self.all_executions if e.started_ns >= self.began_ns]
 
     def controls(self, op: str | None = None) -> list[Observation]:
         """Control calls that reached an engine, in order of time."""
@@ -154,7 +164,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     source: str
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
-    judge: Callable[[Evidence], Finding]
+    judge: Callable[[Evidence], Finding | None]
+    """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda evidence: ()
 
 
