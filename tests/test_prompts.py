@@ -1,0 +1,54 @@
+"""Prompts are the same for every stack and shared by no two scenarios."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_text
+
+
+def everything(prompts: Prompts) -> list[list[int]]:
+    return [*prompts.unique(8, 4), *prompts.unique(8, 4), *prompts.ragged(64), *prompts.long(4), prompts.over_long()]
+
+
+def test_the_same_scenario_gets_the_same_prompts():
+    assert everything(Prompts("a")) == everything(Prompts("a"))
+    assert Prompts("a").conversations(4) == Prompts("a").conversations(4)
+
+
+def test_no_prompt_comes_twice_within_or_across_scenarios():
+    given = [tuple(p) for name in "abc" for p in everything(Prompts(name))]
+    assert len(set(given)) == len(given)
+    texts = [t for name in "abc" for prompts in [Prompts(name)] for t in prompts.texts(8) + prompts.texts(8)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_order_of_calls_to_other_methods_does_not_matter():
+    first, second = Prompts("a"), Prompts("a")
+    first.long(2)
+    assert first.unique(3) == second.unique(3)
+
+
+def test_only_ordinary_tokens_and_lengths_as_asked():
+    assert all(EOS < token < 512 for prompt in everything(Prompts("a")) for token in prompt)
+    lengths = {len(p) for p in Prompts("a").ragged(64)}
+    assert min(lengths) >= 3
+    assert max(lengths) <= 60
+    assert len(lengths) > 20
+    assert len(Prompts("a").over_long()) > MAX_MODEL_LEN
+
+
+def test_running_out_of_prompts_is_an_error_and_no_repetition():
+    with pytest.raises(ValueError, match="no fresh prompt"):
+        Prompts("a", vocab_size=5).unique(100, 2)
+
+
+def test_plain_text_names_the_characters():
+    assert plain_text([3, 4, 96]) == '!"~'
+    assert len(PLAIN) == 94
+
+
+def test_conversations_end_with_the_user():
+    for conversation in Prompts("a").conversations(16):
+        assert [m["role"] for m in conversation][::2] == ["user"] * ((len(conversation) + 1) // 2)
+        assert conversation[-1]["role"] == "user"
