@@ -6,7 +6,7 @@ One file holds everything that was driven on one start of one target in one topo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
@@ -116,7 +116,7 @@ Event = ScenarioStart | Call | Observation | ScenarioEnd
 Line = Header | ScenarioStart | Call | Observation | ScenarioEnd | Footer
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Line)
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class Recorder:
@@ -175,17 +175,19 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
     end: ScenarioEnd
 
 
-def read(path: Path, *, live: bool = False) -> Iterator[Line]:
-    """Yield the lines of a recording, header first.
+def walk(
+    path: Path, decode: Callable[[bytes], Line | None], *, live: bool = False
+) -> Iterator[tuple[bytes, Line | None]]:
+    """Yield each line of a recording, raw and as `decode` gives it: None stands for an event that it leaves undecoded.
 
-    Raises `RecordingError` with the line's number for anything that is not a whole recording: another format, a
-    line that does not parse, a missing footer, a footer that counts other lines than there are. With `live` the
-    footer may still be missing and a last line without its newline is left alone: for looking at a run in progress.
+    Raises what `read` raises; whatever `decode` leaves undecoded is counted, not parsed.
     """
     try:
         file = path.open("rb")
     except OSError as e:
-        raise RecordingError(f"cannot read {path}: {e.strerror}", next_step="name a recording (*.jsonl) of a run") from e
+        raise RecordingError(
+            f"cannot read {path}: {e.strerror}", next_step="name a recording (*.jsonl) of a run"
+        ) from e
     with file:
         events, footer = 0, None
         for number, raw in enumerate(file, start=1):
@@ -197,26 +199,15 @@ def read(path: Path, *, live: bool = False) -> Iterator[Line]:
                     next_step="the run was killed or the disk is full; run that target again",
                 )
             try:
-                line = _decoder.decode(raw)
+                line = decode(raw)
             except msgspec.DecodeError as e:
                 raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
-            if number == 1:
-                if not isinstance(line, Header):
-                    raise RecordingError(f"{path}: the first line is not a header", next_step="name a recording (*.jsonl)")
-                if line.format != FORMAT:
-                    raise RecordingError(
-                        f"{path} has format {line.format}, this harness reads {FORMAT}",
-                        next_step="judge it with the harness that recorded it",
-                    )
-            elif footer is not None:
-                raise RecordingError(f"{path}:{number}: lines after the footer")
-            elif isinstance(line, Footer):
+            _check_place(path, number, line, footer)
+            if isinstance(line, Footer):
                 footer = line
-            elif isinstance(line, Header):
-                raise RecordingError(f"{path}:{number}: a second header")
-            else:
+            elif number > 1:
                 events += 1
-            yield line
+            yield raw, line
         if live:
             return
         if footer is None:
@@ -226,6 +217,39 @@ def read(path: Path, *, live: bool = False) -> Iterator[Line]:
             )
         if footer.events != events:
             raise RecordingError(f"{path}: footer counts {footer.events} events, the file holds {events}")
+
+
+def _check_place(path: Path, number: int, line: Line | None, footer: Footer | None) -> None:
+    """A header first and only there, nothing after the footer."""
+    if number == 1:
+        if not isinstance(line, Header):
+            raise RecordingError(f"{path}: the first line is not a header", next_step="name a recording (*.jsonl)")
+        if line.format != FORMAT:
+            raise RecordingError(
+                f"{path} has format {line.format}, this harness reads {FORMAT}",
+                next_step="judge it with the harness that recorded it",
+            )
+    elif footer is not None:
+        raise RecordingError(f"{path}:{number}: lines after the footer")
+    elif isinstance(line, Header):
+        raise RecordingError(f"{path}:{number}: a second header")
+
+
+def decode_line(raw: bytes) -> Line:
+    """One line of a recording. Raises `msgspec.DecodeError`."""
+    return _decoder.decode(raw)
+
+
+def read(path: Path, *, live: bool = False) -> Iterator[Line]:
+    """Yield the lines of a recording, header first.
+
+    Raises `RecordingError` with the line's number for anything that is not a whole recording: another format, a
+    line that does not parse, a missing footer, a footer that counts other lines than there are. With `live` the
+    footer may still be missing and a last line without its newline is left alone: for looking at a run in progress.
+    """
+    for _, line in walk(path, decode_line, live=live):
+        if line is not None:
+            yield line
 
 
 def traces(path: Path) -> Iterator[ScenarioTrace]:
