@@ -1,0 +1,189 @@
+"""The oracle's answers, kept beside the recordings in ``reference.jsonl``, so that judging needs no oracle.
+
+JSON Lines: a header with the model's hash, then one line for each query. Lines are only ever appended, so a book that
+was cut off in the middle of a line is refused by name, and one that was cut off between lines lacks answers: the
+verdicts that need them become `untestable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, TypeVar, final
+
+import msgspec
+
+from harness.contract import Message
+from harness.errors import RecordingError
+from harness.reference import (
+    QUERIES,
+    Answer,
+    DecodeRequest,
+    EncodeRequest,
+    ExpectedDigests,
+    ExpectedDigestsRequest,
+    Next,
+    NextRequest,
+    Query,
+    RenderRequest,
+    Score,
+    ScoreRequest,
+    Text,
+    Tokens,
+    UnansweredQuery,
+    key,
+)
+
+FORMAT = 1
+"""Version of this file format. A reader refuses any other."""
+
+_A = TypeVar("_A", bound=Message)
+
+
+class BookHeader(msgspec.Struct, frozen=True, kw_only=True, tag_field="book", tag="reference"):
+    """The first line. `model_sha256` is the hash of the checkpoint that answered."""
+
+    format: int = FORMAT
+    model_sha256: str
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One answered query. Both are kept as JSON until they are asked for."""
+
+    key: str
+    query: msgspec.Raw
+    answer: msgspec.Raw
+
+
+_header_decoder = msgspec.json.Decoder(BookHeader)
+_entry_decoder = msgspec.json.Decoder(Entry)
+_encoder = msgspec.json.Encoder()
+
+
+@final
+class Book:
+    """A `ReferenceBook` in a file: `create` one while driving, `load` it to judge. Leaving the context closes it."""
+
+    def __init__(self, path: Path, model_sha256: str, answers: dict[str, msgspec.Raw], file: IO[bytes] | None) -> None:
+        self.path = path
+        self.model_sha256 = model_sha256
+        self._answers = answers
+        self._file = file
+
+    @classmethod
+    def create(cls, path: Path, model_sha256: str) -> Self:
+        """A new, empty book. Raises `RecordingError` if the file exists: answers of two runs are never mixed."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("xb")
+        except FileExistsError as e:
+            raise RecordingError(f"{path} exists already", next_step="give another --run-dir") from e
+        book = cls(path, model_sha256, {}, file)
+        book._write(BookHeader(model_sha256=model_sha256))
+        return book
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a whole book. Raises `RecordingError` with the line's number for anything else."""
+        try:
+            file = path.open("rb")
+        except OSError as e:
+            raise RecordingError(f"cannot read {path}: {e.strerror}", next_step="judge a run's own folder") from e
+        answers: dict[str, msgspec.Raw] = {}
+        header: BookHeader | None = None
+        with file:
+            for number, raw in enumerate(file, start=1):
+                if not raw.endswith(b"\n"):
+                    raise RecordingError(
+                        f"{path}:{number}: reference answers are cut off in the middle of a line",
+                        next_step="the run was killed or the disk is full; run it again",
+                    )
+                try:
+                    if header is None:
+                        header = _header_decoder.decode(raw)
+                    else:
+                        entry = _entry_decoder.decode(raw)
+                        answers[entry.key] = entry.answer.copy()
+                except msgspec.DecodeError as e:
+                    raise RecordingError(f"{path}:{number}: not a line of a reference book: {e}") from e
+                if header.format != FORMAT:
+                    raise RecordingError(
+                        f"{path} has format {header.format}, this harness reads {FORMAT}",
+                        next_step="judge it with the harness that recorded it",
+                    )
+        if header is None:
+            raise RecordingError(f"{path} is empty: not a reference book", next_step="run it again")
+        return cls(path, header.model_sha256, answers, None)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A book without answers and without a file: whatever needs the oracle is untestable."""
+        return cls(Path("reference.jsonl"), "", {}, None)
+
+    def add(self, query: Query, answer: Answer) -> None:
+        """Keep an answer. A query that is known already is not written again.
+
+        Raises TypeError if the answer is not of the query's kind.
+        """
+        name = key(query)
+        _, expected = QUERIES[name.partition(":")[0]]
+        if not isinstance(answer, expected):
+            raise TypeError(f"{name} is answered by {expected.__name__}, not by {type(answer).__name__}")
+        if name not in self._answers:
+            raw = msgspec.Raw(_encoder.encode(answer))
+            self._write(Entry(key=name, query=msgspec.Raw(_encoder.encode(query)), answer=raw))
+            self._answers[name] = raw
+
+    def missing(self, queries: Iterable[Query]) -> list[Query]:
+        """Those that have no answer yet, each once, in order."""
+        unknown = {name: query for query in queries if (name := key(query)) not in self._answers}
+        return list(unknown.values())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
+        return self._answer(ScoreRequest(version=version, prompt=prompt, tokens=tokens), Score)
+
+    def next(self, version: int, prompt: list[int]) -> Next:
+        return self._answer(NextRequest(version=version, prompt=prompt), Next)
+
+    def expected_digests(self, version: int) -> dict[str, str]:
+        return self._answer(ExpectedDigestsRequest(version=version), ExpectedDigests).digests
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._answer(RenderRequest(messages=messages), Tokens).tokens
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return self._answer(DecodeRequest(tokens=tokens, skip_special_tokens=skip_special_tokens), Text).text
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._answer(EncodeRequest(text=text, add_special_tokens=add_special_tokens), Tokens).tokens
+
+    def _answer(self, query: Query, kind: type[_A]) -> _A:
+        name = key(query)
+        raw = self._answers.get(name)
+        if raw is None:
+            raise UnansweredQuery(f"the reference was not asked {name}")
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.DecodeError as e:
+            raise RecordingError(f"{self.path}: the answer to {name} is not a {kind.__name__}: {e}") from e
+
+    def _write(self, line: BookHeader | Entry) -> None:
+        if self._file is None:
+            raise RecordingError(f"{self.path} is not open for writing")
+        self._file.write(_encoder.encode(line) + b"\n")
+        self._file.flush()

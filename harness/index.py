@@ -1,0 +1,136 @@
+"""Where each scenario lies in a recording: any one of them can be loaded again without holding the others in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from harness.errors import RecordingError
+from harness.recording import (
+    Call,
+    Footer,
+    Header,
+    Line,
+    Observation,
+    ScenarioEnd,
+    ScenarioStart,
+    ScenarioTrace,
+    decode_line,
+    walk,
+)
+
+_CALL = b'{"event":"call",'
+_OBSERVATION = b'{"event":"observation",'
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The lines of one scenario, without its start: `offset` in bytes, `line` counted from 1."""
+
+    offset: int
+    line: int
+    lines: int
+
+
+@final
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """One recording, found whole. `spans` maps (scenario, take) to its lines, in the order of driving."""
+
+    path: Path
+    header: Header
+    footer: Footer
+    spans: dict[tuple[str, int], Span]
+    last_end: ScenarioEnd | None
+    """How the last scenario ended: why a recording that failed failed."""
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Names of the scenarios, each once, in the order in which they were first driven."""
+        return list(dict.fromkeys(name for name, _ in self.spans))
+
+    def takes(self, scenario: str) -> list[int]:
+        """The takes that were recorded of a scenario, in order; empty for one that was not driven."""
+        return sorted(take for name, take in self.spans if name == scenario)
+
+    def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> ScenarioTrace:
+        """Load one take of one scenario; without `observations` only its calls, which is faster.
+
+        Raises KeyError for one that was not recorded, and `RecordingError` for a line that does not parse.
+        """
+        span = self.spans[scenario, take]
+        calls: list[Call] = []
+        seen: list[Observation] = []
+        end: ScenarioEnd | None = None
+        with self.path.open("rb") as file:
+            file.seek(span.offset)
+            for number in range(span.line, span.line + span.lines):
+                raw = file.readline()
+                if not observations and raw.startswith(_OBSERVATION):
+                    continue
+                match _decoded(raw, self.path, number):
+                    case Call() as call:
+                        calls.append(call)
+                    case Observation() as observation:
+                        seen.append(observation)
+                    case ScenarioEnd() as last:
+                        end = last
+                    case _:
+                        raise RecordingError(f"{self.path}:{number}: the recording was changed while it was read")
+        if end is None:
+            raise RecordingError(f"{self.path}: {scenario} has no end")
+        return ScenarioTrace(
+            header=self.header, scenario=scenario, take=take, calls=tuple(calls), observations=tuple(seen), end=end
+        )
+
+
+def _decoded(raw: bytes, path: Path, number: int) -> Line:
+    try:
+        return decode_line(raw)
+    except msgspec.DecodeError as e:
+        raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
+
+
+def _marks_only(raw: bytes) -> Line | None:
+    """Decode all but calls and observations, which are nearly all of a recording: they are decoded when asked for."""
+    return None if raw.startswith((_OBSERVATION, _CALL)) else decode_line(raw)
+
+
+def index(path: Path) -> Index:
+    """Find the scenarios of a whole recording. Calls and observations are counted here and parsed when they are loaded.
+
+    Raises `RecordingError` as `harness.recording.read` does, for a scenario without an end or a start, for one that was
+    recorded twice under the same take, and for events outside a scenario.
+    """
+    header: Header | None = None
+    footer: Footer | None = None
+    start: ScenarioStart | None = None
+    end: ScenarioEnd | None = None
+    offset, at = 0, Span(0, 0, 0)
+    spans: dict[tuple[str, int], Span] = {}
+    for number, (raw, line) in enumerate(walk(path, _marks_only), start=1):
+        offset += len(raw)
+        match line:
+            case Header():
+                header = line
+            case ScenarioStart():
+                if start is not None:
+                    raise RecordingError(f"{path}:{number}: {start.scenario} has no end before {line.scenario} starts")
+                if (line.scenario, line.take) in spans:
+                    raise RecordingError(f"{path}:{number}: take {line.take} of {line.scenario} was recorded twice")
+                start, at = line, Span(offset, number + 1, 0)
+            case ScenarioEnd():
+                if start is None or (start.scenario, start.take) != (line.scenario, line.take):
+                    raise RecordingError(f"{path}:{number}: end of {line.scenario}, which did not start")
+                spans[line.scenario, line.take] = Span(at.offset, at.line, number - at.line + 1)
+                start, end = None, line
+            case Footer():
+                if start is not None:
+                    raise RecordingError(f"{path}:{number}: {start.scenario} was cut off")
+                footer = line
+            case _:
+                if start is None:
+                    raise RecordingError(f"{path}:{number}: an event outside a scenario")
+    if header is None or footer is None:
+        raise RecordingError(f"{path} holds no recording")
+    return Index(path=path, header=header, footer=footer, spans=spans, last_end=end)

@@ -1,0 +1,46 @@
+"""Several takes of one scenario as one verdict a check: red in any take is red. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from harness.verdict import Conformance, Parity, Verdict
+
+_WORST_FIRST: tuple[str, ...] = (
+    Conformance.FAIL,
+    Parity.REGRESSION,
+    Parity.BOTH_WRONG,
+    Conformance.UNTESTABLE,
+    Conformance.MISSING,
+    Parity.BASELINE_DEFECT,
+    Parity.OPEN,
+    Parity.ADDED,
+    Parity.PARITY,
+    Conformance.PASS,
+)
+
+
+def merge(takes: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+    """The worst take's verdict stands for each check, its reason unchanged; how often it was so goes into the evidence.
+
+    `takes` holds the verdicts of each take; one take is returned as it is.
+    """
+    if len(takes) == 1:
+        return list(takes[0])
+    by_id: dict[str, list[Verdict]] = {}
+    for verdict in (v for take in takes for v in take):
+        by_id.setdefault(verdict.id, []).append(verdict)
+    return [_merged(same, len(takes)) for same in by_id.values()]
+
+
+def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
+    worst = min(same, key=lambda v: _WORST_FIRST.index(v.status))
+    alike = sum(v.status == worst.status for v in same)
+    evidence = list(worst.evidence)
+    if worst.status not in (Conformance.PASS, Parity.PARITY):
+        evidence.append({"takes": f"{worst.status} in {alike} of {takes} takes"})
+    return msgspec.structs.replace(
+        worst, evidence=evidence, numbers=worst.numbers | {"takes": float(takes), "takes_alike": float(alike)}
+    )
