@@ -1,0 +1,230 @@
+"""The ledger explains what it names, for the reason that it names, as often as it says, until its day. Nothing else."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import Blame, LedgerError
+from harness.ledger import Ledger, apply, load
+from harness.verdict import Verdict
+
+TODAY = datetime.date(2026, 5, 1)
+LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
+GOOD = """
+[[divergence]]
+id = "stop-text"
+scenario = "stops.test_*"
+check = "stops.text"
+targets = ["skyrl-0.2.0:http"]
+reason = "row \\\\d+ keeps the stop string"
+cap = 2
+owner = "SkyRL inference maintainers"
+expires = 2026-12-31
+source = "skyrl/client.py:12: the stop string is not cut off"
+"""
+
+
+def ledger(tmp_path, *edits: tuple[str, str], more: str = "") -> Ledger:
+    text = GOOD
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "ledger.toml"
+    file.write_text(text + more)
+    return load(file)
+
+
+def verdict(name: str = "a", **fields) -> Verdict:
+    defaults = {
+        "scenario": f"stops.test_{name}",
+        "wave": 1,
+        "task": 0,
+        "promise": "stops",
+        "topology": "disaggregated-2x1",
+        "check": "stops.text",
+        "target": HTTP,
+        "status": "fail",
+        "reason": "row 3 keeps the stop string",
+        "blame": Blame.STACK,
+    }
+    return Verdict(**(defaults | fields))
+
+
+def compared(name: str = "a", status: str = "regression", **fields) -> Verdict:
+    return verdict(name, baseline=LEGACY, status=status, reason="the candidate fails stops.text", **fields)
+
+
+def known(verdicts) -> list[str | None]:
+    return [v.known for v in verdicts]
+
+
+def test_the_shipped_ledger_loads():
+    load()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("cap = 2\n", "", "stop-text.*cap"),
+        ("cap = 2", "cap = 0", "stop-text.*cap"),
+        ("cap = 2", 'cap = "many"', "stop-text.*cap"),
+        ("expires = 2026-12-31\n", "", "stop-text.*expires"),
+        ("expires = 2026-12-31", 'expires = "soon"', "stop-text.*expires"),
+        ('owner = "SkyRL inference maintainers"', 'owner = ""', "stop-text.*owner"),
+        ("cap = 2", "cap = 2\ncolour = 1", "stop-text.*colour"),
+        ('"row \\\\d+ keeps the stop string"', '"row ("', "stop-text.*reason.*regular expression"),
+        ('"row \\\\d+ keeps the stop string"', '".*"', "stop-text.*reason.*any reason"),
+        ("skyrl/client.py:12: the stop string is not cut off", "it is so", "stop-text.*source"),
+        ("skyrl/client.py:12: the stop string is not cut off", "client.py:12", "stop-text.*source"),
+        ('["skyrl-0.2.0:http"]', "[]", "stop-text.*targets"),
+        ('["skyrl-0.2.0:http"]', '["*:http"]', "stop-text.*targets"),
+        ('id = "stop-text"', 'id = "Stop Text"', "Stop Text.*id"),
+        ("cap = 2", 'cap = 2\nlink = "javascript:alert(1)"', "stop-text.*link"),
+        ("cap = 2", 'cap = 2\nstatus = "pass"', "stop-text.*status"),
+        ('id = "stop-text"\n', "", "number 1.*id"),
+        ("[[divergence]]", "[[divergance]]", "divergance"),
+        ("[[divergence]]", "[[divergence", "TOML"),
+    ],
+)
+def test_a_malformed_entry_is_refused_with_its_id_and_field(tmp_path, old, new, says):
+    with pytest.raises(LedgerError, match=says) as caught:
+        ledger(tmp_path, (old, new))
+    assert caught.value.next_step
+
+
+def test_the_same_entry_twice_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match="'id' is given 2 times"):
+        ledger(tmp_path, more=GOOD)
+    with pytest.raises(LedgerError, match=r"other.*matches what 'stop-text' matches"):
+        ledger(tmp_path, more=GOOD.replace("stop-text", "other"))
+
+
+def test_a_red_verdict_with_the_whole_reason_is_explained(tmp_path):
+    verdicts, problems = apply(ledger(tmp_path), [verdict()], TODAY)
+    assert known(verdicts) == ["stop-text"]
+    assert not verdicts[0].red
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"scenario": "pause.test_a"},
+        {"check": "stops.reason"},
+        {"target": LEGACY},
+    ],
+)
+def test_a_verdict_about_something_else_is_left_alone_and_the_entry_too(tmp_path, other):
+    verdicts, problems = apply(ledger(tmp_path), [verdict(**other)], TODAY)
+    assert known(verdicts) == [None]
+    assert problems == []
+
+
+def test_another_topology_is_left_alone(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", 'cap = 2\ntopology = "remote-*"'))
+    verdicts, problems = apply(entries, [verdict()], TODAY)
+    assert (known(verdicts), problems) == ([None], [])
+    verdicts, _ = apply(entries, [verdict(topology="remote-2x1")], TODAY)
+    assert known(verdicts) == ["stop-text"]
+
+
+@pytest.mark.parametrize(
+    "reason", ["row 3 keeps the stop string and loses a token", "so row 3 keeps the stop string", "row x keeps"]
+)
+def test_a_changed_reason_is_red_and_shows_both(tmp_path, reason):
+    verdicts, problems = apply(ledger(tmp_path), [verdict(reason=reason)], TODAY)
+    assert known(verdicts) == [None]
+    (problem,) = problems
+    assert "reason changed" in problem.problem
+    assert reason in problem.problem
+    assert r"row \d+ keeps the stop string" in problem.problem
+
+
+def test_an_entry_that_was_judged_and_matches_nothing_is_a_problem(tmp_path):
+    _, problems = apply(ledger(tmp_path), [verdict(status="pass", reason="")], TODAY)
+    assert [p.entry for p in problems] == ["stop-text"]
+    assert "matches nothing" in problems[0].problem
+
+
+def test_an_entry_whose_scenario_could_not_be_judged_is_left_alone(tmp_path):
+    _, problems = apply(ledger(tmp_path), [verdict(status="untestable", reason="tap is blind")], TODAY)
+    assert problems == []
+
+
+def test_an_expired_entry_explains_nothing_and_is_a_problem(tmp_path):
+    entries = ledger(tmp_path)
+    last_day, after = datetime.date(2026, 12, 31), datetime.date(2027, 1, 1)
+    assert known(apply(entries, [verdict()], last_day)[0]) == ["stop-text"]
+    verdicts, problems = apply(entries, [verdict()], after)
+    assert known(verdicts) == [None]
+    assert ["expired" in p.problem for p in problems] == [True]
+
+
+def test_the_surplus_over_the_cap_stays_red(tmp_path):
+    verdicts, problems = apply(ledger(tmp_path), [verdict(n) for n in "dcba"], TODAY)
+    assert known(verdicts) == [None, None, "stop-text", "stop-text"]
+    assert "matches 4 verdicts, its cap is 2" in problems[0].problem
+
+
+def test_a_regression_is_explained_with_its_cause_and_not_counted(tmp_path):
+    judged = [verdict(n) for n in "ab"] + [compared(n) for n in "ab"]
+    verdicts, problems = apply(ledger(tmp_path), judged, TODAY)
+    assert known(verdicts) == ["stop-text"] * 4
+    assert problems == []
+
+
+def test_a_regression_whose_cause_is_not_explained_stays_red(tmp_path):
+    verdicts, _ = apply(ledger(tmp_path), [verdict(reason="new"), compared()], TODAY)
+    assert known(verdicts) == [None, None]
+    other_check, _ = apply(ledger(tmp_path), [verdict(), compared(check="stops.reason")], TODAY)
+    assert known(other_check) == ["stop-text", None]
+
+
+def test_both_wrong_is_explained_only_when_both_sides_are(tmp_path):
+    half = [verdict(), verdict(target=LEGACY, reason="other"), compared(status="both-wrong")]
+    assert known(apply(ledger(tmp_path), half, TODAY)[0]) == ["stop-text", None, None]
+    both = ledger(tmp_path, ('["skyrl-0.2.0:http"]', '["skyrl-0.2.0:http", "skyrl-0.2.0:legacy"]'))
+    whole = [verdict(), verdict(target=LEGACY), compared(status="both-wrong")]
+    assert known(apply(both, whole, TODAY)[0]) == ["stop-text"] * 3
+
+
+def test_a_baseline_defect_follows_the_baseline(tmp_path):
+    entries = ledger(tmp_path, ('["skyrl-0.2.0:http"]', '["skyrl-0.2.0:legacy"]'))
+    judged = [verdict(target=LEGACY), compared(status="baseline-defect")]
+    assert known(apply(entries, judged, TODAY)[0]) == ["stop-text"] * 2
+
+
+def test_a_difference_of_outputs_is_matched_by_its_pair(tmp_path):
+    entries = ledger(
+        tmp_path,
+        ('["skyrl-0.2.0:http"]', f'["{LEGACY}~{HTTP}"]'),
+        ("row \\\\d+ keeps the stop string", "the candidate fails stops\\\\.text"),
+    )
+    assert known(apply(entries, [verdict(), compared()], TODAY)[0]) == [None, "stop-text"]
+
+
+def test_two_entries_for_one_verdict_are_a_problem(tmp_path):
+    more = GOOD.replace("stop-text", "wider").replace("stops.test_*", "stops.*")
+    verdicts, problems = apply(ledger(tmp_path, more=more), [verdict()], TODAY)
+    assert known(verdicts) == ["stop-text"]
+    assert any(p.entry == "wider" and "explains what 'stop-text'" in p.problem for p in problems)
+
+
+STATUSES = st.sampled_from(["pass", "fail", "untestable", "missing"])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), STATUSES, st.sampled_from(["row 1 keeps the stop string", "x"]))))
+def test_whatever_was_judged_only_reds_are_explained_and_never_more_than_the_cap(tmp_path_factory, drawn):
+    entries = ledger(tmp_path_factory.mktemp("ledger"))
+    judged = [verdict(name, status=status, reason=reason) for name, status, reason in {d[0]: d for d in drawn}.values()]
+    verdicts, problems = apply(entries, judged, TODAY)
+    explained = [v for v in verdicts if v.known]
+    assert all(v.status in ("fail", "untestable") and v.reason != "x" for v in explained)
+    assert len(explained) <= 2
+    assert [msg.id for msg in verdicts] == [v.id for v in judged]
+    settled = [v for v in judged if v.status in ("pass", "fail")]
+    assert bool(explained) or bool(problems) or not settled

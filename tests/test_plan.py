@@ -1,0 +1,89 @@
+"""The rollout plan: what ships is whole, and what is malformed is refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import scenarios.wave1
+from harness.errors import UsageError
+from harness.plan import load_plan
+from harness.scenario import Scenario, declaration
+
+GOOD = """
+[[task]]
+number = 0
+wave = 1
+title = "contract"
+[[task.bullet]]
+id = "0.1"
+text = "order"
+scenarios = ["ordering.test_rows", "weights.test_sync@colocated"]
+"""
+
+
+def declared() -> dict[str, Scenario]:
+    modules = [
+        importlib.import_module(f"scenarios.wave1.{module.name}")
+        for module in pkgutil.iter_modules(scenarios.wave1.__path__)
+        if module.name.startswith("test_")
+    ]
+    found = [declaration(value) for module in modules for value in vars(module).values()]
+    return {scenario.name: scenario for scenario in found if scenario is not None}
+
+
+def test_the_shipped_plan_has_the_fifteen_tasks_of_the_issue_and_the_contract():
+    plan = load_plan()
+    assert [task.number for task in plan.task] == list(range(16))
+    assert [task.wave for task in plan.task] == [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 6, 6, 6]
+
+
+def test_every_scenario_of_the_plan_exists_in_the_placement_that_it_names():
+    scenarios_by_name = declared()
+    for bullet in load_plan().bullets:
+        for named in bullet.scenarios:
+            name, _, placement = named.partition("@")
+            assert name in scenarios_by_name, f"bullet {bullet.id} names {name}, which does not exist"
+            assert not placement or placement in scenarios_by_name[name].placements, f"{bullet.id}: {named}"
+
+
+def test_every_scenario_gives_evidence_for_some_bullet():
+    named = {name.partition("@")[0] for bullet in load_plan().bullets for name in bullet.scenarios}
+    assert sorted(set(declared()) - named) == []
+
+
+def test_a_good_plan_loads(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(GOOD)
+    assert [b.id for b in load_plan(file).bullets] == ["0.1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("number = 0", "number = 1", "numbered"),
+        ("wave = 1", "wave = 7", "wave 7"),
+        ('title = "contract"', 'title = " "', "no title"),
+        ('title = "contract"', 'title = "contract"\ncolour = "red"', "colour"),
+        ('id = "0.1"', 'id = "0.2"', "0.2"),
+        ('text = "order"', 'text = ""', "0.1 has no text"),
+        ("ordering.test_rows", "ordering.rows", "ordering.rows"),
+        ("@colocated", "@moon", "@moon"),
+        ('"ordering.test_rows", ', '"weights.test_sync@colocated", ', "twice"),
+        ("scenarios = [", "scenarios = [3, ", "scenarios"),
+        ("[[task]]", "[[task]", "TOML"),
+    ],
+)
+def test_a_malformed_plan_is_refused_by_name(tmp_path, old, new, says):
+    file = tmp_path / "plan.toml"
+    file.write_text(GOOD.replace(old, new))
+    with pytest.raises(UsageError, match=says.replace(".", r"\.")) as caught:
+        load_plan(file)
+    assert caught.value.next_step
+
+
+def test_a_plan_that_is_not_there_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot read the plan"):
+        load_plan(tmp_path / "none.toml")
