@@ -19,10 +19,11 @@ STACK_PYTHON = "3.12"
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
-def find_interpreter(version: str = STACK_PYTHON, *, chosen: Path | None = None) -> Path:
+def find_interpreter(version: str = STACK_PYTHON, *, chosen: Path | None = None, fetch: bool = True) -> Path:
     """A working interpreter of `version`: the one chosen (`--python`, PARITY_PYTHON), PATH, pyenv, uv, in this order.
 
-    Raises EnvironmentBroken if the chosen one does not fit, or if there is none and uv cannot fetch one.
+    With `fetch`, uv downloads one where none is found. Raises EnvironmentBroken if the chosen one does not fit, or if
+    there is none.
     """
     if chosen is None and (variable := os.environ.get("PARITY_PYTHON")):
         chosen = Path(variable)
@@ -38,11 +39,11 @@ def find_interpreter(version: str = STACK_PYTHON, *, chosen: Path | None = None)
     for candidate in candidates(version):
         if version_of(candidate) == version:
             return candidate
-    fetched = _from_uv(version)
-    if fetched is not None and version_of(fetched) == version:
-        return fetched
+    managed = _from_uv(version, fetch=fetch)
+    if managed is not None and version_of(managed) == version:
+        return managed
     raise EnvironmentBroken(
-        f"no Python {version} found on PATH, in pyenv or by uv, and uv could not fetch one",
+        f"no Python {version} found on PATH, in pyenv or by uv{', and uv could not fetch one' if fetch else ''}",
         next_step=f"install one (`apt install python{version} python{version}-venv`, `pyenv install {version}` or "
         f"`uv python install {version}`), or name one with --python PATH or PARITY_PYTHON=PATH",
     )
@@ -73,14 +74,19 @@ def _patch_level(path: Path) -> tuple[int, ...]:
     return tuple(int(part) for part in path.parents[1].name.split(".") if part.isdigit())
 
 
-def _from_uv(version: str) -> Path | None:
-    """One that uv manages, fetched if it must be."""
-    binary = uv.find_uv_bin()
-    for command in (["python", "find", version], ["python", "install", version], ["python", "find", version]):
-        try:
-            said = subprocess.run([binary, *command], capture_output=True, text=True, timeout=300, check=False)
-        except subprocess.TimeoutExpired:
-            return None
-        if said.returncode == 0 and command[1] == "find":
-            return Path(said.stdout.strip())
-    return None
+def _from_uv(version: str, *, fetch: bool) -> Path | None:
+    """One that uv knows, fetched if need be."""
+    found = _uv("find", version)
+    if found is None and fetch and _uv("install", version) is not None:
+        found = _uv("find", version)
+    return Path(found) if found else None
+
+
+def _uv(action: str, version: str) -> str | None:
+    """What `uv python ACTION VERSION` says, or None if it fails or takes more than five minutes."""
+    command = [uv.find_uv_bin(), "python", action, version]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return said.stdout.strip() if said.returncode == 0 else None

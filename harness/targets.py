@@ -1,4 +1,4 @@
-"""Targets: from "skyrl-0.2.0:http" to an adapter, an environment and variables; "local:http" to the interpreter you name.
+"""From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the interpreter that you name.
 
 The registry is `backends/targets.toml`. Nothing is installed or started here.
 """
@@ -59,17 +59,22 @@ def registry(path: Path = REGISTRY) -> dict[str, Target]:
     return found
 
 
+def known(name: str) -> Target:
+    """The registry's entry. Raises UsageError for an unknown name, naming close ones."""
+    if (target := registry().get(name)) is not None:
+        return target
+    close = difflib.get_close_matches(name, registry(), cutoff=0.5)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
+    raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
+
+
 def resolve(name: str, python: Path | None = None) -> Target:
     """The target of that name. `python` is the interpreter of a local target; other targets have their own.
 
-    Raises UsageError for an unknown name (naming close ones) or a local target without an interpreter, and
-    EnvironmentBroken for an interpreter that cannot run a stack.
+    Raises UsageError for an unknown name or a local target without an interpreter, and EnvironmentBroken for an
+    interpreter that cannot run a stack.
     """
-    target = registry().get(name)
-    if target is None:
-        close = difflib.get_close_matches(name, registry(), cutoff=0.5)
-        meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
-        raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
+    target = known(name)
     if not target.local:
         return target
     if python is None:
@@ -97,6 +102,7 @@ def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> N
             capture_output=True,
             text=True,
             timeout=IMPORT_DEADLINE_S,
+            cwd="/",  # a folder called skyrl where we happen to be is not the package
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -1,0 +1,365 @@
+"""The `parity` command: a thin front. `run` calls pytest, everything else calls the room that does it.
+
+Named errors end in one message on standard error and exit status 2; `parity --debug …` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness.errors import HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.verdict import Judgement
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The project's folder: scenarios below it, `.parity/` in it."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class EngineChoice(StrEnum):
+    """What --engine takes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class StartChoice(StrEnum):
+    """What --start takes."""
+
+    RAY = "ray"
+    FORK = "fork"
+
+
+class PlacementChoice(StrEnum):
+    """What --placement takes."""
+
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+    REMOTE = "remote"
+
+
+Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
+
+
+def main() -> None:
+    """Entry point of the `parity` command."""
+    options: dict[str, bool] = {}
+    try:
+        app(obj=options)
+    except HarnessError as error:
+        if options.get("debug"):
+            raise
+        typer.echo(f"parity: {error}", err=True)
+        sys.exit(2)
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a named error.")] = False,
+) -> None:
+    """Conformance and parity of rollout inference stacks.
+
+    \b
+    First time on a machine:
+      parity doctor              what this machine can run, and what it lacks
+      parity run --wave 1        both SkyRL stacks on CPU, ends with a report
+    """
+    context.obj["debug"] = debug
+
+
+@app.command()
+def run(
+    *,
+    wave: Annotated[
+        list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
+    ] = None,
+    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:legacy.")] = None,
+    candidate: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:http.")] = None,
+    stack: Annotated[
+        list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
+    ] = None,
+    python: Annotated[Path | None, typer.Option(metavar="PATH", help="Interpreter of local: targets.")] = None,
+    engine: Annotated[EngineChoice | None, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")] = None,
+    start: Annotated[
+        StartChoice | None, typer.Option(help="ray: as SkyRL ships it (default). fork: seconds, for development.")
+    ] = None,
+    engines: Annotated[int | None, typer.Option(min=1, help="Engines of each stack (default 2).")] = None,
+    placement: Annotated[
+        list[PlacementChoice] | None, typer.Option(help="Only this placement (repeatable; default all).")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint folder (default: a tiny model, made now).")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, help="Drive each scenario so often.")] = None,
+    base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
+    no_twin: Annotated[
+        bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
+    ] = False,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Stream the stack's own log.")] = 0,
+    pytest_arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PYTEST ARGUMENTS", help="Passed to pytest as they are.")
+    ] = None,
+) -> None:
+    """Drive scenarios on both stacks, judge them, compare them, and write a report.
+
+    \b
+    Wave 1 on both stacks of SkyRL 0.2.0, as shipped:
+      parity run --wave 1
+    One stack alone, started in seconds, only what is about ordering:
+      parity run --stack skyrl-0.2.0:http --start fork -k ordering
+    Your own checkout against the release:
+      parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
+    On a GPU node, four engines, colocated, with your model:
+      parity run --wave 1 --engine cuda --engines 4 --placement colocated --model ~/models/qwen
+    Stop at the first red, look around:
+      parity run --wave 1 -- -x --pdb
+
+    It calls pytest, and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
+    red, 2 interrupted, 4 wrong usage, 5 no scenario selected.
+    """
+    import pytest
+
+    names = [name for name in (baseline, candidate, *(stack or ())) if name]
+    _check_targets(names, python)
+    options: dict[str, Any] = {
+        "-m": " or ".join(f"wave{number}" for number in wave or ()),
+        "-k": k,
+        "--baseline": baseline,
+        "--candidate": candidate,
+        "--stack": stack,
+        "--target-python": python and python.expanduser().absolute(),
+        "--engine": engine,
+        "--start": start,
+        "--engines": engines,
+        "--placement": placement,
+        "--model": model and model.expanduser().absolute(),
+        "--run-dir": run_dir and run_dir.expanduser().absolute(),
+        "--ledger": ledger and ledger.expanduser().absolute(),
+        "--repeat": repeat,
+        "--base-port": base_port,
+    }
+    arguments = [
+        "scenarios",
+        *_arguments(options),
+        *["--no-twin"] * no_twin,
+        *["-v"] * verbose,
+        *(pytest_arguments or ()),
+    ]
+    with contextlib.chdir(ROOT):
+        status = pytest.main(arguments)
+    raise typer.Exit(int(status))
+
+
+@app.command()
+def targets() -> None:
+    """List the stacks that can be driven, and what each declares that it can do.
+
+    \b
+    Example:
+      parity targets
+    """
+    from harness.targets import registry
+
+    for target in registry().values():
+        home = f"environment {target.environment}" if target.environment else "your interpreter (--python PATH)"
+        typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
+
+
+@app.command()
+def setup(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all but the local ones.")
+    ] = None,
+    engine: Engine = EngineChoice.AUTO,
+    python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
+) -> None:
+    """Make and check the environments of targets, ahead of the first run.
+
+    \b
+    All that the default run needs:
+      parity setup
+    One that was found broken, made anew:
+      parity setup skyrl-0.2.0:http --recreate
+    """
+    from harness.environments import detect_engine, ensure
+    from harness.targets import known, registry
+
+    chosen = [known(name) for name in names] if names else [t for t in registry().values() if not t.local]
+    if local := [target.name for target in chosen if target.environment is None]:
+        raise UsageError(
+            f"{', '.join(local)} has no environment to make", next_step="name its interpreter in `parity run`"
+        )
+    on = _fixed(engine) or detect_engine()
+    for environment in dict.fromkeys(target.environment for target in chosen if target.environment):
+        made = ensure(environment, on, root=ROOT, python=python, recreate=recreate)
+        typer.echo(f"{environment}-{on}: {made}")
+
+
+@app.command()
+def judge(run: Run) -> None:
+    """Judge a run's recordings again, with today's checks and ledger, and write its reports anew. Drives nothing.
+
+    \b
+    Examples:
+      parity judge .parity/runs/20261121-1500
+      parity judge 20261121-1500
+    """
+    folder = run_folder(run)
+    from harness.run import judge_run
+    from reports.render import write_all
+
+    judgement = judge_run(folder)
+    write_all(judgement, folder)
+    _show(judgement)
+
+
+@app.command()
+def compare(
+    baseline: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
+    candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
+    out: Annotated[Path | None, typer.Option(help="Also write the reports into this folder.")] = None,
+) -> None:
+    """Compare two recordings, made whenever and wherever: yesterday's against today's, a GPU node's against another's.
+
+    \b
+    Examples:
+      parity compare before/legacy.jsonl after/http.jsonl
+      parity compare .parity/runs/monday .parity/runs/tuesday --out comparison
+    """
+    from harness.run import compare_recordings
+    from reports.render import write_all
+
+    for path in (baseline, candidate):
+        if not path.exists():
+            raise UsageError(
+                f"there is no recording {path}", next_step="name a .jsonl file or a folder of .parity/runs"
+            )
+    judgement = compare_recordings(baseline, candidate)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_all(judgement, out)
+    _show(judgement)
+
+
+@app.command()
+def report(run: Run) -> None:
+    """Render a run's reports again from its report.json alone: recordings are neither needed nor judged.
+
+    \b
+    Example:
+      parity report .parity/runs/20261121-1500
+    """
+    import msgspec
+
+    from harness.verdict import Judgement
+
+    folder = run_folder(run)
+    source = folder / "report.json"
+    if not source.is_file():
+        raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {run}")
+    try:
+        judgement = msgspec.json.decode(source.read_bytes(), type=Judgement)
+    except msgspec.DecodeError as error:
+        raise UsageError(
+            f"{source} is not a report: {error}", next_step=f"write it anew: parity judge {run}"
+        ) from error
+    write_all(judgement, folder)
+    _show(judgement)
+
+
+@app.command()
+def doctor(engine: Engine = EngineChoice.AUTO) -> None:
+    """Say what this machine can run, and what to do about what it lacks. Changes nothing.
+
+    \b
+    Example:
+      parity doctor
+    Exit status 1 if something must be mended before a run can work.
+    """
+    from harness.doctor import examine
+
+    found = examine(ROOT, _fixed(engine))
+    for diagnosis in found:
+        typer.echo(f"{diagnosis.status:<5} {diagnosis.name}: {diagnosis.finding}")
+        if diagnosis.next_step:
+            typer.echo(f"      next: {diagnosis.next_step}")
+    raise typer.Exit(int(any(diagnosis.status == "fail" for diagnosis in found)))
+
+
+def run_folder(run: str) -> Path:
+    """The folder of a run, by path or by name. Raises UsageError naming the latest ones."""
+    runs = ROOT / ".parity" / "runs"
+    for folder in (Path(run).expanduser(), runs / run):
+        if folder.is_dir():
+            return folder.absolute()
+    there = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime)[-3:] if runs.is_dir() else []
+    named = (
+        f"the latest are {', '.join(path.name for path in there)}" if there else "none has been made yet: `parity run`"
+    )
+    raise UsageError(f"there is no run {run!r}", next_step=named)
+
+
+def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
+    """The engine that was asked for; None where the machine decides."""
+    match engine:
+        case EngineChoice.CPU:
+            return "cpu"
+        case EngineChoice.CUDA:
+            return "cuda"
+        case EngineChoice.AUTO:
+            return None
+
+
+def _show(judgement: Judgement) -> None:
+    from reports.terminal import show
+
+    show(judgement)
+    raise typer.Exit(judgement.exit_status)
+
+
+def _check_targets(names: Sequence[str], python: Path | None) -> None:
+    from harness.targets import known
+
+    local = [name for name in names if known(name).local]
+    if python is not None and not local:
+        raise UsageError(
+            "--python names the interpreter of a local target, but none is selected",
+            next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
+        )
+
+
+def _arguments(options: dict[str, Any]) -> list[str]:
+    """Options that were given, as pytest takes them; a list repeats its option."""
+    given: list[str] = []
+    for name, value in options.items():
+        if value is None or value == "":
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            given += [name, str(one)] if name in ("-m", "-k") else [f"{name}={one}"]
+    return given
+
+
+if __name__ == "__main__":
+    main()
