@@ -1,0 +1,10 @@
+"""The checks that belong to every scenario. They return None where a scenario gives them nothing to judge."""
+
+from __future__ import annotations
+
+from harness.checks.base import Check
+from harness.checks.conservation import CONSERVATION
+from harness.checks.echo import ECHO
+from harness.checks.instruments import INSTRUMENTS
+
+ALWAYS: tuple[Check, ...] = (INSTRUMENTS, CONSERVATION, ECHO)

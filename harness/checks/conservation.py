@@ -1,0 +1,78 @@
+"""Nothing lost, nothing doubled: submitted = returned + explicitly failed, and every execution is one row's."""
+
+from __future__ import annotations
+
+from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
+from harness.checks.matching import DATA_PLANE, Assignment, Row, assignment, queries
+
+LOST = "a submitted row is neither returned nor reported as failed"
+EXTRA = "a call returned more rows than it was given"
+EMPTY = "a row that no engine served came back as an empty success"
+EMPTIED = "a row came back empty though its engine produced tokens"
+ALTERED = "a row came back with other tokens than its engine produced"
+UNSERVED = "a row came back that no engine produced"
+REPEATED = "a request was executed more than once"
+STRANGER = "an engine executed a prompt that nobody asked for"
+
+
+def _execution(execution: Execution) -> dict[str, object]:
+    return {"server": execution.server, "prompt": list(execution.prompt[:16]), "tokens": list(execution.tokens[:16])}
+
+
+def _surplus(evidence: Evidence) -> list[dict[str, object]]:
+    """Calls whose result holds more rows than were submitted."""
+    asked: dict[int, int] = {}
+    for row in assignment(evidence).rows:
+        asked[row.call.id] = asked.get(row.call.id, 0) + 1
+    found: list[dict[str, object]] = []
+    for call in (c for method in ("generate", "sample") for c in evidence.calls(method) if c.error is None):
+        returned = len((call.result or {}).get("response_ids") or ())
+        if returned > asked.get(call.id, 0):
+            found.append({"call": call.id, "submitted": asked.get(call.id, 0), "returned": returned})
+    return found
+
+
+def _empty(row: Row) -> bool:
+    return row.state == "returned" and row.tokens == () and row.finish_reason != "abort"
+
+
+def _judge(evidence: Evidence) -> Finding | None:
+    if not any(evidence.calls(method) for method in DATA_PLANE):
+        return None
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    found = assignment(evidence)
+    facts = len(found.rows) + len(evidence.executions)
+    if facts == 0:
+        return None  # an empty batch: nothing was asked for and nothing ran
+    problem = _problem(evidence, found)
+    return failed(facts, problem[0], problem[1]) if problem else passed(facts, aborted=len(found.aborted))
+
+
+def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str, object]]] | None:
+    """The first of the faults, the one nearest to its cause first."""
+    altered = {(row.call.id, row.index): execution for row, execution in found.altered}
+    returned = [row for row in found.rows if row.state == "returned"]
+    unserved = [row for row in returned if not found.of(row) and (row.call.id, row.index) not in altered]
+    other = [(row, execution) for row, execution in found.altered if row.state == "returned"]
+    faults: list[tuple[str, list[dict[str, object]]]] = [
+        (LOST, [row.shown for row in found.rows if row.state == "lost"]),
+        (EXTRA, _surplus(evidence)),
+        (EMPTIED, [{**row.shown, "engine": _execution(e)} for row, e in other if _empty(row) and e.tokens]),
+        (EMPTY, [row.shown for row in unserved if _empty(row)]),
+        (ALTERED, [{**row.shown, "tokens": list(row.tokens or ())[:16], "engine": _execution(e)} for row, e in other]),
+        (UNSERVED, [row.shown for row in unserved]),
+        (REPEATED, [_execution(e) for e in found.repeated]),
+        (STRANGER, [_execution(e) for e in found.strangers]),
+    ]
+    return next(((reason, seen) for reason, seen in faults if seen), None)
+
+
+CONSERVATION = Check(
+    name="conservation",
+    fault="a result is lost, doubled or made up, or an error becomes an empty success",
+    source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
+    judge=_judge,
+    queries=queries,
+)

@@ -1,0 +1,224 @@
+"""The arguments that took effect at the engine are those that the caller gave, through every hop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
+from harness.checks.matching import DATA_PLANE, Row, assignment, queries
+from harness.recording import Call
+
+ENGINE_DEFAULTS: dict[str, Any] = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "seed": None,
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "max_tokens": 16,
+    "min_tokens": 0,
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+}
+"""What a field of SamplingParams is where the tap shows none (vLLM documentation, SamplingParams)."""
+
+SAMPLING_EPSILON = 1e-5
+"""Below this temperature vLLM samples greedily and sets top_p, top_k and min_p aside (vLLM, SamplingParams)."""
+
+GREEDY_OVERRIDES = frozenset({"top_p", "top_k", "min_p"})
+
+_Accepts = Callable[[Row, Any, Any], bool]
+"""(row, value that the caller gave, value at the engine) → is that what was meant?"""
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
+    "n": (
+        "an engine runs n choices as n requests of one (vLLM, parallel sampling)",
+        lambda _row, _given, seen: seen == 1,
+    ),
+    "seed": (
+        "choice i of n runs with seed + i (vLLM, parallel sampling); -1 is no seed",
+        lambda row, given, seen: seen is None if given == -1 else seen in {given, given + _choice(row)},
+    ),
+    "temperature": (
+        "vLLM raises temperatures between 0 and 0.01 to 0.01",
+        lambda _row, given, seen: seen == (max(given, 0.01) if given > 0 else given),
+    ),
+    "top_k": ("-1 and 0 both mean all tokens", lambda _row, given, seen: max(given, 0) == max(seen, 0)),
+    "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
+    "stop_token_ids": (
+        "the model's own end tokens are added",
+        lambda _row, given, seen: set(given or ()) <= set(seen or ()),
+    ),
+    "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
+    "logprobs": (
+        "True means 1, and in a chat top_logprobs; sample() asks for the sampled token alone: 0",
+        lambda row, given, seen: seen in _logprobs(row, given),
+    ),
+    "prompt_logprobs": ("True means 1", lambda _row, given, seen: seen == (1 if given is True else given)),
+    "max_completion_tokens": ("is max_tokens in a chat", lambda _row, given, seen: seen == given),
+    "logit_bias": (
+        "JSON keys are strings, tokens are ints; values are held within ±100",
+        lambda _row, given, seen: _bias(given) == _bias(seen),
+    ),
+}
+"""Documented translations: field → why the engine may hold another value, and which."""
+
+
+def _choice(row: Row) -> int:
+    """Which of its prompt's copies a row is."""
+    copies = row.params.get("n") or 1 if row.call.method != "sample" else row.call.request["num_samples"]
+    return int(row.index % copies)
+
+
+def _logprobs(row: Row, given: Any) -> set[Any]:
+    if row.call.method == "chat_completion":
+        return {None} if given is False else {row.params.get("top_logprobs") or 0, 1 if given is True else given}
+    number = 1 if given is True else given
+    return {number, 0} if row.call.method == "sample" else {number}
+
+
+def _bias(value: Any) -> dict[int, float]:
+    return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in (value or {}).items()}
+
+
+def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
+    """(field, given, seen, is that right) for every sampling parameter that the caller gave."""
+    greedy = (row.params.get("temperature") or 0) < SAMPLING_EPSILON and row.params.get("temperature") is not None
+    for field, given in row.params.items():
+        at = "max_tokens" if field == "max_completion_tokens" else field
+        if given is None or (greedy and field in GREEDY_OVERRIDES):
+            continue
+        if at not in ENGINE_DEFAULTS:
+            # Fields of an OpenAI body that are not sampling parameters (model, messages, …) are judged by other checks.
+            if row.call.method in {"generate", "sample"}:
+                yield field, given, None, given == execution.sampling_params.get(field)
+            continue
+        seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
+        _, accepts = TRANSLATIONS.get(field, ("", lambda _row, a, b: a == b))
+        yield field, given, seen, accepts(row, given, seen)
+
+
+CONTROL_OPS = {
+    "pause": "pause_generation",
+    "resume": "resume_generation",
+    "sleep": "sleep",
+    "wake_up": "wake_up",
+    "reset_prefix_cache": "reset_prefix_cache",
+}
+"""Call of the contract → the engine's name for it (vLLM, AsyncLLM)."""
+
+CONTROL_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "pause": {"mode": "abort", "clear_cache": True},
+    "sleep": {"level": 1},
+    "wake_up": {"tags": None},
+    "reset_prefix_cache": {"reset_running_requests": False},
+}
+"""Arguments that are followed to the engine, with the value that it takes where it is given none (vLLM, AsyncLLM)."""
+
+
+def reached(evidence: Evidence, call: Call) -> list[Any]:
+    """The control observations of the engines that belong to one control call: its operation, in its time."""
+    return [
+        seen for seen in evidence.controls(CONTROL_OPS[call.method]) if call.started_ns <= seen.at_ns <= call.ended_ns
+    ]
+
+
+def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
+    """(call, argument, given, server, seen) for every control call that reached an engine."""
+    for method, defaults in CONTROL_ARGUMENTS.items():
+        for call in (c for c in evidence.calls(method) if c.error is None):
+            for control in reached(evidence, call):
+                for name, default in defaults.items():
+                    yield (
+                        call,
+                        name,
+                        call.request.get(name),
+                        control.server,
+                        control.data["arguments"].get(name, default),
+                    )
+
+
+def _judge(evidence: Evidence) -> Finding | None:
+    methods = (*DATA_PLANE, *CONTROL_ARGUMENTS)
+    if not any(c.error is None for method in methods for c in evidence.calls(method)):
+        return None
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    found = assignment(evidence)
+    facts, wrong = 0, []
+    for row in found.rows:
+        for execution in found.of(row)[:1]:
+            facts += 1  # its prompt: rows are matched by it
+            for field, given, seen, right in _parameters(row, execution):
+                facts += 1
+                if not right:
+                    wrong.append(
+                        (
+                            f"{row.call.method}() changed {field} on the way",
+                            {**row.shown, "given": given, "engine": seen},
+                        )
+                    )
+    for call, name, given, server, seen in _arguments(evidence):
+        facts += 1
+        if given != seen:
+            wrong.append(
+                (
+                    f"{call.method}() changed {name} on the way",
+                    {"call": call.id, "server": server, "given": given, "engine": seen},
+                )
+            )
+    changed = _changed_prompts(evidence)
+    facts += len(changed)
+    wrong = [("a prompt was changed on the way", item) for item in changed] + wrong
+    if wrong:
+        reasons = sorted({reason for reason, _ in wrong})
+        smallest = [next(item for reason, item in wrong if reason == r) for r in reasons]
+        return failed(facts, "; ".join(reasons), smallest)
+    return passed(facts) if facts else None
+
+
+def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
+    """Rows that no engine served as asked, while an engine ran another prompt in that time."""
+    found = assignment(evidence)
+    altered = {(row.call.id, row.index) for row, _ in found.altered}
+    items = []
+    for row in found.rows:
+        if row.state != "returned" or row.prompt is None or found.of(row) or (row.call.id, row.index) in altered:
+            continue
+        for stranger in found.strangers:
+            if row.call.started_ns <= stranger.started_ns <= row.call.ended_ns and row.tokens in (
+                None,
+                stranger.tokens,
+            ):
+                items.append({**row.shown, "engine": list(stranger.prompt[:16])})
+                break
+    return items
+
+
+ECHO = Check(
+    name="echo",
+    fault="an argument is dropped or changed between the caller and the engine",
+    source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
+    judge=_judge,
+    queries=queries,
+)

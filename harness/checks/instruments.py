@@ -1,0 +1,43 @@
+"""Did the instruments see anything? What rests on a tap that saw nothing is untestable, never passed.
+
+The clean room sends a canary request through the stack before each scenario (a call labelled "canary"); the engine tap
+must have seen its prompt.
+"""
+
+from __future__ import annotations
+
+from harness.checks.base import Check, Evidence, Finding, passed, untestable
+
+BLIND = "the engine tap did not see the clean room's canary request"
+SILENT = "the tap of a server saw nothing at all"
+
+
+def tap_works(evidence: Evidence) -> bool:
+    """Was the canary's prompt seen in an engine? False as well where no canary was sent."""
+    wanted = {
+        tuple(prompt)
+        for call in evidence.trace.calls
+        if call.phase == "clean_room" and call.label == "canary" and call.error is None
+        for prompt in call.request.get("prompt_token_ids") or ()
+    }
+    return bool(wanted) and wanted <= {execution.prompt for execution in evidence.all_executions}
+
+
+def silent_servers(evidence: Evidence) -> list[str]:
+    """Servers of the recording that no observation names, the clean room's included."""
+    heard = {seen.server for seen in evidence.trace.observations}
+    return [server for server in evidence.header.servers if server not in heard]
+
+
+def _judge(evidence: Evidence) -> Finding | None:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    return passed(len(evidence.all_executions))
+
+
+INSTRUMENTS = Check(
+    name="instruments",
+    fault="the engine tap is not installed or cannot be read, and every check that reads it would judge nothing",
+    source="architecture, rule 7: each instrument has a canary",
+    judge=_judge,
+)

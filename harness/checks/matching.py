@@ -1,0 +1,348 @@
+"""Which engine execution served which row of which call. Checks that look at both sides start here.
+
+A *row* is one response that a caller asked for: a prompt of generate(), one of the samples of sample(), a choice of
+completion() or chat_completion(). Rows and executions are matched by prompt, tokens and time, never by ids, since an
+id does not survive every hop. Rows with one prompt and one answer are interchangeable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from harness.checks.base import Evidence, Execution
+from harness.contract import SessionId
+from harness.recording import Call
+from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, UnansweredQuery
+
+DATA_PLANE = ("generate", "sample", "completion", "chat_completion")
+"""Calls that make an engine generate."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One response that a caller asked for.
+
+    `prompt` is None for a text whose tokens the oracle was not asked. `tokens` is None where the result shows text
+    only; `count` is their number then, if the usage says it. `params` is what the caller gave.
+    """
+
+    call: Call
+    index: int
+    state: Literal["returned", "failed", "lost"]
+    """Failed: the call raised or returned an error body. Lost: the call succeeded and this row is not in its result."""
+    prompt: tuple[int, ...] | None
+    tokens: tuple[int, ...] | None
+    count: int | None
+    finish_reason: str | None
+    session: SessionId | None
+    params: dict[str, Any]
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The row as evidence."""
+        prompt = None if self.prompt is None else list(self.prompt[:16])
+        return {"call": self.call.id, "method": self.call.method, "row": self.index, "prompt": prompt}
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows beside the executions that served them. Every execution is in exactly one place."""
+
+    rows: list[Row]
+    served: dict[tuple[int, int], list[Execution]]
+    """(call id, row index) → its executions in order: one, or several where a client went on after an abort."""
+    altered: list[tuple[Row, Execution]]
+    """A returned row beside an execution of its prompt that made other tokens."""
+    repeated: list[Execution]
+    """Executions of a prompt that was asked for, beyond those that rows account for."""
+    strangers: list[Execution]
+    """Executions whose prompt nobody asked for."""
+    aborted: list[Execution]
+    """Executions that were ended early and started again: no row's, and nothing is wrong with that."""
+
+    def of(self, row: Row) -> list[Execution]:
+        return self.served.get((row.call.id, row.index), [])
+
+
+def is_error(body: dict[str, Any]) -> bool:
+    """Is this OpenAI-style body an error response? (vLLM, ErrorResponse)"""
+    return bool(body.get("error")) or body.get("object") == "error"
+
+
+def queries(evidence: Evidence) -> Iterator[Query]:
+    """What must be asked to know the token ids of text and chat prompts."""
+    for call in evidence.calls():
+        if call.error is None and call.method in DATA_PLANE:
+            yield from _text_queries(call)
+
+
+def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
+    request = call.request
+    match call.method:
+        case "generate":
+            yield from (RenderRequest(messages=m) for m in request.get("prompts") or () if _plain(m))
+        case "chat_completion":
+            messages = request["body"].get("messages")
+            if _plain(messages):
+                yield RenderRequest(messages=messages)
+        case "completion":
+            special = bool(request["body"].get("add_special_tokens", True))
+            for prompt in _prompts(request["body"].get("prompt")):
+                if isinstance(prompt, str):
+                    yield EncodeRequest(text=prompt, add_special_tokens=special)
+        case _:
+            pass
+
+
+def _plain(messages: Any) -> bool:
+    return isinstance(messages, list) and all(
+        isinstance(m, dict) and set(m) == {"role", "content"} and all(isinstance(v, str) for v in m.values())
+        for m in messages
+    )
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts of a completion body: text or token ids, single or batched (OpenAI completions API)."""
+    if isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt):
+        return prompt
+    return [prompt]
+
+
+def _asked(ask: Callable[[], list[int]]) -> tuple[int, ...] | None:
+    try:
+        return tuple(ask())
+    except UnansweredQuery:
+        return None
+
+
+def rows(evidence: Evidence) -> list[Row]:
+    """Every row that the scenario asked for, in order of its calls' start."""
+    found: list[Row] = []
+    for call in evidence.calls():
+        match call.method:
+            case "generate":
+                found.extend(_generate_rows(call, evidence.reference))
+            case "sample":
+                found.extend(_sample_rows(call))
+            case "completion" | "chat_completion":
+                found.extend(_openai_rows(call, evidence.reference))
+            case _:
+                pass
+    return found
+
+
+def _generate_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
+    ids, messages = call.request.get("prompt_token_ids"), call.request.get("prompts") or []
+    prompts = (
+        [tuple(p) for p in ids]
+        if ids is not None
+        else [_asked(lambda m=m: book.render(m)) if _plain(m) else None for m in messages]  # type: ignore[misc]
+    )
+    sessions = call.request.get("session_ids") or [None] * len(prompts)
+    for index, (prompt, session) in enumerate(zip(prompts, sessions, strict=False)):
+        yield _row(call, index, prompt, session, call.request.get("sampling_params") or {})
+
+
+def _sample_rows(call: Call) -> Iterable[Row]:
+    for index in range(call.request["num_samples"]):
+        prompt = tuple(call.request["prompt_token_ids"])
+        yield _row(call, index, prompt, call.request.get("session_id"), call.request.get("sampling_params") or {})
+
+
+def _row(call: Call, index: int, prompt: tuple[int, ...] | None, session: Any, params: dict[str, Any]) -> Row:
+    result = call.result
+    tokens = reason = None
+    state: Literal["returned", "failed", "lost"] = "failed"
+    if call.error is None and result is not None:
+        state = "returned" if index < len(result.get("response_ids") or ()) else "lost"
+    if state == "returned":
+        assert result is not None
+        tokens = tuple(result["response_ids"][index])
+        reasons = result.get("stop_reasons") or ()
+        reason = reasons[index] if index < len(reasons) else None
+    return Row(
+        call=call,
+        index=index,
+        state=state,
+        prompt=prompt,
+        tokens=tokens,
+        count=None if tokens is None else len(tokens),
+        finish_reason=reason,
+        session=session,
+        params=params,
+    )
+
+
+def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
+    asked = call.request["body"]
+    answer = None if call.error is not None or call.result is None else call.result["body"]
+    failed = answer is None or is_error(answer)
+    prompts: list[tuple[int, ...] | None]
+    if call.method == "chat_completion":
+        messages = asked.get("messages")
+        prompts = [_asked(lambda: book.render(messages)) if _plain(messages) else None]
+    else:
+        special = bool(asked.get("add_special_tokens", True))
+        prompts = [
+            _asked(lambda p=p: book.encode(p, add_special_tokens=special))  # type: ignore[misc]
+            if isinstance(p, str)
+            else (tuple(p) if isinstance(p, list) else None)
+            for p in _prompts(asked.get("prompt"))
+        ]
+    copies = asked.get("n") if isinstance(asked.get("n"), int) else 1
+    choices = {} if failed else {c.get("index", at): c for at, c in enumerate((answer or {}).get("choices") or ())}
+    usage = ((answer or {}).get("usage") or {}).get("completion_tokens")
+    session = asked.get("session_id")
+    for index in range(len(prompts) * (copies or 1)):
+        at = index // (copies or 1)
+        choice = choices.get(index)
+        tokens = (choice or {}).get("token_ids")
+        only = len(prompts) * (copies or 1) == 1
+        yield Row(
+            call=call,
+            index=index,
+            state="failed" if failed else ("lost" if choice is None else "returned"),
+            prompt=prompts[at],
+            tokens=None if tokens is None else tuple(tokens),
+            count=len(tokens) if tokens is not None else (usage if only else None),
+            finish_reason=(choice or {}).get("finish_reason"),
+            session=session[at] if isinstance(session, list) and at < len(session) else session,
+            params=asked,
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def assignment(evidence: Evidence) -> Assignment:
+    """Match the scenario's rows with its engines' executions. Pure; kept for the checks that follow on one scenario."""
+    return _Matcher(evidence).run()
+
+
+class _Matcher:
+    """One pass per kind of match, from the surest to the loosest. Each execution is given away once."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.rows = rows(evidence)
+        self.executions = sorted(evidence.executions, key=lambda e: e.started_ns)
+        self.dropped = {
+            (seen.server, request_id)
+            for seen in evidence.trace.observations
+            if seen.kind == "abort"
+            for request_id in seen.data["request_ids"]
+        }
+        self.by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, execution in enumerate(self.executions):
+            self.by_prompt[execution.prompt].append(number)
+        self.taken: set[int] = set()
+        self.served: dict[tuple[int, int], list[Execution]] = {}
+        self.altered: list[tuple[Row, Execution]] = []
+
+    def run(self) -> Assignment:
+        returned = [r for r in self.rows if r.state == "returned"]
+        for row in (r for r in returned if r.prompt is not None and r.tokens is not None):
+            self._give(row, self._direct(row)) or self._give(row, self._chain(row))
+        for row in (r for r in returned if r.prompt is not None and r.tokens is None):
+            self._give(row, self._pick(row, lambda e, r=row: r.count is None or len(e.tokens) == r.count))  # type: ignore[misc]
+        for row in (r for r in returned if r.prompt is None):
+            self._give(row, self._by_answer(row))
+        for row in (r for r in self.rows if r.state == "failed" and r.prompt is not None):
+            self._give(row, self._pick(row, lambda e: not self._ended_early(e)) or self._pick(row, lambda _: True))
+        for row in (r for r in self.rows if r.state != "failed" and (r.call.id, r.index) not in self.served):
+            for number in self._pick(row, lambda _: True):
+                self.taken.add(number)
+                self.altered.append((row, self.executions[number]))
+        return self._rest()
+
+    def _give(self, row: Row, numbers: list[int]) -> bool:
+        if numbers:
+            self.taken.update(numbers)
+            self.served[row.call.id, row.index] = [self.executions[n] for n in numbers]
+        return bool(numbers)
+
+    def _open(self, row: Row, prompt: tuple[int, ...]) -> Iterator[int]:
+        for number in self.by_prompt.get(prompt, ()):
+            started = self.executions[number].started_ns
+            if number not in self.taken and row.call.started_ns <= started <= row.call.ended_ns:
+                yield number
+
+    def _pick(self, row: Row, fits: Callable[[Execution], bool]) -> list[int]:
+        if row.prompt is None:
+            return []
+        return next(([n] for n in self._open(row, row.prompt) if fits(self.executions[n])), [])
+
+    def _direct(self, row: Row) -> list[int]:
+        """One execution with the row's tokens. After a stop string an engine may have run on (vLLM finds it later)."""
+        same_end = self._pick(row, lambda e: e.tokens == row.tokens and e.finish_reason == row.finish_reason)
+        same = same_end or self._pick(row, lambda e: e.tokens == row.tokens)
+        return same or (
+            self._pick(row, lambda e: row.tokens == e.tokens[: len(row.tokens or ())])
+            if row.finish_reason == "stop" and row.tokens
+            else []
+        )
+
+    def _chain(self, row: Row) -> list[int]:
+        """Executions that each went on where the one before was aborted: a client's retry with accumulated tokens."""
+        assert row.prompt is not None
+        assert row.tokens is not None
+        done: tuple[int, ...] = ()
+        numbers: list[int] = []
+        while True:
+            left = row.tokens[len(done) :]
+            for number in self._open(row, row.prompt + done):
+                execution = self.executions[number]
+                if number in numbers:
+                    continue
+                if execution.tokens == left and numbers:
+                    return [*numbers, number]
+                if (
+                    self._ended_early(execution)
+                    and execution.tokens
+                    and execution.tokens == left[: len(execution.tokens)]
+                ):
+                    numbers.append(number)
+                    done += execution.tokens
+                    break
+            else:
+                return []
+
+    def _by_answer(self, row: Row) -> list[int]:
+        """For a prompt of unknown tokens: an execution of that time with the row's answer, which no prompt claims."""
+        claimed = {r.prompt for r in self.rows}
+        for number, execution in enumerate(self.executions):
+            if number in self.taken or execution.prompt in claimed:
+                continue
+            if not row.call.started_ns <= execution.started_ns <= row.call.ended_ns:
+                continue
+            if row.tokens is not None and execution.tokens != row.tokens:
+                continue
+            if row.count is not None and len(execution.tokens) != row.count:
+                continue
+            return [number]
+        return []
+
+    def _ended_early(self, execution: Execution) -> bool:
+        return execution.finish_reason == "abort" or (execution.server, execution.request_id) in self.dropped
+
+    def _rest(self) -> Assignment:
+        asked = {r.prompt for r in self.rows if r.prompt is not None}
+        repeated, strangers, aborted = [], [], []
+        for number, execution in enumerate(self.executions):
+            if number in self.taken:
+                continue
+            known = execution.prompt in asked
+            if known and self._ended_early(execution):
+                aborted.append(execution)
+            elif known:
+                repeated.append(execution)
+            else:
+                strangers.append(execution)
+        return Assignment(
+            rows=self.rows,
+            served=self.served,
+            altered=self.altered,
+            repeated=repeated,
+            strangers=strangers,
+            aborted=aborted,
+        )

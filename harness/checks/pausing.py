@@ -1,0 +1,280 @@
+"""What pause() promises in each mode, judged from when engines made tokens.
+
+A *pause* here is the time from a pause() call's return to the start of the resume() after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
+from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
+from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
+from harness.recording import Call, Observation
+
+GRACE_NS = 100_000_000
+"""One engine step may be under way when pause() returns: one per server is allowed, if it ends within this (0.1 s)."""
+
+PAUSE_STEPS = 10
+"""A pause is long enough to judge when a running engine would have made this many steps in it."""
+
+NOTHING_PAUSED = "no request was in flight when the pause came"
+TOO_SHORT = "the pause was too short for a step to be seen in it"
+UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
+"""Labels of the two calls that are compared: the same prompts without and with a pause in them."""
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """One pause: `asked_ns` when pause() was called, `from_ns` when it returned, `to_ns` when resume() was called."""
+
+    call: Call
+    mode: str
+    asked_ns: int
+    from_ns: int
+    to_ns: int
+
+
+def pauses(evidence: Evidence) -> list[Pause]:
+    """Every pause of the scenario that a resume ended. A pause() during a pause changes nothing."""
+    changes = sorted(
+        (c for m in ("pause", "resume") for c in evidence.calls(m) if c.error is None), key=lambda c: c.started_ns
+    )
+    found: list[Pause] = []
+    first: Call | None = None
+    for call in changes:
+        if call.method == "pause":
+            first = first or call
+        elif first is not None:
+            found.append(
+                Pause(
+                    call=first,
+                    mode=first.request.get("mode", "keep"),
+                    asked_ns=first.started_ns,
+                    from_ns=first.ended_ns,
+                    to_ns=call.started_ns,
+                )
+            )
+            first = None
+    return found
+
+
+def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
+    """Executions that had made a token by then and were not done."""
+    return [e for e in evidence.executions if e.step_ns and e.step_ns[0] <= at_ns and (e.ended_ns or at_ns + 1) > at_ns]
+
+
+def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
+    """The steps of each server in order of time. Raises nothing; a server without steps has no entry."""
+    found: dict[str, list[Observation]] = {}
+    for seen in sorted(evidence.trace.observations, key=lambda o: o.at_ns):
+        if seen.kind == "step":
+            found.setdefault(seen.server, []).append(seen)
+    return found
+
+
+def _step_time_ns(evidence: Evidence) -> int:
+    """The median time between tokens of one request, over all requests: how fast engines step here."""
+    gaps = sorted(b - a for e in evidence.executions for a, b in zip(e.step_ns, e.step_ns[1:], strict=False) if b > a)
+    return gaps[len(gaps) // 2] if gaps else 0
+
+
+def _blind(evidence: Evidence) -> Finding | None:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    silent = silent_servers(evidence)
+    return untestable(SILENT, evidence=[{"servers": silent}]) if silent else None
+
+
+def _judge_frozen(evidence: Evidence) -> Finding:
+    if blind := _blind(evidence):
+        return blind
+    steps, step_time = _steps(evidence), _step_time_ns(evidence)
+    facts, short, wrong = 0, 0, []
+    for pause in pauses(evidence):
+        waiting = [c for m in DATA_PLANE for c in evidence.calls(m) if c.started_ns < pause.to_ns < c.ended_ns]
+        if not waiting:
+            continue
+        if not step_time or pause.to_ns - pause.from_ns < PAUSE_STEPS * step_time:
+            short += 1
+            continue
+        for server in evidence.header.servers:
+            facts += 1
+            made = [s for s in steps.get(server, ()) if pause.from_ns < s.at_ns < pause.to_ns]
+            if len(made) > 1 or (made and made[0].at_ns > pause.from_ns + GRACE_NS):
+                wrong.append(
+                    {
+                        "server": server,
+                        "mode": pause.mode,
+                        "steps while paused": len(made),
+                        "last after ms": (made[-1].at_ns - pause.from_ns) / 1e6,
+                    }
+                )
+    if wrong:
+        modes = ", ".join(sorted({str(item["mode"]) for item in wrong}))
+        return failed(facts, f"an engine made tokens after pause({modes}) had returned", wrong)
+    if not facts:
+        return untestable(TOO_SHORT if short else NOTHING_PAUSED)
+    return passed(facts, step_ms=step_time / 1e6)
+
+
+FROZEN = Check(
+    name="frozen_while_paused",
+    fault="pause() returns before generation has stopped, or a server goes on through it",
+    source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
+    judge=_judge_frozen,
+)
+
+
+def _pair(evidence: Evidence) -> Iterator[tuple[Row, Row]]:
+    """Rows of the calls labelled "uninterrupted" beside those labelled "paused", by prompt."""
+    found = [r for r in rows(evidence) if r.state == "returned"]
+    plain = {r.prompt: r for r in found if r.call.label == UNINTERRUPTED}
+    for row in found:
+        if row.call.label == PAUSED and row.prompt in plain:
+            yield plain[row.prompt], row
+
+
+def _caught(evidence: Evidence) -> dict[tuple[int, int], list[Pause]]:
+    """Which "paused" rows were in flight at which pauses: (call id, row) → pauses."""
+    found = assignment(evidence)
+    caught: dict[tuple[int, int], list[Pause]] = {}
+    for pause in pauses(evidence):
+        running = {(e.server, e.request_id) for e in in_flight(evidence, pause.asked_ns)}
+        for row in found.rows:
+            if row.call.label == PAUSED and any((e.server, e.request_id) in running for e in found.of(row)):
+                caught.setdefault((row.call.id, row.index), []).append(pause)
+    return caught
+
+
+def _shown(plain: Row, paused: Row) -> dict[str, Any]:
+    one, other = plain.tokens or (), paused.tokens or ()
+    part = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return {
+        **paused.shown,
+        "first difference": part,
+        "uninterrupted": {"length": len(one), "tokens": list(one[part : part + 8]), "reason": plain.finish_reason},
+        "paused": {"length": len(other), "tokens": list(other[part : part + 8]), "reason": paused.finish_reason},
+    }
+
+
+def _judge_same(evidence: Evidence) -> Finding:
+    if blind := _blind(evidence):
+        return blind
+    pairs = list(_pair(evidence))
+    different = [(a, b) for a, b in pairs if a.tokens != b.tokens or a.finish_reason != b.finish_reason]
+    if different:
+        # Not asked here whether the pause caught them: an answer that a pause changed may not match its execution.
+        shown = [_shown(a, b) for a, b in different]
+        return failed(len(pairs), "a greedy run with a pause in it differs from the run without", shown)
+    if not pairs or not _caught(evidence):
+        return untestable(NOTHING_PAUSED)
+    return passed(len(pairs), caught=len(_caught(evidence)))
+
+
+SAME_AS_UNINTERRUPTED = Check(
+    name="pause_changes_nothing",
+    fault="tokens are lost, doubled or changed where a pause interrupted a request",
+    source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
+    judge=_judge_same,
+    queries=queries,
+)
+
+
+def _judge_aborted(evidence: Evidence) -> Finding:
+    if blind := _blind(evidence):
+        return blind
+    pairs = {(paused.call.id, paused.index): (plain, paused) for plain, paused in _pair(evidence)}
+    caught = _caught(evidence)
+    if not pairs or not caught:
+        return untestable(NOTHING_PAUSED)
+    longer = [
+        _shown(plain, paused)
+        for plain, paused in pairs.values()
+        if paused.tokens != (plain.tokens or ())[: len(paused.tokens or ())]
+    ]
+    if longer:
+        return failed(len(pairs), "the tokens of an aborted request are no prefix of the uninterrupted run's", longer)
+    survived = [
+        _shown(*pairs[at])
+        for at in caught
+        if at in pairs
+        and pairs[at][1].finish_reason != "abort"
+        # A request may end by itself while pause() is on its way: then it is whole.
+        and pairs[at][1].tokens != pairs[at][0].tokens
+    ]
+    if survived:
+        return failed(len(pairs), 'a request cut short by pause(abort) does not say finish reason "abort"', survived)
+    aborted = [at for at in caught if at in pairs and pairs[at][1].finish_reason == "abort"]
+    if not aborted:
+        return failed(
+            len(pairs), "pause(abort) aborted none of the requests in flight", [_shown(*pairs[at]) for at in caught]
+        )
+    return passed(len(pairs), aborted=len(aborted))
+
+
+ABORTED = Check(
+    name="abort_returns_partial",
+    fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
+    source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
+    judge=_judge_aborted,
+    queries=queries,
+)
+
+
+def _judge_waited(evidence: Evidence) -> Finding:
+    if blind := _blind(evidence):
+        return blind
+    facts, late = 0, []
+    for pause in (p for p in pauses(evidence) if p.mode == "wait"):
+        for execution in in_flight(evidence, pause.asked_ns):
+            facts += 1
+            if execution.ended_ns is None or execution.ended_ns > pause.from_ns + GRACE_NS:
+                late.append(
+                    {"server": execution.server, "tokens": len(execution.tokens), "reason": execution.finish_reason}
+                )
+            elif execution.finish_reason not in {"stop", "length"}:
+                return failed(
+                    facts,
+                    "pause(wait) ended a request early",
+                    [{"server": execution.server, "reason": execution.finish_reason}],
+                )
+    if late:
+        return failed(facts, "pause(wait) returned before the requests in flight had finished", late)
+    return passed(facts) if facts else untestable(NOTHING_PAUSED)
+
+
+WAITED = Check(
+    name="wait_lets_finish",
+    fault="pause(wait) does not wait, or cuts requests short",
+    source='vLLM documentation, /pause: "wait": wait for in-flight requests to complete',
+    judge=_judge_waited,
+)
+
+
+def _judge_held(evidence: Evidence) -> Finding:
+    facts = 0
+    for pause in pauses(evidence):
+        for call in (c for method in DATA_PLANE for c in evidence.calls(method)):
+            if not pause.from_ns <= call.started_ns <= pause.to_ns:
+                continue
+            facts += 1
+            shown = [{"call": call.id, "method": call.method, "mode": pause.mode}]
+            if call.ended_ns < pause.to_ns:
+                return failed(facts, f"a request that came during pause({pause.mode}) ended before resume()", shown)
+            if call.error is not None:
+                shown[0]["kind"] = call.error.kind
+                return failed(facts, f"a request that came during pause({pause.mode}) failed", shown)
+            if call.method == "generate" and not all(generation(call).response_ids):
+                return failed(facts, f"a request that came during pause({pause.mode}) came back empty", shown)
+    return passed(facts) if facts else untestable("no request came during a pause")
+
+
+HELD = Check(
+    name="held_until_resume",
+    fault="a request that arrives during a pause is answered, refused or forgotten",
+    source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
+    judge=_judge_held,
+)

@@ -1,0 +1,172 @@
+"""Which requests share a server. Compared as a partition: two right hash functions number the servers differently."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
+from harness.checks.matching import Row, assignment, queries
+from harness.contract import SessionId
+
+ALPHA = 1e-6
+"""A spread is judged only where a fair choice leaves a server out with a chance below this."""
+
+UNSEEN = "no engine execution could be matched with a request, so its server is unknown"
+
+
+def family(session: SessionId) -> str:
+    """The kind of session id, in words for a reason: a defect is blamed on the kind, not on one id."""
+    kinds: tuple[tuple[bool, str], ...]
+    if isinstance(session, int):
+        kinds = (
+            (session == 0, "the integer 0"),
+            (session < 0, "a negative integer"),
+            (session >= 2**53, "a large integer"),
+        )
+        return next((words for applies, words in kinds if applies), "an integer")
+    kinds = (
+        (session == "", "the empty string"),
+        (not session.isascii(), "a text beyond ASCII"),
+        (" " in session, "a text with spaces"),
+        (len(session) > 256, "a long text"),
+        (session.lstrip("-").isdigit(), "a text of digits"),
+    )
+    return next((words for applies, words in kinds if applies), "a plain text")
+
+
+def _placed(evidence: Evidence) -> Iterator[tuple[Row, tuple[str, ...]]]:
+    """Rows beside the servers that worked on them."""
+    found = assignment(evidence)
+    for row in found.rows:
+        servers = tuple(dict.fromkeys(execution.server for execution in found.of(row)))
+        if servers:
+            yield row, servers
+
+
+def _judge_sticky(evidence: Evidence) -> Finding:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    sessions: dict[tuple[str, SessionId], list[tuple[Row, tuple[str, ...]]]] = defaultdict(list)
+    for row, servers in _placed(evidence):
+        if row.session is not None:
+            sessions[type(row.session).__name__, row.session].append((row, servers))
+    turns = {session: places for session, places in sessions.items() if len(places) > 1}
+    if not turns:
+        return untestable(UNSEEN)
+    moved = [
+        (session, places) for (_, session), places in turns.items() if len({s for _, at in places for s in at}) > 1
+    ]
+    if moved:
+        families = sorted({family(session) for session, _ in moved})
+        evidence_of = [{"session": session, "turns": _turns(places)} for session, places in moved]
+        return failed(len(turns), f"a session moved between servers: its id is {', '.join(families)}", evidence_of)
+    return passed(len(turns))
+
+
+def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
+    """The first turn and the first on another server: the smallest proof."""
+    first = places[0]
+    other = next(place for place in places if place[1] != first[1] or len(place[1]) > 1)
+    return [{**row.shown, "servers": list(servers)} for row, servers in (first, other)]
+
+
+STICKY = Check(
+    name="sticky_sessions",
+    fault="a session moves to another server on a later turn, and its KV cache is lost",
+    source='SkyRL #899, "Session-aware hashing: Sticky routing for multi-turn conversations"; SkyRL #934',
+    judge=_judge_sticky,
+    queries=queries,
+)
+
+
+def _judge_alias(evidence: Evidence) -> Finding:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    groups: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for row, servers in _placed(evidence):
+        if row.session is not None:
+            groups[str(row.session)][type(row.session).__name__].update(servers)
+    both = {name: kinds for name, kinds in groups.items() if len(kinds) > 1}
+    if not both:
+        return untestable(UNSEEN)
+    parted = [name for name, kinds in both.items() if len(set().union(*kinds.values())) > 1]
+    if parted:
+        shown = [
+            {"session": name, "servers": {kind: sorted(at) for kind, at in both[name].items()}}
+            for name in sorted(parted)
+        ]
+        return failed(len(both), "an integer session id and its text are not the same session", shown)
+    return passed(len(both))
+
+
+SAME_SESSION = Check(
+    name="integer_is_its_text",
+    fault='the session ids 7 and "7", which the type allows side by side, are routed as two sessions',
+    source="SkyRL #899, review of the session id: hash_with_sha256(str(session_id))",
+    judge=_judge_alias,
+    queries=queries,
+)
+
+
+def false_alarm_rate(units: int, servers: int) -> float:
+    """Bound on the chance that a fair choice of one of `servers` for each of `units` leaves any server out."""
+    return min(1.0, servers * (1 - 1 / servers) ** units)
+
+
+def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Finding:
+    """Is every server used by some unit? A unit is what is routed as one: a session, a request, a call of sample()."""
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    placed = [unit for unit in units if unit]
+    if not placed:
+        return untestable(UNSEEN)
+    everyone = set(evidence.header.servers)
+    rate = false_alarm_rate(len(placed), len(everyone))
+    if rate > ALPHA:
+        return untestable("too few requests to tell a fair spread from an unfair one")
+    counts = {server: sum(server in unit for unit in placed) for server in sorted(everyone)}
+    share = max(counts.values()) / len(placed)
+    if not all(counts.values()):
+        return failed(len(placed), reason, [{"requests by server": counts}], false_alarm_rate=rate, largest_share=share)
+    return passed(len(placed), false_alarm_rate=rate, largest_share=share)
+
+
+def _judge_sessions_spread(evidence: Evidence) -> Finding:
+    sessions: dict[str, set[str]] = defaultdict(set)
+    for row, servers in _placed(evidence):
+        if row.session is not None:
+            sessions[str(row.session)].update(servers)
+    return _spread(evidence, sessions.values(), "many sessions leave a server without any")
+
+
+SESSIONS_SPREAD = Check(
+    name="sessions_spread",
+    fault="every session is hashed to the same server",
+    source="SkyRL #899, session-aware hashing; SkyRL #934: hash_with_sha256(session_id) % num_engines",
+    judge=_judge_sessions_spread,
+    queries=queries,
+)
+
+
+def _judge_sessionless_spread(evidence: Evidence) -> Finding:
+    units: dict[tuple[int, int], set[str]] = defaultdict(set)
+    prompts: set[tuple[int, ...] | None] = set()
+    for row, servers in _placed(evidence):
+        if row.session is None:
+            # The samples of one call share a server (SkyRL #934: one engine is selected a call).
+            units[row.call.id, 0 if row.call.method == "sample" else row.index].update(servers)
+            prompts.add(row.prompt)
+    kind = "identical requests" if len(prompts) == 1 else "requests"
+    return _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
+
+
+SESSIONLESS_SPREAD = Check(
+    name="sessionless_spread",
+    fault="all requests without a session run on one server",
+    source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',
+    judge=_judge_sessionless_spread,
+    queries=queries,
+)
