@@ -21,7 +21,7 @@ NEXT_STEP = {
     Blame.STACK: "compare the evidence with the rule's source; mend the stack, or enter the difference in the ledger",
     Blame.SETUP: "change what was asked for on the command line",
     Blame.ENVIRONMENT: "run `parity doctor`, free what it names, and run again",
-    Blame.HARNESS: "nothing is known about the stack here: mend the scenario, the check or the instrument, and run again",
+    Blame.HARNESS: "nothing is known about the stack: mend the scenario, the check or the instrument, and run again",
     Blame.DEPENDENCY: "look for the error in the dependency's own tracker; the stack may not be at fault",
 }
 
@@ -40,7 +40,7 @@ def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> li
     for check in (*scenario.checks, *ALWAYS):
         try:
             for query in check.queries(evidence):
-                found.append(query)  # noqa: PERF402 - what came before an exception counts
+                found.append(query)  # what came before an exception counts
         except UnansweredQuery:
             continue  # asked for in the next round
         except Exception:  # noqa: BLE001, S112 - judging meets it again and reports it with its traceback
@@ -92,15 +92,15 @@ def run(check: Check, evidence: Evidence) -> Finding | None:
         )
 
 
-def missing(
-    scenario: Scenario, target: str, topology: str, declared: Iterable[Capability]
-) -> list[Verdict]:
+def missing(scenario: Scenario, target: str, topology: str, declared: Iterable[Capability]) -> list[Verdict]:
     """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none."""
     lacks = sorted(scenario.needs - frozenset(declared))
     if not lacks:
         return []
     return [
-        _about(scenario, check, target, topology, Conformance.MISSING, f"does not declare {', '.join(lacks)}")
+        _about(
+            scenario, check, target, topology, status=Conformance.MISSING, reason=f"does not declare {', '.join(lacks)}"
+        )
         for check in scenario.checks
     ]
 
@@ -108,7 +108,8 @@ def missing(
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
     """A verdict `untestable` for each check of a scenario that was to be driven and of which nothing was recorded."""
     return [
-        _about(scenario, check, target, topology, Conformance.UNTESTABLE, reason, blame) for check in scenario.checks
+        _about(scenario, check, target, topology, status=Conformance.UNTESTABLE, reason=reason, blame=blame)
+        for check in scenario.checks
     ]
 
 
@@ -138,11 +139,15 @@ def _last_call(trace: ScenarioTrace) -> dict[str, str]:
 def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Finding) -> Verdict:
     blame = None if finding.status == "pass" else finding.blame or Blame.HARNESS
     about = _about(
-        scenario, check, trace.header.target, trace.header.topology.name, finding.status, finding.reason, blame
+        scenario,
+        check,
+        trace.header.target,
+        trace.header.topology.name,
+        status=finding.status,
+        reason=finding.reason,
+        blame=blame,
     )
-    return msgspec.structs.replace(
-        about, facts=finding.facts, numbers=finding.numbers, evidence=finding.evidence
-    )
+    return msgspec.structs.replace(about, facts=finding.facts, numbers=finding.numbers, evidence=finding.evidence)
 
 
 def _about(
@@ -150,6 +155,7 @@ def _about(
     check: Check,
     target: str,
     topology: str,
+    *,
     status: str,
     reason: str,
     blame: Blame | None = None,

@@ -81,12 +81,18 @@ class Evidence:
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label."""
-        found = (
-            c
-            for c in self.trace.calls
-            if c.phase == "scenario" and (method is None or c.method == method) and (label is None or c.label == label)
-        )
-        return sorted(found, key=lambda c: c.started_ns)
+        return [
+            c for c in self._own_calls if (method is None or c.method == method) and (label is None or c.label == label)
+        ]
+
+    @cached_property
+    def _own_calls(self) -> list[Call]:
+        """Sorted once: every check asks for them, some for each row."""
+        return sorted((c for c in self.trace.calls if c.phase == "scenario"), key=lambda c: c.started_ns)
+
+    @cached_property
+    def _syncs(self) -> list[Call]:
+        return [c for c in self._own_calls if c.method == "sync_weights" and c.error is None]
 
     @cached_property
     def began_ns(self) -> int:
@@ -113,8 +119,8 @@ class Evidence:
     def version_at(self, at_ns: int) -> int:
         """The policy version whose sync had completed at that time: 0 from the clean room on."""
         version = 0
-        for call in self.calls("sync_weights"):
-            if call.error is None and call.ended_ns <= at_ns:
+        for call in self._syncs:
+            if call.ended_ns <= at_ns:
                 version = call.request["version"]
         return version
 

@@ -1,0 +1,137 @@
+"""How near is near enough: log-probabilities of the baseline against its own twin, and the bound that follows. Pure.
+
+The bound is derived in the run. It lies above what the baseline differs from itself, and is of use only below what the
+weakest fault makes; both margins are printed. Faults are seeded into the recorded numbers, offline.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
+import msgspec
+
+from harness.facets import LOGPROBS, deterministic
+from harness.pairing import pair
+from harness.recording import Call, ScenarioTrace
+from harness.verdict import NoiseFloor
+
+FLOAT32_EPSILON = 2.0**-23
+ABOVE_THE_FLOOR = 10.0
+"""How many times its own noise the baseline is given: two draws of one noise rarely lie so far apart."""
+ROUNDINGS = 64.0
+"""Roundings of a float32 at the scale of the largest log-probability: what a reordered sum may cost."""
+
+
+@final
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """The log-probability of one token on both sides. `size` is infinite where one side has no number."""
+
+    row: int
+    position: int
+    left: float | None
+    right: float | None
+    size: float
+
+
+def deltas(left: Call, right: Call) -> Iterator[Delta]:
+    """Differences over the tokens that both calls begin with alike, row by row; nothing where neither gave numbers.
+
+    A token without a number on one side, or numbers without a token, are infinite differences.
+    """
+    ours, theirs = _logprob_rows(left), _logprob_rows(right)
+    for row in range(max(len(ours), len(theirs))):
+        (tokens, numbers), (other_tokens, other_numbers) = _at(ours, row), _at(theirs, row)
+        if numbers is None and other_numbers is None:
+            continue
+        mine, other = numbers or [], other_numbers or []
+        same = common_prefix(tokens, other_tokens)
+        whole = same == len(tokens) == len(other_tokens)
+        for position in range(max(same, len(mine), len(other)) if whole else same):
+            a = mine[position] if position < len(mine) else None
+            b = other[position] if position < len(other) else None
+            size = abs(a - b) if isinstance(a, int | float) and isinstance(b, int | float) else math.inf
+            yield Delta(row=row, position=position, left=a, right=b, size=math.inf if math.isnan(size) else size)
+
+
+def _logprob_rows(call: Call) -> list[tuple[list[int], list[float | None] | None]]:
+    if call.method not in ("generate", "sample") or call.result is None or not deterministic(call):
+        return []
+    rows = call.result.get("response_ids") or []
+    numbers: list[Any] = call.result.get("response_logprobs") or []
+    return [(tokens, numbers[row] if row < len(numbers) else None) for row, tokens in enumerate(rows)]
+
+
+def _at(rows: list[tuple[list[int], Any]], row: int) -> tuple[list[int], Any]:
+    return rows[row] if row < len(rows) else ([], None)
+
+
+def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many entries two sequences begin with alike."""
+    if left == right:
+        return len(left)
+    return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[NoiseFloor]:
+    """The noise of the baseline over a whole run, from pairs of a trace and its twin; empty if nothing was measured.
+
+    bound = max(10 × floor, 64 × 2⁻²³ × the largest |log-probability|). A missing number is no noise and is left out:
+    the checks judge it.
+    """
+    floor, scale, facts = 0.0, 0.0, 0
+    faults = dict.fromkeys(FAULTS, 0.0)
+    for trace, twin in pairs:
+        for call, again in pair(trace, twin).pairs:
+            for delta in deltas(call, again):
+                if math.isfinite(delta.size):
+                    floor, facts = max(floor, delta.size), facts + 1
+            for _, numbers in _logprob_rows(call):
+                known = [x for x in numbers or () if isinstance(x, int | float)]
+                scale = max([scale, *(abs(x) for x in known)])
+                for name, fault in FAULTS.items():
+                    faults[name] = max(faults[name], fault(known))
+    if not facts:
+        return []
+    seeded = {name: size for name, size in faults.items() if size > 0}
+    return [
+        NoiseFloor(
+            facet=LOGPROBS,
+            unit="nats",
+            floor=floor,
+            bound=max(ABOVE_THE_FLOOR * floor, ROUNDINGS * FLOAT32_EPSILON * scale),
+            weakest_fault=min(seeded.values(), default=None),
+            faults=seeded,
+            facts=facts,
+        )
+    ]
+
+
+def _shifted(numbers: list[float]) -> float:
+    return max((abs(a - b) for a, b in itertools.pairwise(numbers)), default=0.0)
+
+
+def _scaled(numbers: list[float]) -> float:
+    return max((abs(x) * (1 - 1 / 1.01) for x in numbers), default=0.0)
+
+
+def _rounded(numbers: list[float]) -> float:
+    return max((abs(x - _bfloat16(x)) for x in numbers), default=0.0)
+
+
+def _bfloat16(value: float) -> float:
+    """`value` cut to bfloat16: the upper half of its float32."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0] & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+FAULTS: dict[str, Callable[[list[float]], float]] = {
+    "each off by 1e-3": lambda numbers: 1e-3 if numbers else 0.0,
+    "temperature 1.01, not renormalized": _scaled,
+    "shifted by one position": _shifted,
+    "kept in bfloat16": _rounded,
+}
+"""Seeded faults: name → the largest difference that the fault makes in one row of log-probabilities."""
