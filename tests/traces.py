@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -259,12 +259,25 @@ def judge(
     observations: Iterable[Observation] = (),
     reference: FakeReference | None = None,
     **about: Any,
-) -> Finding:
+) -> Finding | None:
     """Run one check on these calls. What it reads of the oracle it must have announced in its `queries`."""
     recorded = trace(*calls, observations=observations, **about)
     oracle = reference or FakeReference()
-    announced = list(check.queries(Evidence(recorded, oracle)))
-    return check.judge(Evidence(recorded, oracle.asked(announced)))
+    announced: dict[str, Query] = {}
+    while True:
+        known = len(announced)
+        announced |= {key(q): q for q in _asks(check, recorded, oracle.asked(announced.values()))}
+        if len(announced) == known:
+            break
+    return check.judge(Evidence(recorded, oracle.asked(announced.values())))
+
+
+def _asks(check: Check, recorded: ScenarioTrace, book: FakeReference) -> Iterator[Query]:
+    """One round of questions: a check may need an answer to know its next one."""
+    try:
+        yield from check.queries(Evidence(recorded, book))
+    except UnansweredQuery:
+        return
 
 
 class FakeReference:

@@ -1,0 +1,184 @@
+"""Answers of generate() and sample(), one a row, and what is wrong with a call before any row is looked at.
+
+A check of rows is made by `of_answers`: a call that failed, lost a row or gave lists of unequal lengths is a failure by
+name, a recording without such calls untestable, and only whole answers reach the check's own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.checks import matching
+from harness.checks.base import Check, Evidence, Finding, failed, untestable
+from harness.errors import Blame
+from harness.recording import Call
+from harness.reference import Query
+
+METHODS = ("generate", "sample")
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as it came back. `logprobs` and `text` are None where the result holds none. `version`: of the policy."""
+
+    call: Call
+    index: int
+    prompt: list[int]
+    tokens: list[int]
+    text: str | None
+    finish_reason: str | None
+    logprobs: list[Any] | None
+    params: dict[str, Any]
+    version: int
+
+    def shown(self, **more: Any) -> dict[str, Any]:
+        """The smallest input that shows what is wrong with this row, and what came of it."""
+        return {
+            "call": self.call.label or self.call.id,
+            "method": self.call.method,
+            "row": self.index,
+            "prompt": self.prompt[:64],
+            "sampling_params": self.params,
+            "tokens": self.tokens[:64],
+            "finish_reason": self.finish_reason,
+            **more,
+        }
+
+
+Rule = Callable[[Evidence, list[Answer]], Finding]
+Asks = Callable[[Evidence, list[Answer]], Iterable[Query]]
+
+
+def of_answers(
+    name: str,
+    *,
+    fault: str,
+    source: str,
+    rule: Rule,
+    asks: Asks | None = None,
+    labels: Sequence[str] = (),
+    methods: Sequence[str] = METHODS,
+) -> Check:
+    """A check of the answers of these calls: of all calls without `labels`. The labels become part of its name."""
+
+    def judge(evidence: Evidence) -> Finding:
+        calls = select(evidence, labels, methods)
+        return trouble(calls, labels, methods) or rule(evidence, answers(evidence, calls))
+
+    def queries(evidence: Evidence) -> Iterator[Query]:
+        calls = select(evidence, labels, methods)
+        yield from matching.queries(evidence)
+        if asks is not None and trouble(calls, labels, methods) is None:
+            yield from asks(evidence, answers(evidence, calls))
+
+    full_name = f"{name}:{'+'.join(labels)}" if labels else name
+    return Check(name=full_name, fault=fault, source=source, judge=judge, queries=queries)
+
+
+def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:
+    """The scenario's calls of these methods that carry one of `labels` (any, without labels)."""
+    return [c for c in evidence.calls() if c.method in methods and (not labels or c.label in labels)]
+
+
+def trouble(calls: Sequence[Call], labels: Sequence[str], methods: Sequence[str]) -> Finding | None:
+    """Why no row can be judged: no call, a label that never came, a failed call, results that are no row a prompt."""
+    absent = sorted(set(labels) - {c.label for c in calls})
+    if absent:
+        return untestable(f"no call labelled {', '.join(absent)} was recorded")
+    if not calls:
+        return untestable(f"no call of {' or '.join(methods)} was recorded")
+    for call in calls:
+        if call.error is not None:
+            return unexpected(call)
+    for call in calls:
+        wrong = _shape(call)
+        if wrong:
+            return failed(1, f"{call.method}() {wrong}", [_summary(call)])
+    return None
+
+
+def unexpected(call: Call) -> Finding:
+    """A call that was to succeed failed: its error, named. The message varies and is evidence."""
+    assert call.error is not None
+    error = call.error
+    shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
+    return Finding(
+        status="fail" if error.blame == Blame.STACK else "untestable",
+        facts=1,
+        reason=f"{call.method}() failed with {error.kind}",
+        evidence=[{**shown, "request": _short(call.request)}],
+        blame=Blame(error.blame),
+    )
+
+
+def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
+    """The rows of `calls`, which are in good shape. Prompts of chat messages are the reference's rendering."""
+    wanted = {call.id for call in calls}
+    return [_answer(evidence, row) for row in matching.rows(evidence) if row.call.id in wanted]
+
+
+def _answer(evidence: Evidence, row: matching.Row) -> Answer:
+    result = row.call.result or {}
+    texts, logprobs = result.get("responses"), result.get("response_logprobs")
+    if row.prompt is None:
+        messages = row.call.request["prompts"][row.index]
+        evidence.reference.render(messages)  # raises UnansweredQuery: the next round knows
+    return Answer(
+        call=row.call,
+        index=row.index,
+        prompt=list(row.prompt or ()),
+        tokens=list(row.tokens or ()),
+        text=None if texts is None else texts[row.index],
+        finish_reason=row.finish_reason,
+        logprobs=None if logprobs is None else logprobs[row.index],
+        params=row.params,
+        version=evidence.version_at(row.call.started_ns),
+    )
+
+
+def asked_rows(call: Call) -> int:
+    """How many rows this call asked for."""
+    if call.method == "sample":
+        return int(call.request["num_samples"])
+    return len(call.request.get("prompt_token_ids") or call.request.get("prompts") or ())
+
+
+def _shape(call: Call) -> str | None:
+    result, rows = call.result or {}, asked_rows(call)
+    ids = result.get("response_ids")
+    if not isinstance(ids, list):
+        return "returned no token ids"
+    if len(ids) != rows:
+        return f"returned {'fewer' if len(ids) < rows else 'more'} results than were asked for"
+    for field in ("stop_reasons", "responses", "response_logprobs"):
+        found = result.get(field)
+        optional = field != "stop_reasons"
+        if not (found is None and optional) and (not isinstance(found, list) or len(found) != rows):
+            return f"returned another number of {field} than of results"
+    if not all(ids):
+        return "returned a result without tokens"
+    return None if all(result["stop_reasons"]) else "returned a result without a finish reason"
+
+
+def _summary(call: Call) -> dict[str, Any]:
+    result = call.result or {}
+    counts = {name: len(value) for name, value in result.items() if isinstance(value, list)}
+    lengths = [len(row) for row in result.get("response_ids") or ()][:32]
+    return {"call": call.label or call.id, "rows asked for": asked_rows(call), "returned": counts, "lengths": lengths}
+
+
+def _short(request: dict[str, Any]) -> dict[str, Any]:
+    """A request fit to be shown: the first two rows of a batch, the first 32 tokens of a prompt."""
+
+    def cut(value: Any, depth: int) -> Any:
+        if isinstance(value, list):
+            return [
+                cut(v, depth + 1) for v in value[: 2 if depth == 0 and value and isinstance(value[0], list) else 32]
+            ]
+        if isinstance(value, dict):
+            return {k: cut(v, depth) for k, v in value.items()}
+        return value
+
+    return {k: cut(v, 0) for k, v in request.items() if v is not None}

@@ -1,0 +1,139 @@
+"""Greedy tokens against the oracle, and equality of two calls' tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from harness.checks import matching
+from harness.checks.answers import Answer, answers, of_answers, select, trouble
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.reference import Query, ScoreRequest
+
+NEAR_TIE = 1e-4
+"""Nats. Below this margin between the two most probable tokens rounding decides (float32: about 1.2e-5 measured)."""
+
+RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
+"""Sampling parameters under which the most probable token of the model need not be the greedy choice."""
+
+
+def score_of(answer: Answer) -> ScoreRequest:
+    """The teacher-forced scores of an answer's tokens."""
+    return ScoreRequest(version=answer.version, prompt=answer.prompt, tokens=answer.tokens)
+
+
+def scores(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    """Scores of every row."""
+    return (score_of(row) for row in rows)
+
+
+def is_greedy(answer: Answer) -> bool:
+    """Was this row asked for greedily, and of nothing but the model's own distribution?"""
+    return answer.params.get("temperature") == 0 and not any(answer.params.get(p) for p in RESHAPING)
+
+
+def fixed_length(params: dict[str, Any]) -> int | None:
+    """How many tokens there must be if nothing but max_tokens can end the output, else None."""
+    endless = params.get("ignore_eos") and not params.get("stop") and not params.get("stop_token_ids")
+    return params.get("max_tokens") if endless else None
+
+
+def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
+    rows = [row for row in rows if is_greedy(row)]
+    if not rows:
+        return untestable("no greedy call was recorded")
+    facts = near_ties = 0
+    for row in rows:
+        length = fixed_length(row.params)
+        if length is not None and len(row.tokens) != length:
+            return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
+        score = evidence.reference.score(row.version, row.prompt, row.tokens)
+        for at, (_, rank, margin) in enumerate(zip(row.tokens, score.ranks, score.margins, strict=True)):
+            facts += 1
+            if rank == 1 and margin < NEAR_TIE:
+                near_ties += 1
+            elif rank > 0:
+                where = "at its first token" if at == 0 else "after a common start"
+                shown = row.shown(position=at, rank=rank, margin=margin, token=row.tokens[at])
+                return failed(facts, f"greedy output parts from the reference's {where}", [shown], margin=margin)
+    return passed(facts, near_ties=near_ties)
+
+
+def greedy(*labels: str) -> Check:
+    """At temperature 0 each token is the reference's most probable one (teacher-forced after a near tie)."""
+    return of_answers(
+        "tokens.greedy",
+        fault="tokens of another prompt, of other weights, of a stale cache, or doubled, dropped and cut-off tokens",
+        source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
+        rule=_greedy,
+        asks=lambda _, rows: (score_of(row) for row in rows if is_greedy(row)),
+        labels=labels,
+    )
+
+
+def same_output(first: str, second: str) -> Check:
+    """The rows of call(s) `first` came back in call(s) `second`, to the token, with the same end and text."""
+
+    def judge(evidence: Evidence) -> Finding:
+        pairs = _pairs(evidence, first, second)
+        if isinstance(pairs, Finding):
+            return pairs
+        for number, (one, other) in enumerate(pairs, start=1):
+            for facet in ("tokens", "finish_reason", "text"):
+                if getattr(one, facet) != getattr(other, facet):
+                    both = {first: getattr(one, facet), second: getattr(other, facet)}
+                    return failed(number, f"{facet} differ between {first} and {second}", [one.shown(**both)])
+        return passed(3 * len(pairs))
+
+    return Check(
+        name=f"tokens.same:{first}={second}",
+        fault="an output that depends on its place in a batch, on the load, or on what was asked before",
+        source="vLLM documentation, SamplingParams.seed",
+        judge=judge,
+        queries=matching.queries,
+    )
+
+
+def different_output(first: str, second: str) -> Check:
+    """Of the rows that calls `first` and `second` share, at least half came out differently."""
+
+    def judge(evidence: Evidence) -> Finding:
+        pairs = _pairs(evidence, first, second)
+        if isinstance(pairs, Finding):
+            return pairs
+        same = [(one, other) for one, other in pairs if one.tokens == other.tokens]
+        if 2 * len(same) > len(pairs):
+            return failed(len(pairs), f"outputs of {first} and {second} are the same", [same[0][0].shown()])
+        return passed(len(pairs), same=len(same))
+
+    return Check(
+        name=f"tokens.differ:{first}!={second}",
+        fault="a seed that is ignored, or a fixed one that is used in its place",
+        source="vLLM documentation, SamplingParams.seed",
+        judge=judge,
+        queries=matching.queries,
+    )
+
+
+def _pairs(evidence: Evidence, first: str, second: str) -> list[tuple[Answer, Answer]] | Finding:
+    """Rows of `first` with those of `second` that have the same prompt. Each row of `first` must have one."""
+    found: list[list[Answer]] = []
+    for label in (first, second):
+        calls = select(evidence, (label,), ("generate", "sample"))
+        wrong = trouble(calls, (label,), ("generate", "sample"))
+        if wrong is not None:
+            return wrong
+        found.append(answers(evidence, calls))
+    return _by_prompt(found[0], found[1], first, second)
+
+
+def _by_prompt(
+    ones: Sequence[Answer], others: Sequence[Answer], first: str, second: str
+) -> list[tuple[Answer, Answer]] | Finding:
+    by_prompt: dict[tuple[int, ...], list[Answer]] = {}
+    for other in others:
+        by_prompt.setdefault(tuple(other.prompt), []).append(other)
+    pairs = [(one, other) for one in ones for other in by_prompt.get(tuple(one.prompt), ())]
+    if {id(one) for one, _ in pairs} != {id(one) for one in ones}:
+        return untestable(f"a prompt of {first} was not asked again in {second}")
+    return pairs
