@@ -99,8 +99,8 @@ def _marks_only(raw: bytes) -> Line | None:
 def index(path: Path) -> Index:
     """Find the scenarios of a whole recording. Calls and observations are counted here and parsed when they are loaded.
 
-    Raises `RecordingError` as `harness.recording.read` does, for a scenario without an end or a start, for one that was
-    recorded twice under the same take, and for events outside a scenario.
+    Raises `RecordingError` as `harness.recording.read` does, for a scenario without an end or a start, and for one that
+    was recorded twice under the same take.
     """
     header: Header | None = None
     footer: Footer | None = None
@@ -129,8 +129,7 @@ def index(path: Path) -> Index:
                     raise RecordingError(f"{path}:{number}: {start.scenario} was cut off")
                 footer = line
             case _:
-                if start is None:
-                    raise RecordingError(f"{path}:{number}: an event outside a scenario")
+                pass  # a call or an observation; outside a scenario it is the driver's own, such as prepare_weight_sync
     if header is None or footer is None:
         raise RecordingError(f"{path} holds no recording")
     return Index(path=path, header=header, footer=footer, spans=spans, last_end=end)

@@ -54,15 +54,20 @@ def judge(scenario: Scenario, trace: ScenarioTrace, reference: ReferenceBook) ->
     Fails closed: a check that judged no fact, raised, or needed an answer that the oracle never gave is `untestable`.
     A scenario that could not be driven to its end fails every check of its own if the stack is to blame.
     """
+    return judge_evidence(scenario, Evidence(trace, reference))
+
+
+def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
+    """As `judge`, on evidence that is used for more than judging: what was worked out of it is kept there."""
+    trace = evidence.trace
     if trace.end.outcome == "failed":
         finding = _not_driven(trace)
         return [_verdict(scenario, trace, check, finding) for check in scenario.checks]
-    evidence = Evidence(trace, reference)
     verdicts = [_verdict(scenario, trace, check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
     for check in ALWAYS:
-        finding_or_none = run(check, evidence)
-        if finding_or_none is not None:
-            verdicts.append(_verdict(scenario, trace, check, finding_or_none))
+        found = run(check, evidence)
+        if found is not None:
+            verdicts.append(_verdict(scenario, trace, check, found))
     return verdicts
 
 

@@ -255,7 +255,7 @@ def read(path: Path, *, live: bool = False) -> Iterator[Line]:
 def traces(path: Path) -> Iterator[ScenarioTrace]:
     """Yield each scenario of a whole recording, in the order in which they were driven. Holds one scenario in memory.
 
-    Raises `RecordingError` as `read` does, and for events outside a scenario or a scenario without an end.
+    Raises `RecordingError` as `read` does, and for a scenario without an end or without a start.
     """
     header: Header | None = None
     start: ScenarioStart | None = None

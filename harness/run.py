@@ -1,0 +1,317 @@
+"""Judge a run offline: its recordings and reference answers → conformance, comparison, ledger, gate. Drives nothing.
+
+Recordings may be larger than memory: one scenario is loaded at a time (its takes on both stacks), whatever the order in
+which each stack was driven.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from harness import gate
+from harness import ledger as known
+from harness.book import Book
+from harness.capability import Capability
+from harness.catalogue import declared
+from harness.checks.base import Evidence
+from harness.errors import Blame, UsageError
+from harness.exercise import exercised, unexercised
+from harness.index import Index, index
+from harness.judge import absent, judge_evidence, missing
+from harness.noise import noise_floors
+from harness.parity import Absent, Judged, Missing, Side, compare
+from harness.plan import load_plan
+from harness.recording import CallError, ScenarioTrace
+from harness.run_folder import RunFolder
+from harness.scenario import Scenario
+from harness.takes import merge
+from harness.topology import Placement
+from harness.verdict import Conformance, Judgement, NoiseFloor, RunInfo, Verdict
+
+__all__ = ["RunFolder", "compare_recordings", "judge_run"]
+
+
+@final
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """One recording with the oracle's answers that belong to it."""
+
+    index: Index
+    book: Book
+
+    @property
+    def target(self) -> str:
+        return self.index.header.target
+
+    @property
+    def topology(self) -> str:
+        return self.index.header.topology.name
+
+
+def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None) -> Judgement:
+    """Judge the run in `folder` with today's checks, and compare its candidate with its baseline.
+
+    `ledger` None means the project's own. Raises UsageError for a folder that holds no run, `RecordingError` for a
+    recording or a book that is not whole, and `LedgerError` for a ledger that is malformed.
+    """
+    started = time.perf_counter()
+    run = RunFolder.existing(folder)
+    info = run.info()
+    recordings = [index(path) for path in run.recorded()]
+    book = Book.load(run.reference) if run.reference.exists() else Book.empty()
+    found = [Recorded(index=one, book=book) for one in recordings]
+    return _judgement(info, found, ledger, today, started)
+
+
+def compare_recordings(
+    baseline: Path, candidate: Path, *, ledger: Path | None = None, today: datetime.date | None = None
+) -> Judgement:
+    """Judge and compare two recordings, made whenever and wherever; each is a recording's file or a run's folder.
+
+    Of a folder with several stacks, the baseline's side gives its baseline and the candidate's its candidate. Reference
+    answers are those beside each recording; without them, what needs the oracle is untestable.
+    Raises what `judge_run` raises, and UsageError for recordings without a common topology or model.
+    """
+    started = time.perf_counter()
+    left, right = _source(baseline, "baseline"), _source(candidate, "candidate")
+    left, right = _told_apart(left, baseline), _told_apart(right, candidate, taken=left[0].target)
+    if not {r.topology for r in left} & {r.topology for r in right}:
+        raise UsageError(
+            f"{baseline} ({_topologies(left)}) and {candidate} ({_topologies(right)}) have no topology in common",
+            next_step="compare recordings of one topology",
+        )
+    headers = [r.index.header for r in (*left, *right)]
+    info = RunInfo(
+        run_id=f"{headers[0].run_id}~{headers[-1].run_id}",
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=f"parity compare {baseline} {candidate}",
+        baseline=left[0].target,
+        candidate=right[0].target,
+        start="ray" if all(h.start == "ray" for h in headers) else "fork",
+        engine="/".join(sorted({h.engine for h in headers})),
+    )
+    return _judgement(info, [*left, *right], ledger, today, started)
+
+
+def _source(path: Path, role: str) -> list[Recorded]:
+    if not path.is_dir():
+        beside = [p / "reference.jsonl" for p in (path.parent, path.parent.parent)]
+        book = next((Book.load(p) for p in beside if p.is_file()), None) or Book.empty()
+        return [Recorded(index=index(path), book=book)]
+    run = RunFolder.existing(path)
+    wanted = run.info().baseline if role == "baseline" else run.info().candidate
+    book = Book.load(run.reference) if run.reference.exists() else Book.empty()
+    found = [Recorded(index=index(p), book=book) for p in run.recorded()]
+    targets = sorted({r.target for r in found})
+    chosen = wanted if wanted in targets else (targets[0] if len(targets) == 1 else None)
+    if chosen is None:
+        raise UsageError(
+            f"{path} holds recordings of {', '.join(targets) or 'nothing'}, and none is its {role}",
+            next_step="name the recording's file",
+        )
+    return [r for r in found if r.target == chosen]
+
+
+def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
+    """Two recordings of one target are told apart by the name of their run."""
+    if found[0].target != taken:
+        return found
+    return [
+        Recorded(
+            book=r.book,
+            index=msgspec.structs.replace(
+                r.index,
+                header=msgspec.structs.replace(r.index.header, target=f"{r.target} in {r.index.header.run_id or path}"),
+            ),
+        )
+        for r in found
+    ]
+
+
+def _topologies(found: Iterable[Recorded]) -> str:
+    return ", ".join(sorted({r.topology for r in found}))
+
+
+# --- judging --------------------------------------------------------------------------------------------------------
+
+
+def _judgement(
+    info: RunInfo,
+    found: Sequence[Recorded],
+    ledger: Path | None,
+    today: datetime.date | None,
+    started: float,
+) -> Judgement:
+    scenarios = declared()
+    _refuse_other_models(found)
+    entries = known.load(ledger)
+    noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
+    verdicts = list(_verdicts(info, found, scenarios, noise))
+    verdicts, problems = known.apply(entries, verdicts, today or datetime.datetime.now(datetime.UTC).date())
+    judgement = Judgement(
+        run=msgspec.structs.replace(
+            info,
+            headers=[msgspec.to_builtins(r.index.header) for r in found],
+            seconds=info.seconds | {"judge": time.perf_counter() - started},
+        ),
+        verdicts=verdicts,
+        ledger_problems=problems,
+        noise=noise,
+    )
+    return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
+
+
+def _refuse_other_models(found: Sequence[Recorded]) -> None:
+    models = {r.index.header.model.get("sha256", "") for r in found}
+    if len(models) > 1:
+        raise UsageError(
+            f"the recordings were made with {len(models)} different models: nothing can be compared",
+            next_step="record both stacks with one checkpoint",
+        )
+    for r in found:
+        answered_by = r.book.model_sha256
+        if answered_by and answered_by not in models:
+            raise UsageError(
+                f"{r.book.path} answers for another model than {r.index.path} was recorded with",
+                next_step="judge a recording with the reference answers of its own run",
+            )
+
+
+def _with_twins(found: Iterable[Recorded]) -> Iterator[tuple[ScenarioTrace, ScenarioTrace]]:
+    """Each scenario of the baseline with its twin, calls only: the tap's observations have no part in noise."""
+    for recorded in found:
+        for name in recorded.index.scenarios:
+            if {1, 2} <= set(recorded.index.takes(name)):
+                yield tuple(recorded.index.trace(name, take, observations=False) for take in (1, 2))  # type: ignore[misc]
+
+
+def _verdicts(
+    info: RunInfo, found: Sequence[Recorded], scenarios: Mapping[str, Scenario], noise: Sequence[NoiseFloor]
+) -> Iterator[Verdict]:
+    seen: dict[str, set[Capability]] = {r.target: set() for r in found}
+    for topology in _topology_names(info, found):
+        here = {r.target: r for r in found if r.topology == topology}
+        for name in _names(info, topology, here.values(), scenarios):
+            scenario = scenarios.get(name)
+            if scenario is None:
+                yield from (_undeclared(name, r) for r in here.values() if name in r.index.scenarios)
+            else:
+                yield from _Judging(info, topology, here, seen).scenario(scenario, noise)
+    for wave in info.whole_waves[:1]:
+        for target, capabilities in seen.items():
+            promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
+            yield from unexercised(target, "all", wave, promised, capabilities)
+
+
+def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
+    not_started = (name.rpartition("@")[2] for name in info.not_started)
+    return list(dict.fromkeys([*(r.topology for r in found), *not_started]))
+
+
+def _names(info: RunInfo, topology: str, here: Iterable[Recorded], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
+    """Scenarios that were driven here on any stack, and those that should have been."""
+    driven = (name for r in here for name in r.index.scenarios)
+    placement = Placement(topology.partition("-")[0])
+    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and placement in s.placements)
+    yield from dict.fromkeys([*driven, *due])
+
+
+def _undeclared(name: str, recorded: Recorded) -> Verdict:
+    return Verdict(
+        scenario=name,
+        wave=0,
+        task=0,
+        promise="every recorded scenario is declared",
+        topology=recorded.topology,
+        check="scenario.declared",
+        target=recorded.target,
+        status=Conformance.UNTESTABLE,
+        blame=Blame.HARNESS,
+        reason="it was recorded, and no scenario of that name is declared now",
+        next_step="judge with the scenarios that it was recorded with",
+    )
+
+
+class _Judging:
+    """One scenario in one topology: each stack against the contract, then the candidate against the baseline."""
+
+    def __init__(
+        self, info: RunInfo, topology: str, here: Mapping[str, Recorded], seen: dict[str, set[Capability]]
+    ) -> None:
+        self.info, self.topology, self.here, self.seen = info, topology, here, seen
+
+    def scenario(self, scenario: Scenario, noise: Sequence[NoiseFloor]) -> Iterator[Verdict]:
+        baseline, candidate = self.info.baseline, self.info.candidate
+        for target in self.here:
+            if target not in (baseline, candidate):
+                yield from self._alone(scenario, target)[1]
+        if baseline is None or candidate is None or baseline == candidate:
+            for target in dict.fromkeys(t for t in (baseline, candidate) if t is not None):
+                yield from self._alone(scenario, target)[1]
+            return
+        left, verdicts, twin = self._alone(scenario, baseline)
+        yield from verdicts
+        own: list[list[Verdict]] = []
+        compared: list[list[Verdict]] = []
+        for right, found in self._takes(scenario, candidate):
+            own.append(found)
+            compared.append(compare(scenario, left, right, twin, noise))
+        yield from merge(own)
+        yield from merge(compared)
+
+    def _alone(self, scenario: Scenario, target: str) -> tuple[Side, list[Verdict], ScenarioTrace | None]:
+        """All takes as one side: the first take's evidence, everyone's verdicts, and the second take as the twin."""
+        first: Side | None = None
+        twin: ScenarioTrace | None = None
+        takes: list[list[Verdict]] = []
+        for side, verdicts in self._takes(scenario, target):
+            takes.append(verdicts)
+            if first is None:
+                first = side
+            elif twin is None and isinstance(side, Judged) and side.driven:
+                twin = side.evidence.trace
+        assert first is not None
+        merged = merge(takes)
+        if isinstance(first, Judged):
+            first = msgspec.structs.replace(first, verdicts=merged)
+        return first, merged, twin
+
+    def _takes(self, scenario: Scenario, target: str) -> Iterator[tuple[Side, list[Verdict]]]:
+        """Each recorded take, judged; at least one side, which says why where nothing was recorded."""
+        recorded = self.here.get(target)
+        takes = recorded.index.takes(scenario.name) if recorded is not None else []
+        if recorded is None or not takes:
+            yield self._not_there(scenario, target, recorded)
+        for take in takes:
+            assert recorded is not None
+            evidence = Evidence(recorded.index.trace(scenario.name, take), recorded.book)
+            self.seen[target] |= exercised(evidence.trace)
+            verdicts = judge_evidence(scenario, evidence)
+            yield Judged(evidence=evidence, verdicts=verdicts), verdicts
+
+    def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:
+        if recorded is not None:
+            lacking = missing(scenario, target, self.topology, recorded.index.header.capabilities)
+            if lacking:
+                return Missing(target=target, topology=self.topology, reason=lacking[0].reason), lacking
+        reason, blame = self._why_absent(target, recorded)
+        side = Absent(target=target, topology=self.topology, reason=reason, blame=blame)
+        return side, absent(scenario, target, self.topology, reason, blame)
+
+    def _why_absent(self, target: str, recorded: Recorded | None) -> tuple[str, Blame]:
+        if recorded is None:
+            error = self.info.not_started.get(f"{target}@{self.topology}")
+            return ("has no recording here", Blame.HARNESS) if error is None else _told("did not start", error)
+        last = recorded.index.last_end
+        if last is not None and last.error is not None:
+            return _told("was not driven after an earlier scenario ended", last.error)
+        return "was not driven", Blame.HARNESS
+
+
+def _told(what: str, error: CallError) -> tuple[str, Blame]:
+    return f"{what}: {error.kind}", Blame(error.blame) if error.blame in set(Blame) else Blame.HARNESS
