@@ -226,10 +226,10 @@ def judge(run: Run) -> None:
       parity judge .parity/runs/20261121-1500
       parity judge 20261121-1500
     """
-    folder = run_folder(run)
     from harness.run import judge_run
     from reports.render import write_all
 
+    folder = run_folder(run)
     judgement = judge_run(folder)
     write_all(judgement, folder)
     _show(judgement)
@@ -271,20 +271,14 @@ def report(run: Run) -> None:
     Example:
       parity report .parity/runs/20261121-1500
     """
-    import msgspec
-
-    from harness.verdict import Judgement
+    from reports.json_report import read_report
+    from reports.render import write_all
 
     folder = run_folder(run)
     source = folder / "report.json"
     if not source.is_file():
         raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {run}")
-    try:
-        judgement = msgspec.json.decode(source.read_bytes(), type=Judgement)
-    except msgspec.DecodeError as error:
-        raise UsageError(
-            f"{source} is not a report: {error}", next_step=f"write it anew: parity judge {run}"
-        ) from error
+    judgement = read_report(source)
     write_all(judgement, folder)
     _show(judgement)
 

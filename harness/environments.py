@@ -93,7 +93,7 @@ def ensure(
     `root` is the project's folder, `python` the interpreter to make it with. Two runs at once do not collide: the
     second waits for the first. Raises EnvironmentBroken, with what differs or the end of uv's output.
     """
-    show = progress or console_progress()
+    show = console_progress() if progress is None else progress
     locked = requirement_file(name, engine, folder=requirements)
     home = location(name, engine, root=root, requirements=requirements)
     with _alone(home, show):

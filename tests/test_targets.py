@@ -1,0 +1,109 @@
+"""A target's name resolves to an adapter and a place to run it, or ends in one clear message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import targets
+from harness.capability import Capability
+from harness.environments import requirement_file
+from harness.errors import EnvironmentBroken, UsageError
+from harness.targets import LOCAL_NEEDS, registry, resolve
+
+
+def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
+    for target in registry().values():
+        assert target.local == target.name.startswith("local:")
+        if target.environment is not None:
+            assert requirement_file(target.environment, "cpu").is_file()
+            assert requirement_file(target.environment, "cuda").is_file()
+
+
+def test_a_local_target_is_its_release_without_the_environment():
+    for kind, switch in (("legacy", "0"), ("http", "1")):
+        local, release = registry()[f"local:{kind}"], registry()[f"skyrl-0.2.0:{kind}"]
+        assert (local.adapter, local.capabilities) == (release.adapter, release.capabilities)
+        assert local.variables == release.variables == {"_SKYRL_USE_NEW_INFERENCE": switch}
+
+
+def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
+    legacy, http = (registry()[f"skyrl-0.2.0:{kind}"].capabilities for kind in ("legacy", "http"))
+    assert legacy - http == {Capability.GENERATE_MESSAGES}
+    assert http - legacy == {
+        Capability.TOKENIZE,
+        Capability.PAUSE_ABORT,
+        Capability.PAUSE_WAIT,
+        Capability.HEALTH,
+        Capability.IS_PAUSED,
+    }
+    assert registry()["reference"].capabilities == {Capability.SCORE}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("skyrl-0.2.0:htp", "did you mean skyrl-0.2.0:http"),
+        ("", "known are"),
+        ("verl", "known are skyrl-0.2.0:legacy,"),
+    ],
+)
+def test_an_unknown_target_is_answered_with_close_names(name: str, said: str):
+    with pytest.raises(UsageError, match=said):
+        resolve(name)
+
+
+def test_an_interpreter_is_only_for_local_targets_and_they_need_one():
+    assert resolve("skyrl-0.2.0:http", Path("/nowhere")).python is None
+    with pytest.raises(UsageError, match="needs the interpreter"):
+        resolve("local:http")
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path) -> Path:
+    """A link to a script that is this Python with empty modules of the stack's names."""
+    for name in LOCAL_NEEDS:
+        (tmp_path / f"{name}.py").touch()
+    script = tmp_path / "python-with-stack"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(script)
+    return link
+
+
+def test_a_local_target_runs_the_named_interpreter_as_it_was_named(interpreter: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(interpreter.parent)
+    assert resolve("local:legacy", Path("link")).python == interpreter, "a virtual environment's link must stay a link"
+
+
+def test_an_interpreter_without_the_stack_is_refused(interpreter: Path):
+    (interpreter.parent / "vllm.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
+    with pytest.raises(EnvironmentBroken, match="cannot run a stack: ImportError: libtorch") as caught:
+        resolve("local:http", interpreter)
+    assert "vllm" in caught.value.next_step
+
+
+def test_an_interpreter_that_hangs_is_given_up(interpreter: Path, monkeypatch: pytest.MonkeyPatch):
+    (interpreter.parent / "skyrl.py").write_text("import threading; threading.Event().wait()\n")
+    monkeypatch.setattr(targets, "IMPORT_DEADLINE_S", 0.5)
+    with pytest.raises(EnvironmentBroken, match="within 0 s"):
+        resolve("local:http", interpreter)
+
+
+def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="does not exist"):
+        resolve("local:http", tmp_path / "python")
+    with pytest.raises(UsageError, match="does not exist"):
+        resolve("local:http", tmp_path)
+    (tmp_path / "text").write_text("not a program")
+    if os.geteuid() != 0:
+        (tmp_path / "text").chmod(0o600)
+    with pytest.raises(UsageError, match="not executable"):
+        resolve("local:http", tmp_path / "text")
+    (tmp_path / "text").chmod(0o700)
+    with pytest.raises(UsageError, match="cannot be run"):
+        resolve("local:http", tmp_path / "text")
