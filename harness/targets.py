@@ -96,9 +96,11 @@ def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> N
         raise UsageError(f"interpreter {python} does not exist", next_step="name a python executable with --python")
     if not os.access(python, os.X_OK):
         raise UsageError(f"{python} is not executable", next_step="name a python executable with --python")
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}  # the host sets its own
     try:
         said = subprocess.run(
             [python, "-c", "\n".join(f"import {name}" for name in modules)],
+            env=variables,
             capture_output=True,
             text=True,
             timeout=IMPORT_DEADLINE_S,
