@@ -50,7 +50,8 @@ def _judge_every_parameter(evidence: Evidence) -> Finding:
         servers = {server: digests for server, _, digests in _ranks(call)}
         facts += len(evidence.header.servers) * len(expected)
         if absent := max(0, len(evidence.header.servers) - len(servers)):
-            wrong.append(("a server shows no parameters", {"version": version, "servers absent": absent}))
+            shown: dict[str, Any] = {"version": version, "servers absent": absent}
+            wrong.append(("a server shows no parameters", shown))
         for server, digests in servers.items():
             if problem := _problem(digests, version, known):
                 syncs = sum(c.ended_ns <= call.started_ns for c in evidence.calls("sync_weights"))

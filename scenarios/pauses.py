@@ -1,0 +1,44 @@
+"""Pausing at a moment that was observed, for as long as an engine would have needed to give itself away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from harness.contract import PauseMode
+from harness.stack import Stack
+
+TOKENS = 16
+"""Tokens per request that are made before a pause; the pause is held for as long as those took."""
+
+
+@asynccontextmanager
+async def pause_in_flight(
+    stack: Stack, mode: PauseMode, *, requests: int, clear_cache: bool = False
+) -> AsyncIterator[None]:
+    """Pause once `requests` requests are in flight with about `TOKENS` tokens each; resume on leaving.
+
+    The body runs while paused. The pause lasts at least as long as those tokens took: a running engine would have
+    made as many again.
+    """
+    began = time.monotonic()
+    await stack.until_generating(requests=requests, tokens=TOKENS * requests)
+    took = time.monotonic() - began
+    await stack.pause(mode, clear_cache=clear_cache)
+    yield
+    await asyncio.sleep(took)
+    await stack.resume()
+
+
+@asynccontextmanager
+async def pause_idle(stack: Stack, mode: PauseMode, prompt: list[int]) -> AsyncIterator[None]:
+    """Pause while nothing is in flight; resume on leaving. `prompt` is answered first: so long do tokens take."""
+    began = time.monotonic()
+    await stack.generate([prompt], max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    took = time.monotonic() - began
+    await stack.pause(mode)
+    yield
+    await asyncio.sleep(took)
+    await stack.resume()

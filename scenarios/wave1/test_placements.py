@@ -1,0 +1,59 @@
+"""What every placement owes: right answers, sticky sessions, weight sync. And what only one of them must not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import FAN_OUT, NO_SLEEP
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.logprobs import of_reference
+from harness.checks.routing import STICKY
+from harness.checks.staleness import CURRENT_POLICY
+from harness.checks.tokens import greedy
+from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
+from harness.contract import SessionId
+from harness.scenario import scenario
+from harness.stack import Stack
+from harness.topology import Placement
+
+EVERYWHERE = tuple(Placement)
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
+
+
+@scenario(
+    task=1,
+    promise="greedy answers are the reference's and sessions stick, before a weight sync and after it",
+    needs={Capability.WEIGHT_SYNC},
+    checks=[greedy(), of_reference(), STICKY, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+    placements=EVERYWHERE,
+)
+async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, tasks 1 to 3: routing, weight sync and generation, colocated, on separate GPUs and with servers that
+    were started on their own."""
+    sessions: list[SessionId] = [f"conversation-{number}" for number in range(8)]
+    for version in (0, 1, 2):
+        if version:
+            await stack.sync_weights(version)
+        await stack.digests()
+        for _ in range(3):
+            await stack.generate(prompts.unique(8), session_ids=sessions, **ANSWER)
+
+
+@scenario(
+    task=2,
+    promise="engines with their own accelerators are neither put to sleep nor woken around a sync",
+    needs={Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP},
+    checks=[NO_SLEEP, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
+    placements=(Placement.DISAGGREGATED,),
+)
+async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 2: "No sleep/wake needed (separate GPUs)". The trainer pauses, syncs and resumes."""
+    for version in (1, 2):
+        await stack.generate(prompts.unique(4), max_tokens=8, temperature=0.0)
+        await stack.pause("keep")
+        await stack.sync_weights(version)
+        await stack.resume()
+        await stack.digests()
+    await stack.generate(prompts.unique(4), max_tokens=8, temperature=0.0)

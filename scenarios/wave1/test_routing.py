@@ -1,0 +1,222 @@
+"""Which server a request goes to: a session's own, or any."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SPREAD, STICKY
+from harness.contract import SessionId
+from harness.scenario import scenario
+from harness.stack import Stack
+from harness.topology import Placement
+
+EVERYWHERE = tuple(Placement)
+ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
+
+
+async def turns(stack: Stack, prompts: Prompts, session: SessionId) -> None:
+    """24 turns of one session, in a batch and one by one. A stack that drops the id passes with a chance of 2^-23."""
+    await stack.generate(prompts.unique(16), session_ids=[session] * 16, **ANSWER)
+    for prompt in prompts.unique(8):
+        await stack.generate([prompt], session_ids=[session], **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="a session's turns all run on one server, whether they come alone or in batches with other sessions",
+    checks=[STICKY, ALL_COMPLETE],
+    placements=EVERYWHERE,
+)
+async def test_sessions_stick_over_turns_and_batches(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899: "Session-aware hashing: sticky routing for multi-turn conversations".
+
+    Each batch holds the sessions in another order, so that a row's place says nothing about its session."""
+    sessions: list[SessionId] = [f"conversation-{number}" for number in range(8)]
+    for turn in range(5):
+        order = sessions[turn:] + sessions[:turn]
+        await stack.generate(prompts.unique(8), session_ids=order, **ANSWER)
+    for session in sessions:
+        await stack.generate(prompts.unique(1), session_ids=[session], **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="many sessions are spread over all servers",
+    checks=[SESSIONS_SPREAD, STICKY],
+)
+async def test_many_sessions_use_every_server(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #934: a session's server is hash(session_id) % engines. 32 sessions an engine: a fair hash leaves one of
+    two engines out with a chance of 2^-63."""
+    count = 32 * stack.topology.engines
+    sessions: list[SessionId] = [f"session-{number}" for number in range(count)]
+    for _ in range(2):
+        await stack.generate(prompts.unique(count), session_ids=sessions, max_tokens=2, temperature=0.0)
+
+
+@scenario(
+    task=6,
+    promise="a session in the body of chat completions sticks",
+    needs={Capability.CHAT_COMPLETION},
+    checks=[STICKY, ALL_COMPLETE],
+)
+async def test_chat_sessions_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899, review: the session id comes in the request's body and decides its engine."""
+    for session in ("trial-a", "trial-b", "trial-c"):
+        for messages in prompts.conversations(12):
+            body = {"model": stack.model_name, "messages": messages, "session_id": session, **ANSWER}
+            await stack.chat_completion(body)
+
+
+@scenario(
+    task=6,
+    promise="a session in the body of completions sticks",
+    needs={Capability.COMPLETION},
+    checks=[STICKY, ALL_COMPLETE],
+)
+async def test_completion_sessions_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: "we route by request["session_id"] if present"."""
+    for session in ("trial-a", "trial-b", "trial-c"):
+        for prompt in prompts.unique(12):
+            body = {"model": stack.model_name, "prompt": prompt, "session_id": session, **ANSWER}
+            await stack.completion(body)
+
+
+@scenario(
+    task=6,
+    promise="sample() with a session runs on the session's server",
+    needs={Capability.SAMPLE},
+    checks=[STICKY],
+)
+async def test_sample_with_a_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #934: "session_id provided: sticky routing via hash"."""
+    for prompt in prompts.unique(16):
+        await stack.sample(prompt, 2, session_id="sampling", max_tokens=4, temperature=1.0)
+
+
+@scenario(
+    task=0,
+    promise="sample() without a session balances over the servers",
+    needs={Capability.SAMPLE},
+    checks=[SESSIONLESS_SPREAD],
+)
+async def test_sample_without_a_session_is_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #934: "session_id=None: random load-balancing". One prompt throughout: its content must not decide.
+
+    32 calls an engine: a fair choice leaves one of two engines out with a chance of 2^-63."""
+    prompt = prompts.one()
+    for _ in range(32 * stack.topology.engines):
+        await stack.sample(prompt, 1, max_tokens=2, temperature=1.0)
+
+
+@scenario(task=0, promise="single requests without a session are spread", checks=[SESSIONLESS_SPREAD])
+async def test_single_requests_without_a_session_are_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". 32 requests an engine: a fair
+    choice leaves one of two engines out with a chance of 2^-63."""
+    for prompt in prompts.unique(32 * stack.topology.engines):
+        await stack.generate([prompt], max_tokens=2, temperature=0.0)
+
+
+@scenario(task=0, promise="identical requests without a session are spread", checks=[SESSIONLESS_SPREAD])
+async def test_identical_requests_without_a_session_are_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". A GRPO group asks one prompt
+    many times: what the prompt says must not decide. Chance of a false alarm with two engines: 2^-63."""
+    prompt = prompts.one()
+    for _ in range(32 * stack.topology.engines):
+        await stack.generate([prompt], max_tokens=2, temperature=0.0)
+
+
+@scenario(task=0, promise="a batch without sessions is spread", checks=[SESSIONLESS_SPREAD, ALL_COMPLETE])
+async def test_a_batch_without_sessions_is_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: "if not we split evenly across engines", as generate()."""
+    await stack.generate(prompts.unique(32 * stack.topology.engines), max_tokens=2, temperature=0.0)
+
+
+@scenario(task=0, promise="a batch of one prompt, repeated, without sessions is spread", checks=[SESSIONLESS_SPREAD])
+async def test_a_batch_of_one_prompt_is_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient: "split evenly across engines". Group sampling repeats each prompt."""
+    count = 32 * stack.topology.engines
+    await stack.generate([prompts.one()] * count, max_tokens=2, temperature=0.0)
+
+
+@scenario(task=6, promise="a session whose id is a positive integer sticks", checks=[STICKY])
+async def test_integer_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
+    await turns(stack, prompts, 7)
+
+
+@scenario(task=6, promise="the session whose id is 0 sticks", checks=[STICKY])
+async def test_session_zero_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"; only None means that there is no session."""
+    await turns(stack, prompts, 0)
+
+
+@scenario(task=6, promise="a session whose id is a negative integer sticks", checks=[STICKY])
+async def test_negative_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
+    await turns(stack, prompts, -1)
+
+
+@scenario(task=6, promise="a session whose id is a large integer sticks", checks=[STICKY])
+async def test_large_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]". 2^53 + 1 is the first integer that JSON readers
+    with floating-point numbers get wrong."""
+    await turns(stack, prompts, 2**53 + 1)
+
+
+@scenario(task=6, promise='the session whose id is the text "0" sticks', checks=[STICKY])
+async def test_session_of_digits_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
+    await turns(stack, prompts, "0")
+
+
+@scenario(task=6, promise="the session whose id is the empty string sticks", checks=[STICKY])
+async def test_empty_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"; only None means that there is no session."""
+    await turns(stack, prompts, "")
+
+
+@scenario(task=6, promise="a session whose id is not ASCII sticks", checks=[STICKY, ALL_COMPLETE])
+async def test_session_beyond_ascii_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]": any text, whatever carries it on the way."""
+    await turns(stack, prompts, "Gespräch-対話-🙂")
+
+
+@scenario(task=6, promise="a session whose id has spaces sticks", checks=[STICKY, ALL_COMPLETE])
+async def test_session_with_spaces_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
+    await turns(stack, prompts, "turn one of two")
+
+
+@scenario(task=6, promise="a session with a long id sticks", checks=[STICKY, ALL_COMPLETE])
+async def test_long_session_sticks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]", without a limit of length."""
+    await turns(stack, prompts, "trajectory/" * 100)
+
+
+@scenario(task=6, promise='the session ids 7 and "7" name one session', checks=[SAME_SESSION])
+async def test_an_integer_session_is_its_text(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899, review: a session's engine is "hash_with_sha256(str(session_id)) % len(self.engines)".
+
+    Sixteen ids, both ways: two unrelated hashes agree on all with a chance of 2^-16, on two engines."""
+    for session in range(1, 17):
+        pair: list[SessionId] = [session, str(session)]
+        await stack.generate(prompts.unique(2), session_ids=pair, **ANSWER)
+
+
+@scenario(
+    task=6,
+    promise="sessions stick while several callers use them at once",
+    checks=[STICKY, ALL_COMPLETE],
+)
+async def test_sessions_stick_under_concurrent_callers(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899: sticky routing for multi-turn conversations; rollouts of many conversations run side by side."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            sessions: list[SessionId] = [f"conversation-{number}" for number in range(8)]
+            tasks.create_task(stack.generate(prompts.unique(8), session_ids=sessions, **ANSWER))
+            for session in sessions:
+                tasks.create_task(stack.generate(prompts.unique(1), session_ids=[session], **ANSWER))

@@ -1,0 +1,76 @@
+"""Sleeping engines hand their accelerators to the trainer and take them back: the colocated cycle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import FAN_OUT
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
+from harness.scenario import scenario
+from harness.stack import Stack
+from harness.topology import Placement
+
+COLOCATED = (Placement.COLOCATED,)
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+
+
+@scenario(
+    task=1,
+    promise="sleep, train, wake the weights, sync, wake the cache: the answers are the new policy's",
+    needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC},
+    checks=[FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    placements=COLOCATED,
+)
+async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 1: "Sleep before training step, wake before generation"; the trainer wakes "weights" before the
+    broadcast and "kv_cache" after it."""
+    batch = prompts.unique(8)
+    await stack.generate(batch, **ANSWER)
+    for version in (1, 2):
+        await stack.sleep(level=2)
+        await stack.wake_up(tags=["weights"])
+        await stack.sync_weights(version)
+        await stack.wake_up(tags=["kv_cache"])
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="engines that slept and were synced to the same version answer as before, long prompts too",
+    needs={Capability.SLEEP, Capability.WEIGHT_SYNC},
+    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    placements=COLOCATED,
+)
+async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Sleep Mode: level 2 discards weights and cache; a sync brings the weights back."""
+    batch = prompts.long(2) + prompts.unique(4)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
+    await stack.sleep(level=2)
+    await stack.wake_up()
+    await stack.sync_weights(0)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="engines that slept (level 1) answer as before",
+    needs={Capability.SLEEP},
+    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY, ALL_COMPLETE],
+    placements=COLOCATED,
+)
+async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Sleep Mode: level 1 offloads the weights and brings them back; the cache is discarded."""
+    batch = prompts.long(2) + prompts.unique(4)
+    await stack.generate(batch, **ANSWER)
+    for _ in range(2):
+        await stack.sleep(level=1)
+        await stack.wake_up()
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)

@@ -1,0 +1,158 @@
+"""Policy versions through the stack's own weight sync: every server, every parameter, and an answer to match."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import FAN_OUT
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.scenario import scenario
+from harness.stack import Stack
+from harness.topology import Placement
+from scenarios.pauses import pause_in_flight
+
+EVERYWHERE = tuple(Placement)
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+SYNC = {Capability.WEIGHT_SYNC}
+
+
+@scenario(
+    task=2,
+    promise="a weight sync brings every parameter to every server, and the answers follow",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    placements=EVERYWHERE,
+)
+async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014: "Weight sync via NCCL/CUDA_IPC broadcast completes" (1), "still works" (2), "works" (3)."""
+    batch = prompts.unique(8)
+    await stack.generate(batch, **ANSWER)
+    await stack.digests()
+    await stack.sync_weights(1)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=2,
+    promise="going to another version and back gives the same parameters and the same answers",
+    needs=SYNC,
+    checks=[
+        EVERY_PARAMETER,
+        SAME_VERSION_SAME_PARAMETERS,
+        SAME_VERSION_SAME_OUTPUT,
+        FORCED_EFFECT,
+        CURRENT_POLICY,
+    ],
+)
+async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 2: weight sync. What a sync leaves must depend on what was sent, not on what was there."""
+    batch = prompts.unique(4)
+    for version in (1, 2, 1, 2, 1):
+        await stack.sync_weights(version)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=2,
+    promise="syncing the version that is there changes nothing",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+)
+async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 2: weight sync; a trainer that resumes syncs what the engines hold already."""
+    batch = prompts.unique(4)
+    for _ in range(3):
+        await stack.sync_weights(3)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=2,
+    promise="many syncs in a row end at the last version",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+    deadline_s=120.0,
+)
+async def test_many_syncs_in_a_row(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 2: weight sync, in every training step. What goes wrong from the second on is found here."""
+    for version in range(1, 9):
+        await stack.sync_weights(version)
+        await stack.digests()
+        await stack.generate(prompts.unique(2), max_tokens=8, temperature=0.0)
+
+
+@scenario(
+    task=2,
+    promise="several syncs without an answer or a look in between end at the last version",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+)
+async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 2: weight sync. Nothing that happens to be slow may hide a race between two syncs."""
+    for version in (1, 2, 3, 4, 5):
+        await stack.sync_weights(version)
+    await stack.digests()
+    await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=2,
+    promise="a sync in chunks equals the whole",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    placements=EVERYWHERE,
+)
+async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk: "Can be called multiple times" in one weight update."""
+    batch = prompts.unique(4)
+    for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1)):
+        await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="after a sync and a cache reset no answer reads the old policy's keys and values",
+    needs={*SYNC, Capability.RESET_PREFIX_CACHE},
+    checks=[FRESH_CACHE, CURRENT_POLICY, FAN_OUT],
+)
+async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, reset_prefix_cache; the trainers call it with every sync. Prompts fill more than one block,
+    and each is answered twice before the sync, so that its blocks are cached."""
+    batch = prompts.long(4)
+    for version in (1, 2):
+        await stack.generate(batch, **ANSWER)
+        await stack.generate(batch, **ANSWER)
+        await stack.reset_prefix_cache()
+        await stack.sync_weights(version)
+    await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=13,
+    promise="a sync while requests are frozen loses none of them",
+    needs={*SYNC, Capability.PAUSE_KEEP},
+    checks=[EVERY_PARAMETER, FAN_OUT, CURRENT_POLICY, ALL_COMPLETE],
+    placements=(Placement.DISAGGREGATED, Placement.REMOTE),
+)
+async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"; task 13 for keep mode.
+
+    What frozen requests go on with is the new policy on old keys and values: which tokens that gives is left open."""
+    batch = prompts.unique(8)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch)):
+            await stack.sync_weights(1)
+            await stack.digests()
+    await stack.generate(prompts.unique(4), **ANSWER)

@@ -1,0 +1,129 @@
+"""A correct recording of two servers, built call by call on a clock of its own; tests damage it and judge it again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.checks.base import Check, Finding
+from harness.checks.echo import CONTROL_OPS
+from harness.recording import Call, Observation
+from tests import traces
+
+SERVERS = ("server-0", "server-1")
+STEP = 4_000_000
+"""Nanoseconds between two steps of an engine."""
+GREEDY = {"temperature": 0.0, "max_tokens": 6}
+
+
+def home(session: str | int) -> str:
+    """The server of a session, as a stack that hashes its text chooses it."""
+    return SERVERS[hashlib.sha256(str(session).encode()).digest()[0] % 2]
+
+
+class Scene:
+    """`calls` and `seen` may be edited between building and judging. Starts with a clean room and its canary."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000
+        self.reference = traces.FakeReference()
+        self.version = 0
+        self.calls: list[Call] = []
+        self.seen: list[Observation] = []
+        self._turn = 0
+        self.control("resume", phase="clean_room")
+        self.generate([[60, 61]], length=1, phase="clean_room", label="canary")
+
+    def pass_time(self, steps: float = 1) -> int:
+        self.now += int(steps * STEP)
+        return self.now
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sessions: list[str | int] | None = None,
+        route: Callable[[int, str | int | None], str] | None = None,
+        length: int = 6,
+        params: dict[str, Any] | None = None,
+        version: int | None = None,
+        tokens: list[list[int]] | None = None,
+        **about: Any,
+    ) -> Call:
+        """A greedy batch by the current version, run by the servers that `route` names (row, session) → server."""
+        params = {**GREEDY, "max_tokens": length, **(params or {})}
+        by = self.version if version is None else version
+        answers = tokens or [self.reference.greedy(list(p), length, version=by) for p in prompts]
+        started, begun = self.pass_time(), self.pass_time()
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            session = sessions[row] if sessions else None
+            self._turn += 1
+            chosen = home(session) if session is not None else SERVERS[self._turn % 2]
+            server = route(row, session) if route else chosen
+            self.seen += traces.executed(prompt, answer, server=server, params=params, from_ns=begun, step_ns=STEP)
+        self.pass_time(length + 2)
+        call = traces.generate(
+            [list(p) for p in prompts],
+            answers,
+            session_ids=sessions,
+            params=params,
+            started_ns=started,
+            ended_ns=self.pass_time(),
+            **about,
+        )
+        self.calls.append(call)
+        return call
+
+    def control(
+        self,
+        method: str,
+        servers: Sequence[str] = SERVERS,
+        *,
+        arguments: dict[str, Any] | None = None,
+        phase: Any = "scenario",
+        error: Any = None,
+        **request: Any,
+    ) -> Call:
+        """A control call that reached `servers` with `arguments` (those of the request if not given)."""
+        started = self.pass_time()
+        for server in servers:
+            at = self.pass_time(0.1)
+            given = request if arguments is None else arguments
+            self.seen.append(
+                traces.observation(
+                    "control", server, at, op=CONTROL_OPS[method], arguments=given, ended_ns=at, error=None
+                )
+            )
+        call = traces.call(method, request, started_ns=started, ended_ns=self.pass_time(), phase=phase, error=error)
+        self.calls.append(call)
+        return call
+
+    def call(self, method: str, request: dict[str, Any] | None = None, result: dict[str, Any] | None = None) -> Call:
+        call = traces.call(method, request, result, started_ns=self.pass_time(), ended_ns=self.pass_time())
+        self.calls.append(call)
+        return call
+
+    def sync(self, version: int) -> Call:
+        self.version = version
+        return self.call("sync_weights", {"version": version, "chunks": 1})
+
+    def digests(self, held: dict[str, dict[str, str]]) -> Call:
+        return self.call("digests", {}, {"servers": {server: [digests] for server, digests in held.items()}})
+
+    def change(self, call: Call, **changes: Any) -> Call:
+        """Replace a call by one with these fields."""
+        changed = msgspec.structs.replace(call, **changes)
+        self.calls[self.calls.index(call)] = changed
+        return changed
+
+    def judge(self, check: Check, **about: Any) -> Finding:
+        return traces.judge(check, *self.calls, observations=self.seen, reference=self.reference, **about)
+
+
+def without_observations(scene: Scene) -> Scene:
+    """The same recording by a tap that saw nothing."""
+    scene.seen.clear()
+    return scene

@@ -1,0 +1,87 @@
+"""Routing: partitions of requests by server, and the chance with which a fair choice would look unfair."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SPREAD, STICKY, false_alarm_rate
+from tests.checks.scene import SERVERS, Scene, home, without_observations
+
+SESSIONS = [f"session-{n}" for n in range(40)]
+
+
+def prompts(count: int, first: int = 3) -> list[list[int]]:
+    return [[first + n // 50, 3 + n % 50, first % 60] for n in range(count)]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Forty sessions, two turns each, and forty requests without one."""
+    scene = Scene()
+    scene.generate(prompts(40, 3), sessions=SESSIONS, length=1)
+    scene.generate(prompts(40, 9), sessions=SESSIONS[::-1], length=1)
+    scene.generate(prompts(40, 20), length=1)
+    return scene
+
+
+@pytest.mark.parametrize("check", [STICKY, SESSIONS_SPREAD, SESSIONLESS_SPREAD])
+def test_right_routing_passes_and_a_blind_tap_judges_nothing(scene, check):
+    assert scene.judge(check).status == "pass"
+    assert without_observations(scene).judge(check).status == "untestable"
+
+
+@pytest.mark.parametrize(
+    ("session", "words"),
+    [
+        (0, "the integer 0"),
+        (7, "an integer"),
+        (-1, "a negative integer"),
+        (2**53 + 1, "a large integer"),
+        ("0", "a text of digits"),
+        ("", "the empty string"),
+        ("Gespräch", "a text beyond ASCII"),
+        ("turn one", "a text with spaces"),
+        ("x" * 300, "a long text"),
+        ("trial", "a plain text"),
+    ],
+)
+def test_a_session_that_moves_on_its_second_turn_is_blamed_by_family(session, words):
+    scene = Scene()
+    scene.generate([[5, 6]], sessions=[session])
+    scene.generate([[5, 7]], sessions=[session], route=lambda _, s: next(x for x in SERVERS if x != home(s)))
+    found = scene.judge(STICKY)
+    assert (found.status, found.reason) == ("fail", f"a session moved between servers: its id is {words}")
+
+
+def test_an_integer_and_its_text():
+    scene = Scene()
+    scene.generate([[5, 6], [5, 7]], sessions=[7, "7"])
+    assert scene.judge(SAME_SESSION).status == "pass"
+    assert scene.judge(STICKY).status == "untestable"  # one turn each
+    scene.generate([[6, 6], [6, 7]], sessions=[8, "8"], route=lambda row, _: SERVERS[row])
+    assert scene.judge(SAME_SESSION).status == "fail"
+
+
+def test_all_sessions_on_one_server():
+    scene = Scene()
+    scene.generate(prompts(40), sessions=SESSIONS, length=1, route=lambda *_: "server-0")
+    assert scene.judge(SESSIONS_SPREAD).reason == "many sessions leave a server without any"
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"), [(prompts(40), "requests"), ([[5, 6]] * 40, "identical requests")], ids=["distinct", "identical"]
+)
+def test_all_sessionless_traffic_on_one_server(batch, kind):
+    scene = Scene()
+    scene.generate(batch, length=1, route=lambda *_: "server-1")
+    found = scene.judge(SESSIONLESS_SPREAD)
+    assert (found.status, found.reason) == ("fail", f"{kind} without a session leave a server without any")
+    assert found.numbers["false_alarm_rate"] == 2**-39
+
+
+def test_too_few_requests_say_nothing():
+    scene = Scene()
+    scene.generate(prompts(8), length=1, route=lambda *_: "server-1")
+    assert scene.judge(SESSIONLESS_SPREAD).status == "untestable"
+    assert false_alarm_rate(32, 2) == 2**-31
+    assert false_alarm_rate(1, 2) == 1.0
