@@ -49,15 +49,29 @@ def _start(judgement: Judgement) -> Iterable[str]:
 
 
 def _red(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    """One reason per status, check and cause, with the number of verdicts behind it."""
+    """One reason per status, check and cause. A comparison speaks for the stack's own verdict that made it red."""
+    own = {(*_place(v), v.target): v for v in verdicts if v.baseline is None}
+    spoken_for = {_place(v) for v in verdicts if v.red and v.baseline is not None}
     causes: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in (v for v in verdicts if v.red):
-        causes.setdefault((verdict.status, verdict.check, verdict.reason), []).append(verdict)
+        reason, check = verdict.reason, verdict.check
+        if verdict.baseline is not None:
+            sides = [own.get((*_place(verdict), target)) for target in (verdict.target, verdict.baseline)]
+            reason = next((side.reason for side in sides if side is not None and side.status != "pass"), reason)
+        elif _place(verdict) in spoken_for:
+            continue
+        else:
+            check += f" on {verdict.target}"
+        causes.setdefault((verdict.status, check, reason), []).append(verdict)
     order = [str(status) for status in _WORST_FIRST]
     for (status, check, reason), group in sorted(
         causes.items(), key=lambda item: (order.index(item[0][0]), -len(item[1]), item[0])
     ):
         yield f"{status}: {check}{_where(group)}" + (f": {reason}" if reason else "")
+
+
+def _place(verdict: Verdict) -> tuple[str, str, str]:
+    return verdict.scenario, verdict.topology, verdict.check
 
 
 def _where(group: Sequence[Verdict]) -> str:
@@ -67,24 +81,24 @@ def _where(group: Sequence[Verdict]) -> str:
 
 def _known(verdicts: Sequence[Verdict], ledger: Ledger) -> Iterable[str]:
     """Explained is not mended: what the candidate does worse than legacy stands, unless its entry says otherwise."""
-    both_wrong = {(v.scenario, v.topology, v.check) for v in verdicts if v.status == Parity.BOTH_WRONG}
+    both_wrong = {_place(v) for v in verdicts if v.status == Parity.BOTH_WRONG}
     baselines = {v.baseline for v in verdicts if v.baseline}
     causes: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         entry = ledger.get(verdict.known)
         if verdict.known is None or (entry is not None and not entry.blocks_removal):
             continue
-        at = (verdict.scenario, verdict.topology, verdict.check)
         own_fault = (
             verdict.status == Conformance.FAIL
             and verdict.baseline is None
             and verdict.target not in baselines
-            and at not in both_wrong
+            and _place(verdict) not in both_wrong
         )
         if own_fault or verdict.status in (Parity.REGRESSION, Parity.MISSING, Conformance.UNTESTABLE):
             causes.setdefault(verdict.known, []).append(verdict)
     for name, group in causes.items():
-        yield f"known divergence {name} still stands ({len(group)} verdicts): {group[0].check}: {group[0].reason}"
+        many = "1 verdict" if len(group) == 1 else f"{len(group)} verdicts"
+        yield f"known divergence {name} still stands ({many}): {group[0].check}: {group[0].reason}"
 
 
 def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:

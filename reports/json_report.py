@@ -1,0 +1,105 @@
+"""report.json: the judgement as it is, with what it comes to in front. Published schema: ``reports/schema.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal, final
+
+import msgspec
+
+from harness.errors import UsageError
+from harness.verdict import Judgement
+from reports.text import visible
+from reports.view import Counts, count
+
+FORMAT: Literal[1] = 1
+"""Version of report.json. A reader refuses any other."""
+SCHEMA = Path(__file__).with_name("schema.json")
+
+
+@final
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A parity report: the verdicts of one run, and what they come to."""
+
+    format: Literal[1] = FORMAT
+    exit_status: int
+    """0 only when everything judged is green or in the ledger, and something was judged at all."""
+    counts: Counts
+    judgement: Judgement
+
+
+def encode(judgement: Judgement) -> bytes:
+    """The bytes of report.json. The judgement must have been settled."""
+    report = Report(exit_status=judgement.exit_status, counts=count(judgement), judgement=judgement)
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def read_report(path: Path) -> Judgement:
+    """The judgement in a report.json. Raises `UsageError` for a file that is not one, or of another format."""
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}", next_step="name the report.json of a run") from e
+    try:
+        found = msgspec.json.decode(raw)
+        declared = found.get("format") if isinstance(found, dict) else None
+        if declared != FORMAT:
+            raise UsageError(
+                f"{path} has format {declared!r}, this version reads {FORMAT}",
+                next_step="judge the run's recordings again with `parity judge`",
+            )
+        return msgspec.convert(found, Report).judgement
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"{path} is not a report: {e}", next_step="name the report.json of a run") from e
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of report.json."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rollout-parity report",
+        "description": "report.json of one run: rollout inference stacks against the contract and each other.",
+        **msgspec.json.schema(Report),
+    }
+
+
+def settle(judgement: Judgement) -> Judgement:
+    """The same judgement with what JSON cannot hold written out, so that every format shows the same.
+
+    Numbers that are not finite leave `numbers` for `evidence`, as words; in a noise floor they become the largest
+    float. Lone surrogates become ``\\ud800``.
+    """
+    plain = msgspec.to_builtins(judgement)
+    for verdict in plain["verdicts"]:
+        odd = {name: str(value) for name, value in verdict["numbers"].items() if not math.isfinite(value)}
+        if odd:
+            verdict["numbers"] = {name: value for name, value in verdict["numbers"].items() if name not in odd}
+            verdict["evidence"] = [*verdict["evidence"], {"not finite": odd}]
+    settled = _settled(plain, as_number=False)
+    settled["noise"] = _settled(plain["noise"], as_number=True)
+    return msgspec.convert(settled, Judgement)
+
+
+def _settled(value: Any, *, as_number: bool) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return 1.7976931348623157e308 if as_number else str(value)
+        case str() if any("\ud800" <= c <= "\udfff" for c in value):
+            return "".join(visible(c) if "\ud800" <= c <= "\udfff" else c for c in value)
+        case dict():
+            return {_settled(str(k), as_number=as_number): _settled(v, as_number=as_number) for k, v in value.items()}
+        case list() | tuple():
+            return [_settled(v, as_number=as_number) for v in value]
+        case _:
+            return value
+
+
+def write_schema() -> None:
+    """Renew ``reports/schema.json``: ``python -m reports.json_report``."""
+    SCHEMA.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schema()

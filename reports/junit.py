@@ -1,0 +1,73 @@
+"""junit.xml for CI: one test case per verdict. Red is a failure, known is skipped with its ledger entry."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from harness.verdict import Conformance, Judgement, Verdict
+from reports import reproduce
+from reports.text import exact, one_line, seconds, shortened, visible
+from reports.view import count
+
+
+def encode(judgement: Judgement) -> bytes:
+    """The bytes of junit.xml. What stands against the whole run (nothing judged, ended early, ledger) fails too."""
+    run, counts = judgement.run, count(judgement)
+    suite = ET.Element("testsuite", name=one_line(f"rollout-parity {run.run_id}"), timestamp=one_line(run.created_at))
+    properties = ET.SubElement(suite, "properties")
+    facts = {
+        "exit_status": judgement.exit_status, "red": counts.red, "known": counts.known, "start": run.start,
+        "engine": run.engine, "baseline": run.baseline or "", "candidate": run.candidate or "", "command": run.command,
+        "may_remove_legacy": bool(judgement.gate and judgement.gate.may_remove_legacy),
+        **{f"seconds.{stage}": seconds(value) for stage, value in run.seconds.items()},
+    }  # fmt: skip
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", name=one_line(name), value=one_line(str(value)))
+    for verdict in judgement.verdicts:
+        _case(suite, verdict, judgement)
+    if not judgement.verdicts:
+        _problem(suite, "run", "something was judged", "nothing was judged")
+    if run.outcome != "completed":
+        _problem(suite, "run", "the run completed", run.outcome)
+    for problem in judgement.ledger_problems:
+        _problem(suite, "ledger", problem.entry, f"{problem.problem}. Next: {problem.next_step}")
+    cases = suite.findall("testcase")
+    suite.set("tests", str(len(cases)))
+    suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
+    suite.set("errors", "0")
+    suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
+    ET.indent(suite)
+    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement) -> None:
+    case = ET.SubElement(suite, "testcase", classname=one_line(verdict.scenario), name=one_line(verdict.id))
+    if verdict.known is not None:
+        message = one_line(f"known divergence {verdict.known}: {verdict.reason}")
+        ET.SubElement(case, "skipped", type="known", message=message)
+    elif verdict.red:
+        message = one_line(f"{verdict.status}: {verdict.reason}")
+        failure = ET.SubElement(case, "failure", type=one_line(verdict.status), message=message)
+        failure.text = "\n".join(_details(verdict, judgement))
+    elif verdict.status == Conformance.MISSING:
+        ET.SubElement(case, "skipped", type="missing", message=one_line(f"not offered: {verdict.reason}"))
+    if verdict.numbers:
+        ET.SubElement(case, "system-out").text = exact(verdict.numbers)
+
+
+def _details(verdict: Verdict, judgement: Judgement) -> list[str]:
+    lines = [
+        ("promise", verdict.promise),
+        ("blame", verdict.blame or ""),
+        ("fault", verdict.fault),
+        ("source", verdict.source),
+        ("next step", verdict.next_step),
+        ("reproduce", reproduce.command(verdict, judgement.run)),
+    ]
+    evidence = [f"evidence: {shortened(exact(item), 4_000)}" for item in verdict.evidence]
+    return [visible(f"{name}: {text}") for name, text in lines if text] + evidence
+
+
+def _problem(suite: ET.Element, classname: str, name: str, message: str) -> None:
+    case = ET.SubElement(suite, "testcase", classname=classname, name=one_line(name))
+    ET.SubElement(case, "failure", type=classname, message=one_line(message))

@@ -1,0 +1,165 @@
+"""report.md: fit for a pull-request comment. Short, without images, below GitHub's limit, and without side effects:
+what comes from outside can neither mention anyone, nor refer to an issue, nor open a tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from harness.coverage import State
+from harness.ledger import Ledger
+from harness.plan import Plan
+from harness.verdict import Judgement, LedgerProblem, Verdict
+from reports import reproduce
+from reports.text import exact, many, number, one_line, shortened
+from reports.view import Divergence, count, divergences, known_ids, tally, task_rows
+
+LIMIT = 60_000
+"""Characters. GitHub refuses comments above 65,536."""
+ROOM_FOR_THE_END = 1_500
+_SPECIAL = re.compile(r"[\\`*_\[\]<>&|~!$]")
+_LINKING = re.compile(r"(?<=[@#])|(?<=\bwww)|(?<=\w)(?=://)|(?<=\bGH)(?=-)")
+"""Where GitHub makes a mention, a reference or a link of plain text: a comment in between keeps it text."""
+_STATE = {State.PASS: "✅", State.RED: "❌", State.UNTESTABLE: "❔", State.MISSING: "⛔", State.KNOWN: "📒"}
+
+
+def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
+    """The text of report.md, below `LIMIT`. What does not fit is counted and left to report.html."""
+    found = divergences(judgement)
+    end = _end(judgement)
+    blocks = [_gate(judgement), _table(judgement, plan)]
+    used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
+    red = [d for d in found if d.red]
+    if red or judgement.ledger_problems:
+        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(len(red), 'cause')}\n")
+    blocks += _fitting([*map(_problem, judgement.ledger_problems), *(_divergence(d, judgement) for d in red)], used)
+    used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
+    known = [d for d in found if not d.red and d.known]
+    counted = known_ids(judgement)
+    if counted:
+        total = f"{many(sum(counted.values()), 'verdict')} under {', '.join(map(text, counted))}"
+        blocks.append(f"<details><summary>Known divergences: {total}</summary>\n")
+        lines = [_known(name, times, ledger) for name, times in counted.items()]
+        blocks += _fitting([*lines, *(_divergence(d, judgement) for d in known)], used)
+        blocks.append("</details>\n")
+    return "\n".join([*blocks, end])
+
+
+def text(value: str) -> str:
+    """Text from outside, as text: no markup, no mention, no link, on one line."""
+    flat = one_line(value)
+    parts = _LINKING.split(flat)
+    return "<!-- -->".join(_SPECIAL.sub(lambda found: f"&#{ord(found[0])};", part) for part in parts)
+
+
+def fenced(value: str, language: str = "") -> str:
+    """A code block whose fence is longer than any in it."""
+    ticks = max((len(run) for run in re.findall(r"`+", value)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return f"{fence}{language}\n{value}\n{fence}\n"
+
+
+def _fitting(blocks: Sequence[str], used: int) -> list[str]:
+    """As many blocks as fit, and how many are left out."""
+    kept: list[str] = []
+    for block in blocks:
+        used += len(block) + 1
+        if used > LIMIT:
+            return [*kept, f"_… and {len(blocks) - len(kept)} more in report.html._\n"]
+        kept.append(block)
+    return kept
+
+
+def _gate(judgement: Judgement) -> str:
+    run, counts, gate = judgement.run, count(judgement), judgement.gate
+    answer = "**Yes**" if gate and gate.may_remove_legacy else "**No**"
+    status = "✅ green" if judgement.exit_status == 0 else "❌ red"
+    pair = " → ".join(f"`{one_line(name)}`" for name in (run.baseline, run.candidate) if name)
+    lines = [
+        "## Rollout parity\n",
+        f"{status} · {pair} · start {text(run.start)} · engine {text(run.engine)} · "
+        f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
+    ]
+    if not judgement.verdicts:
+        lines.append("**Nothing was judged.** That is red.\n")
+    if run.outcome != "completed":
+        lines.append(f"**The run did not complete:** {text(run.outcome)}\n")
+    reasons = gate.reasons if gate else ["the gate was not asked"]
+    lines.append(f"May the legacy stack be removed? {answer}" + (", because:\n" if reasons else ".\n"))
+    lines += [f"- {text(shortened(reason, 400))}" for reason in reasons[:8]]
+    if len(reasons) > 8:
+        lines.append(f"- _… and {len(reasons) - 8} more in report.html_")
+    return "\n".join(lines) + "\n"
+
+
+def _table(judgement: Judgement, plan: Plan) -> str:
+    across, rows = task_rows(judgement, plan)
+    if not across:
+        return ""
+    head = ["Task", *(("parity " if column.baseline else "") + text(column.name) for column in across)]
+    lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
+    for row in (row for row in rows if row.exercised):
+        cells = [f"{_STATE.get(c.state, '▫️')} {tally(c.verdicts) or 'not exercised'}" for c in row.cells]
+        lines.append("| " + " | ".join([f"{row.task.number} {text(row.task.title)}", *cells]) + " |")
+    bare = [str(row.task.number) for row in rows if not row.exercised]
+    if bare:
+        lines.append(f"\nNot exercised: tasks {', '.join(bare)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _problem(problem: LedgerProblem) -> str:
+    what = text(shortened(problem.problem, 600))
+    return f"- ledger entry {text(problem.entry)}: {what} — {text(problem.next_step)}\n"
+
+
+def _known(name: str, times: int, ledger: Ledger) -> str:
+    entry = ledger.get(name)
+    if entry is None:
+        return f"- {text(name)}: {many(times, 'verdict')}\n"
+    limits = f"cap {entry.cap}, until {entry.expires}"
+    return f"- **{text(name)}**: {many(times, 'verdict')} ({limits}) — {text(entry.source)}\n"
+
+
+def _divergence(divergence: Divergence, judgement: Judgement) -> str:
+    cause, first = divergence.cause, divergence.first
+    where = f"{first.scenario} @ {first.topology}"
+    more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
+    lines = [
+        f"#### {text(divergence.status)} · {text(divergence.check)}\n",
+        f"{text(shortened(divergence.reason, 600)) or '_no reason given_'}\n",
+        f"- seen in: {text(where)}{more}",
+        f"- promise: {text(cause.promise)}",
+        f"- source: {text(cause.source)}",
+    ]
+    if cause.blame:
+        lines.append(f"- blame: {cause.blame}")
+    if divergence.known:
+        lines.append(f"- ledger: {text(divergence.known)}")
+    if cause.next_step:
+        lines.append(f"- next: {text(cause.next_step)}")
+    lines += [""] + [_side(v.target, v.status, v.reason) for v in first.stacks if v is not None]
+    evidence = "\n".join(_evidence(first.verdicts))
+    if evidence:
+        lines += ["", fenced(shortened(evidence, 1_600))]
+    lines.append(fenced(reproduce.command(first.head, judgement.run), "sh"))
+    return "\n".join(lines)
+
+
+def _side(target: str, status: str, reason: str) -> str:
+    return f"- {text(target)}: **{text(status)}**" + (f" — {text(shortened(reason, 300))}" if reason else "")
+
+
+def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
+    """The smallest input and both sides: the first piece of evidence of each verdict."""
+    for verdict in verdicts:
+        for item in verdict.evidence[:1]:
+            yield "compared:" if verdict.baseline else f"{one_line(verdict.target)}:"
+            yield from (f"  {one_line(str(key))}: {shortened(exact(value))}" for key, value in item.items())
+
+
+def _end(judgement: Judgement) -> str:
+    lines = [
+        f"Noise floor of {text(floor.facet)}: {number(floor.floor)} {text(floor.unit)}, bound {number(floor.bound)}."
+        for floor in judgement.noise
+    ]
+    return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

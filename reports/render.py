@@ -1,0 +1,39 @@
+"""All reports of a run. `write_all` renders one settled judgement into every format, so that they cannot disagree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.ledger import Ledger
+from harness.ledger import load as load_ledger
+from harness.plan import Plan, load_plan
+from harness.verdict import Judgement
+from reports import html, json_report, junit, markdown
+from reports.json_report import read_report
+
+__all__ = ["read_report", "write_all"]
+
+
+def write_all(
+    judgement: Judgement, run_dir: Path, *, plan: Plan | None = None, ledger: Ledger | None = None
+) -> dict[str, Path]:
+    """Write report.json, junit.xml, report.md and report.html into `run_dir`. Returns file name → path.
+
+    `plan` and `ledger` default to those that come with the scenarios. Each file is replaced whole.
+    """
+    plan = load_plan() if plan is None else plan
+    ledger = load_ledger() if ledger is None else ledger
+    settled = json_report.settle(judgement)
+    contents = {
+        "report.json": json_report.encode(settled),
+        "junit.xml": junit.encode(settled),
+        "report.md": markdown.render(settled, plan, ledger).encode(),
+        "report.html": html.render(settled, plan, ledger).encode(),
+    }
+    run_dir.mkdir(parents=True, exist_ok=True)
+    paths = {name: run_dir / name for name in contents}
+    for name, content in contents.items():
+        partial = paths[name].with_name(f".{name}.partial")
+        partial.write_bytes(content)
+        partial.replace(paths[name])
+    return paths

@@ -1,0 +1,159 @@
+"""The summary in a terminal: 100 columns, readable without colour. What comes from outside cannot move the cursor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from harness.coverage import State
+from harness.plan import Plan, load_plan
+from harness.verdict import Judgement
+from reports.text import many, number, one_line, seconds, shortened
+from reports.view import Divergence, count, divergences, known_ids, tally, task_rows
+
+WIDTH = 100
+SHOWN = 12
+"""Causes that are shown in full; the rest are counted."""
+STYLE = {
+    State.RED: "bold red", State.UNTESTABLE: "bold red", State.MISSING: "red", State.KNOWN: "yellow",
+    State.INCOMPLETE: "yellow", State.NOT_EXERCISED: "dim", State.OPEN: "cyan", State.PASS: "green",
+}  # fmt: skip
+
+
+def show(
+    judgement: Judgement, console: Console | None = None, *, report: Path | None = None, plan: Plan | None = None
+) -> None:
+    """Print the summary. `report` is the path that it ends with."""
+    out = console or Console(highlight=False)
+    width = min(out.width, WIDTH)
+    out.print(Group(*_parts(judgement, plan or load_plan(), report)), width=width, highlight=False)
+
+
+def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[RenderableType]:
+    found = divergences(judgement)
+    return [
+        *_head(judgement),
+        _tasks(judgement, plan),
+        *_reds([d for d in found if d.red]),
+        *_ledger(judgement),
+        *_noise(judgement),
+        *_gate(judgement),
+        *_end(judgement, report),
+    ]
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    return Text.assemble(*parts)
+
+
+def _head(judgement: Judgement) -> list[RenderableType]:
+    run = judgement.run
+    pair = " → ".join(one_line(name) for name in (run.baseline, run.candidate) if name) or "no stacks"
+    lines: list[RenderableType] = [
+        Text(),
+        _line(
+            (pair, "bold"), f"  start {one_line(run.start)}, engine {one_line(run.engine)}, run {one_line(run.run_id)}"
+        ),
+    ]
+    if run.outcome != "completed":
+        lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
+    if not judgement.verdicts:
+        lines.append(Text("nothing was judged: that is red", style="bold red"))
+    return lines
+
+
+def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
+    across, rows = task_rows(judgement, plan)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    table.add_column("task", overflow="fold", ratio=3)
+    for column in across:
+        table.add_column("parity" if column.baseline else one_line(column.name), overflow="fold", ratio=2)
+    for row in (row for row in rows if row.exercised):
+        cells = [Text(f"{tally(cell.verdicts) or 'not exercised'}", style=STYLE[cell.state]) for cell in row.cells]
+        table.add_row(Text(f"{row.task.number}  {one_line(row.task.title)}"), *cells)
+    bare = [str(row.task.number) for row in rows if not row.exercised]
+    if bare:
+        table.add_row(Text(f"not exercised: tasks {', '.join(bare)}", style="dim"))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _reds(reds: list[Divergence]) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    if reds:
+        lines += [Text(), Text(f"Red: {many(len(reds), 'cause')}", style="bold red")]
+    for divergence in reds[:SHOWN]:
+        cause, first = divergence.cause, divergence.first
+        more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
+        lines.append(_line((f"✗ {one_line(divergence.status)} ", "bold red"), (one_line(divergence.check), "bold")))
+        facts = [
+            shortened(one_line(divergence.reason), 400),
+            f"in {one_line(first.scenario)} @ {one_line(first.topology)}{more}",
+            f"blame: {cause.blame}" if cause.blame else "",
+            f"next: {one_line(cause.next_step)}" if cause.next_step else "",
+        ]
+        lines += [Padding(Text(fact), (0, 0, 0, 4)) for fact in facts if fact]
+    if len(reds) > SHOWN:
+        lines.append(Text(f"  … and {len(reds) - SHOWN} more causes in the report", style="red"))
+    return lines
+
+
+def _ledger(judgement: Judgement) -> list[RenderableType]:
+    counted = known_ids(judgement)
+    lines: list[RenderableType] = []
+    if counted:
+        named = ", ".join(f"{one_line(name)} ({times})" for name, times in counted.items())
+        lines += [Text(), _line((f"Known: {many(sum(counted.values()), 'verdict')}. ", "yellow"), named)]
+    if judgement.ledger_problems:
+        lines += [Text(), Text("Ledger", style="bold red")]
+    for problem in judgement.ledger_problems:
+        lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
+        lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
+    return lines
+
+
+def _noise(judgement: Judgement) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for floor in judgement.noise:
+        weakest = number(floor.weakest_fault) if floor.weakest_fault is not None else "not measured"
+        lines.append(
+            Text(
+                f"Noise: {one_line(floor.facet)} floor {number(floor.floor)} {one_line(floor.unit)}, "
+                f"bound {number(floor.bound)}, weakest seeded fault {weakest}"
+            )
+        )
+    return [Text(), *lines] if lines else []
+
+
+def _gate(judgement: Judgement) -> list[RenderableType]:
+    gate = judgement.gate
+    yes = gate is not None and gate.may_remove_legacy
+    answer = ("YES", "bold green") if yes else ("NO", "bold red")
+    lines: list[RenderableType] = [Text(), _line(("May the legacy stack be removed? ", "bold"), answer)]
+    reasons = gate.reasons if gate else ["the gate was not asked"]
+    lines += [Padding(Text(f"- {shortened(one_line(reason), 300)}"), (0, 0, 0, 2)) for reason in reasons[:SHOWN]]
+    if len(reasons) > SHOWN:
+        lines.append(Text(f"  … and {len(reasons) - SHOWN} more in the report"))
+    return lines
+
+
+def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
+    counts, run = count(judgement), judgement.run
+    took = ", ".join(f"{one_line(stage)} {seconds(value)}" for stage, value in run.seconds.items())
+    status = "green" if judgement.exit_status == 0 else "red"
+    lines: list[RenderableType] = [
+        Text(),
+        _line(
+            (f"{status}: ", f"bold {status}"),
+            f"{many(counts.verdicts, 'verdict')}, {counts.red} red, {counts.known} known, "
+            f"{many(counts.ledger_problems, 'problem')} with the ledger",
+        ),
+    ]
+    if took:
+        lines.append(Text(took, style="dim"))
+    if report is not None:
+        lines.append(Text(f"report: {report}", overflow="fold"))
+    return lines

@@ -1,0 +1,130 @@
+"""Data from outside made fit to be shown: control characters visible, long values shortened. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from typing import Any, final
+
+import msgspec
+
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that are not seen as what they are: controls, bidi overrides, zero-width, surrogates, …"""
+SHORT = 320
+"""Characters of a value that are shown before it is folded."""
+LONGEST = 20_000
+"""Characters of a value that are shown at all; report.json has the rest."""
+NOT_FINITE = 1e308
+"""JSON has no infinity: what is not a finite number is written as the largest float (`reports.json_report.settle`)."""
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """`text` with each hidden character written out (``␀``, ``\\u202e``). Line ends are kept if `lines`, else ``⏎``."""
+    return "".join(_visible(character, lines) for character in text)
+
+
+def _visible(character: str, lines: bool) -> str:
+    code = ord(character)
+    if character == "\n":
+        return "\n" if lines else "⏎"
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if unicodedata.category(character) in HIDDEN:
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return character
+
+
+def one_line(text: str) -> str:
+    """`text` visible and on one line."""
+    return visible(text, lines=False)
+
+
+def exact(value: Any) -> str:
+    """A JSON value in the shortest form that still tells everything: strings are quoted, so that spaces are seen."""
+    return visible(json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str))
+
+
+def shortened(text: str, limit: int = SHORT) -> str:
+    """At most `limit` characters, with the number of those left out."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({len(text) - limit} more characters)"
+
+
+def number(value: float) -> str:
+    """Three digits, or whole."""
+    if not math.isfinite(value) or abs(value) >= NOT_FINITE:
+        return "not finite"
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def many(count: int, word: str) -> str:
+    """ "1 cause", "3 causes"."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def seconds(value: float) -> str:
+    """A wall time: "0.42 s", "75 s", "12 min 5 s"."""
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    return f"{value // 60:.0f} min {value % 60:.0f} s"
+
+
+@final
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A value as a report shows it. `full` is set when `text` is shortened. `mark` is the part that differs."""
+
+    text: str
+    full: str | None = None
+    before: str = ""
+    mark: str = ""
+    after: str = ""
+
+
+def shown(value: Any) -> Shown:
+    """One value, shortened if it is long."""
+    text = exact(value)
+    if len(text) <= SHORT:
+        return Shown(text=text)
+    return Shown(text=shortened(text), full=shortened(text, LONGEST))
+
+
+def sides(left: Any, right: Any) -> tuple[Shown, Shown, str]:
+    """Two values to be seen side by side: where they first differ is marked, and said in words.
+
+    Only lists and strings have a position; for the rest the two values say it themselves.
+    """
+    if type(left) is not type(right) or not isinstance(left, list | str):
+        return shown(left), shown(right), ""
+    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    if at == len(left) == len(right):
+        return shown(left), shown(right), "equal"
+    unit = "element" if isinstance(left, list) else "character"
+    lengths = "" if len(left) == len(right) else f"; lengths {len(left)} and {len(right)}"
+    return _marked(left, at), _marked(right, at), f"first difference at {unit} {at}{lengths}"
+
+
+def _marked(value: list[Any] | str, at: int) -> Shown:
+    """A window around position `at`."""
+    whole = shown(value)
+    reach = 16 if isinstance(value, list) else 60
+    lo, hi = max(0, at - reach), min(len(value), at + reach + 1)
+    before, mark, after = value[lo:at], value[at : at + 1], value[at + 1 : hi]
+    strip = 1  # the quotes or brackets of each part
+    inner = [exact(part)[strip:-strip] if part else "" for part in (before, mark, after)]
+    if isinstance(value, list):
+        inner[0] += ", " if before else ""
+        inner[2] = (", " if after else "") + inner[2]
+    opening, closing = ("[", "]") if isinstance(value, list) else ('"', '"')
+    return Shown(
+        text=whole.text,
+        full=shortened(exact(value), LONGEST) if lo > 0 or hi < len(value) or whole.full else None,
+        before=opening + ("… " if lo else "") + shortened(inner[0]),
+        mark=shortened(inner[1], 80) or "∅",
+        after=shortened(inner[2]) + (" …" if hi < len(value) else "") + closing,
+    )

@@ -1,0 +1,232 @@
+"""What all renderers share: counts, tasks × columns, and divergences grouped by their cause. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import final
+
+import msgspec
+
+from harness.coverage import Cell, Column, State, cell, columns, state_of, worst
+from harness.plan import Bullet, Plan, Task
+from harness.verdict import Conformance, Judgement, Parity, Verdict
+
+GREEN = frozenset({Conformance.PASS, Parity.PARITY})
+SEVERITY: tuple[str, ...] = (
+    Parity.REGRESSION,
+    Parity.BOTH_WRONG,
+    Conformance.FAIL,
+    Parity.MISSING,
+    Conformance.UNTESTABLE,
+    Parity.BASELINE_DEFECT,
+    Parity.OPEN,
+    Parity.ADDED,
+    Parity.PARITY,
+    Conformance.PASS,
+)
+
+
+@final
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many verdicts there are of each kind. Red and known are disjoint."""
+
+    verdicts: int
+    red: int
+    known: int
+    statuses: dict[str, int]
+    """Status → number of verdicts, known ones among them."""
+    ledger_problems: int
+
+
+def count(judgement: Judgement) -> Counts:
+    """The numbers that every format shows."""
+    statuses: dict[str, int] = {}
+    for verdict in judgement.verdicts:
+        statuses[verdict.status] = statuses.get(verdict.status, 0) + 1
+    return Counts(
+        verdicts=len(judgement.verdicts),
+        red=sum(v.red for v in judgement.verdicts),
+        known=sum(v.known is not None for v in judgement.verdicts),
+        statuses={status: statuses[status] for status in sorted(statuses, key=severity)},
+        ledger_problems=len(judgement.ledger_problems),
+    )
+
+
+def severity(status: str) -> int:
+    """Position from worst to best; an unknown status is worst."""
+    return SEVERITY.index(status) if status in SEVERITY else -1
+
+
+def anchor(verdict: Verdict) -> str:
+    """A stable name for a place in a document."""
+    return "v-" + hashlib.sha256(verdict.id.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+# --- tasks × columns ------------------------------------------------------------------------------------------------
+
+
+@final
+class BulletRow(msgspec.Struct, frozen=True, kw_only=True):
+    bullet: Bullet
+    cells: list[Cell]
+    """One per column."""
+
+
+@final
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One task: all verdicts of its bullets' scenarios and of those declared for it."""
+
+    task: Task
+    bullets: list[BulletRow]
+    cells: list[Cell]
+    """One per column: everything of the task together."""
+
+    @property
+    def exercised(self) -> bool:
+        return any(cell.verdicts for cell in self.cells)
+
+    def evident(self, column: int) -> int:
+        """Bullets with a verdict in that column."""
+        return sum(bool(row.cells[column].verdicts) for row in self.bullets)
+
+
+def task_rows(judgement: Judgement, plan: Plan) -> tuple[list[Column], list[TaskRow]]:
+    """The plan as a table. Columns are stacks, then pairs of stacks."""
+    across = columns(judgement.run, judgement.verdicts)
+    return across, [_task_row(task, across, judgement.verdicts) for task in plan.task]
+
+
+def _task_row(task: Task, across: Sequence[Column], verdicts: Sequence[Verdict]) -> TaskRow:
+    bullets = [BulletRow(bullet=b, cells=[cell(b, column, verdicts) for column in across]) for b in task.bullet]
+    cells = []
+    for position, column in enumerate(across):
+        found = {v.id: v for v in verdicts if column.holds(v) and v.task == task.number}
+        parts = [row.cells[position] for row in bullets]
+        found |= {v.id: v for part in parts for v in part.verdicts}
+        states = [state_of(v) for v in found.values()]
+        if found and any(part.state in (State.NOT_EXERCISED, State.INCOMPLETE) for part in parts):
+            states.append(State.INCOMPLETE)
+        cells.append(Cell(state=worst(states), verdicts=list(found.values()), unexercised=[]))
+    return TaskRow(task=task, bullets=bullets, cells=cells)
+
+
+def tally(verdicts: Iterable[Verdict]) -> str:
+    """ "12 ok, 1 red, 2 known": what a table's cell says about its verdicts."""
+    counted: dict[str, int] = {}
+    for verdict in verdicts:
+        counted[_word(verdict)] = counted.get(_word(verdict), 0) + 1
+    order = ("red", "untestable", "missing", "known", "defect", "open", "ok")
+    return ", ".join(f"{counted[word]} {word}" for word in order if word in counted)
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.status == Parity.BASELINE_DEFECT and verdict.known is None:
+        return "defect"
+    state = state_of(verdict)
+    return "ok" if state is State.PASS else str(state)
+
+
+# --- divergences ----------------------------------------------------------------------------------------------------
+
+
+@final
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """One check of one scenario in one topology, as all stacks and comparisons saw it."""
+
+    scenario: str
+    topology: str
+    stacks: list[Verdict | None]
+    """One per stack column."""
+    pairs: list[Verdict]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [v for v in self.stacks if v is not None] + self.pairs
+
+    @property
+    def head(self) -> Verdict:
+        """The verdict that says most: a comparison before its cause, the worst first."""
+        return min(self.verdicts, key=lambda v: (not v.red, v.known is None, severity(v.status)))
+
+    @property
+    def size(self) -> int:
+        """How much there is to look at, in characters: the smallest input is shown first."""
+        return sum(len(str(v.evidence)) for v in self.verdicts)
+
+
+@final
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause: a check that went wrong in the same way in one or more scenarios. The smallest instance is first."""
+
+    check: str
+    status: str
+    reason: str
+    known: str | None
+    red: bool
+    instances: list[Instance]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [v for instance in self.instances for v in instance.verdicts]
+
+    @property
+    def first(self) -> Instance:
+        return self.instances[0]
+
+    @property
+    def cause(self) -> Verdict:
+        """The verdict whose reason, evidence, blame and source tell most: a stack's own before the comparison."""
+        head = self.first.head
+        own = [v for v in reversed(self.first.stacks) if v is not None and v.status not in GREEN and v.red == head.red]
+        return min(own, key=lambda v: severity(v.status)) if own and head.status in CAUSED else head
+
+
+CAUSED = frozenset({Parity.REGRESSION, Parity.BASELINE_DEFECT, Parity.BOTH_WRONG, Parity.UNTESTABLE, Parity.MISSING})
+"""Comparisons that say no more than that a stack's own verdict is what it is."""
+
+
+def divergences(judgement: Judgement) -> list[Divergence]:
+    """Everything that is not plain green, by cause: red first, then known, then what the contract leaves open."""
+    stacks = [column.target for column in columns(judgement.run, judgement.verdicts) if column.baseline is None]
+    places: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in judgement.verdicts:
+        places.setdefault((verdict.scenario, verdict.topology, verdict.check), []).append(verdict)
+    causes: dict[tuple[object, ...], list[Instance]] = {}
+    for (scenario, topology, check), verdicts in places.items():
+        if all(v.status in GREEN for v in verdicts):
+            continue
+        own = {v.target: v for v in verdicts if v.baseline is None}
+        instance = Instance(
+            scenario=scenario,
+            topology=topology,
+            stacks=[own.get(target) for target in stacks],
+            pairs=[v for v in verdicts if v.baseline is not None],
+        )
+        signature = tuple((v.target, v.baseline, v.status, v.reason, v.known) for v in verdicts)
+        causes.setdefault((check, signature), []).append(instance)
+    found = [_divergence(instances) for instances in causes.values()]
+    return sorted(found, key=lambda d: (not d.red, d.known is None, severity(d.status), -len(d.instances), d.check))
+
+
+def _divergence(instances: list[Instance]) -> Divergence:
+    ordered = sorted(instances, key=lambda i: (i.size, i.scenario, i.topology))
+    head = ordered[0].head
+    made = Divergence(
+        check=head.check,
+        status=head.status,
+        reason=head.reason,
+        known=next((v.known for v in ordered[0].verdicts if v.known), None),
+        red=any(v.red for i in ordered for v in i.verdicts),
+        instances=ordered,
+    )
+    return msgspec.structs.replace(made, reason=made.cause.reason or head.reason)
+
+
+def known_ids(judgement: Judgement) -> dict[str, int]:
+    """Ledger entry → number of verdicts that it explains."""
+    found: dict[str, int] = {}
+    for verdict in judgement.verdicts:
+        if verdict.known is not None:
+            found[verdict.known] = found.get(verdict.known, 0) + 1
+    return found
