@@ -1,4 +1,4 @@
-"""Answers of generate() and sample(), one a row, and what is wrong with a call before any row is looked at.
+"""Answers of the data plane, one a row, and what is wrong with a call before any row is looked at.
 
 A check of rows is made by `of_answers`: a call that failed, lost a row or gave lists of unequal lengths is a failure by
 name, a recording without such calls untestable, and only whole answers reach the check's own rule.
@@ -15,9 +15,10 @@ from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
 from harness.errors import Blame
 from harness.recording import Call
-from harness.reference import Query
+from harness.reference import Query, UnansweredQuery
 
 METHODS = ("generate", "sample")
+OPENAI = ("completion", "chat_completion")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ def unexpected(call: Call) -> Finding:
         status="fail" if error.blame == Blame.STACK else "untestable",
         facts=1,
         reason=f"{call.method}() failed with {error.kind}",
-        evidence=[{**shown, "request": _short(call.request)}],
+        evidence=[{**shown, "request": short(call.request)}],
         blame=Blame(error.blame),
     )
 
@@ -120,32 +121,80 @@ def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
 
 
 def _answer(evidence: Evidence, row: matching.Row) -> Answer:
-    result = row.call.result or {}
-    texts, logprobs = result.get("responses"), result.get("response_logprobs")
-    if row.prompt is None:
-        messages = row.call.request["prompts"][row.index]
-        evidence.reference.render(messages)  # raises UnansweredQuery: the next round knows
+    text, logprobs = (_choice if row.call.method in OPENAI else _listed)(row)
     return Answer(
         call=row.call,
         index=row.index,
-        prompt=list(row.prompt or ()),
+        prompt=_prompt(evidence, row),
         tokens=list(row.tokens or ()),
-        text=None if texts is None else texts[row.index],
+        text=text,
         finish_reason=row.finish_reason,
-        logprobs=None if logprobs is None else logprobs[row.index],
+        logprobs=logprobs,
         params=row.params,
         version=evidence.version_at(row.call.started_ns),
     )
+
+
+def _prompt(evidence: Evidence, row: matching.Row) -> list[int]:
+    if row.prompt is None and row.call.method == "completion":
+        raise UnansweredQuery(f"encoding of the prompts of call {row.call.id}")
+    if row.prompt is None:
+        request = row.call.request
+        messages = request["prompts"][row.index] if row.call.method == "generate" else request["body"]["messages"]
+        return evidence.reference.render(messages)
+    return list(row.prompt)
+
+
+def _listed(row: matching.Row) -> tuple[str | None, list[Any] | None]:
+    result = row.call.result or {}
+    texts, logprobs = result.get("responses"), result.get("response_logprobs")
+    return None if texts is None else texts[row.index], None if logprobs is None else logprobs[row.index]
+
+
+def _choice(row: matching.Row) -> tuple[str | None, list[Any] | None]:
+    choice = choices(row.call)[row.index]
+    message = choice.get("message") or {}
+    return choice["text"] if "text" in choice else message.get("content"), None
+
+
+def choices(call: Call) -> list[dict[str, Any]]:
+    """The choices of a completion or chat completion, as they were listed."""
+    body = (call.result or {}).get("body")
+    found = body.get("choices") if isinstance(body, dict) else None
+    return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
 
 
 def asked_rows(call: Call) -> int:
     """How many rows this call asked for."""
     if call.method == "sample":
         return int(call.request["num_samples"])
+    if call.method in OPENAI:
+        body = call.request["body"]
+        prompt = body.get("prompt") if call.method == "completion" else None
+        batched = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+        return (len(prompt) if batched and prompt else 1) * int(body.get("n") or 1)
     return len(call.request.get("prompt_token_ids") or call.request.get("prompts") or ())
 
 
 def _shape(call: Call) -> str | None:
+    return _shape_of_body(call) if call.method in OPENAI else _shape_of_lists(call)
+
+
+def _shape_of_body(call: Call) -> str | None:
+    body, rows = (call.result or {}).get("body"), asked_rows(call)
+    if not isinstance(body, dict) or matching.is_error(body):
+        return "returned an error response"
+    found = choices(call)
+    if len(found) != rows:
+        return f"returned {'fewer' if len(found) < rows else 'more'} choices than were asked for"
+    if [choice.get("index") for choice in found] != list(range(rows)):
+        return "returned choices whose indices are not 0, 1, … in the order of the prompts"
+    if call.request["body"].get("return_token_ids") and not all(choice.get("token_ids") for choice in found):
+        return "returned no token ids though return_token_ids was set"
+    return None if all(c.get("finish_reason") for c in found) else "returned a choice without a finish reason"
+
+
+def _shape_of_lists(call: Call) -> str | None:
     result, rows = call.result or {}, asked_rows(call)
     ids = result.get("response_ids")
     if not isinstance(ids, list):
@@ -164,12 +213,14 @@ def _shape(call: Call) -> str | None:
 
 def _summary(call: Call) -> dict[str, Any]:
     result = call.result or {}
+    if call.method in OPENAI:
+        return {"call": call.label or call.id, "request": short(call.request), "returned": result.get("body")}
     counts = {name: len(value) for name, value in result.items() if isinstance(value, list)}
     lengths = [len(row) for row in result.get("response_ids") or ()][:32]
     return {"call": call.label or call.id, "rows asked for": asked_rows(call), "returned": counts, "lengths": lengths}
 
 
-def _short(request: dict[str, Any]) -> dict[str, Any]:
+def short(request: dict[str, Any]) -> dict[str, Any]:
     """A request fit to be shown: the first two rows of a batch, the first 32 tokens of a prompt."""
 
     def cut(value: Any, depth: int) -> Any:

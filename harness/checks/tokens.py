@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from harness.checks import matching
-from harness.checks.answers import Answer, answers, of_answers, select, trouble
+from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.reference import Query, ScoreRequest
+from harness.reference import ScoreRequest
 
 NEAR_TIE = 1e-4
 """Nats. Below this margin between the two most probable tokens rounding decides (float32: about 1.2e-5 measured)."""
@@ -20,11 +20,6 @@ RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
 def score_of(answer: Answer) -> ScoreRequest:
     """The teacher-forced scores of an answer's tokens."""
     return ScoreRequest(version=answer.version, prompt=answer.prompt, tokens=answer.tokens)
-
-
-def scores(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
-    """Scores of every row."""
-    return (score_of(row) for row in rows)
 
 
 def is_greedy(answer: Answer) -> bool:
@@ -59,7 +54,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
     return passed(facts, near_ties=near_ties)
 
 
-def greedy(*labels: str) -> Check:
+def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:
     """At temperature 0 each token is the reference's most probable one (teacher-forced after a near tie)."""
     return of_answers(
         "tokens.greedy",
@@ -68,6 +63,7 @@ def greedy(*labels: str) -> Check:
         rule=_greedy,
         asks=lambda _, rows: (score_of(row) for row in rows if is_greedy(row)),
         labels=labels,
+        methods=methods,
     )
 
 

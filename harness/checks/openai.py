@@ -1,0 +1,95 @@
+"""OpenAI-style bodies: envelope, choices, usage. Tokens and texts of choices: see `tokens`, `text`, `stopping`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from harness.checks import matching
+from harness.checks.answers import answers, choices, select, trouble
+from harness.checks.base import Check, Evidence, Finding, failed, passed
+from harness.recording import Call
+from harness.reference import Query
+
+Method = Literal["completion", "chat_completion"]
+OBJECT: dict[str, str] = {"completion": "text_completion", "chat_completion": "chat.completion"}
+SOURCE = "SkyRL API reference, InferenceEngineInterface.{}; vLLM documentation, OpenAI-Compatible Server"
+
+
+def envelope(method: Method, *labels: str) -> Check:
+    """object, id, created and model of each body, and the fields of each choice."""
+
+    def judge(evidence: Evidence) -> Finding:
+        calls = select(evidence, labels, (method,))
+        wrong = trouble(calls, labels, (method,))
+        if wrong is not None:
+            return wrong
+        facts = 0
+        for call in calls:
+            body = (call.result or {})["body"]
+            asked = call.request["body"]
+            fields = {
+                "object": body.get("object") == OBJECT[method],
+                "model": body.get("model") == asked.get("model"),
+                "id": isinstance(body.get("id"), str) and bool(body["id"]),
+                "created": isinstance(body.get("created"), int),
+                **_choice_fields(method, call),
+            }
+            facts += len(fields)
+            bad = sorted(name for name, good in fields.items() if not good)
+            if bad:
+                return failed(facts, f"{method}() has a wrong or missing {', '.join(bad)}", [_shown(call)])
+        return passed(facts)
+
+    return _check(
+        f"{method}.envelope", method, labels, judge, "a body that an OpenAI client cannot read, or of another model"
+    )
+
+
+def _choice_fields(method: Method, call: Call) -> dict[str, bool]:
+    found = choices(call)
+    if method == "completion":
+        return {"choices.text": all(isinstance(c.get("text"), str) for c in found)}
+    messages = [c.get("message") or {} for c in found]
+    return {
+        "choices.message.role": all(m.get("role") == "assistant" for m in messages),
+        "choices.message.content": all(isinstance(m.get("content"), str) for m in messages),
+    }
+
+
+def usage(method: Method, *labels: str) -> Check:
+    """prompt_tokens, completion_tokens and total_tokens count what went in and came out, over all choices."""
+
+    def judge(evidence: Evidence) -> Finding:
+        calls = select(evidence, labels, (method,))
+        wrong = trouble(calls, labels, (method,))
+        if wrong is not None:
+            return wrong
+        for number, call in enumerate(calls, start=1):
+            rows = answers(evidence, [call])
+            copies = int(call.request["body"].get("n") or 1)
+            prompt, completion = sum(len(r.prompt) for r in rows) // copies, sum(len(r.tokens) for r in rows)
+            expected = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+            got = (call.result or {})["body"].get("usage")
+            got = got if isinstance(got, dict) else {}
+            bad = [name for name, count in expected.items() if got.get(name) != count]
+            if bad:
+                shown = _shown(call) | {"usage": got, "counted": expected}
+                return failed(3 * number, f"usage of {method}() miscounts {', '.join(bad)}", [shown])
+        return passed(3 * len(calls))
+
+    return _check(
+        f"{method}.usage", method, labels, judge, "usage of one sub-request only, or counted twice, or missing"
+    )
+
+
+def _check(name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str) -> Check:
+    def queries(evidence: Evidence) -> Iterator[Query]:
+        return matching.queries(evidence)
+
+    full_name = f"{name}:{'+'.join(labels)}" if labels else name
+    return Check(name=full_name, fault=fault, source=SOURCE.format(method), judge=judge, queries=queries)
+
+
+def _shown(call: Call) -> dict[str, Any]:
+    return {"call": call.label or call.id, "request": call.request["body"], "response": (call.result or {}).get("body")}

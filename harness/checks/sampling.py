@@ -1,0 +1,213 @@
+"""Sampled tokens: from the oracle's distribution, within the filters that were asked for, and independent.
+
+Chance is judged with a stated rate of false alarms, and a recording on which the fault would have passed as well is
+`untestable`: the check says what it could have caught.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
+
+from harness.checks.answers import Answer, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.tokens import score_of
+from harness.reference import NextRequest, Query
+
+FALSE_ALARM = 1e-6
+"""How often a correct stack is called wrong by each check of this module."""
+SMALLEST_CELL = 5.0
+"""Expected draws in a cell of the chi-square test; rarer tokens are pooled up to that."""
+WEAKEST_FAULT = 0.7
+"""A temperature wrong by this factor must be found …"""
+POWER = 0.9
+"""… with at least this probability, or nothing was tested."""
+FILTERS = ("top_k", "top_p", "min_p")
+TOLERANCE = 1e-3
+"""Nats (and probability mass) that rounding may move a filter's edge by."""
+
+
+def _first_tokens(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    return (NextRequest(version=row.version, prompt=row.prompt) for row in rows[:1])
+
+
+def goodness_of_fit(*labels: str) -> Check:
+    """First tokens of many unseeded rows of one prompt fit the reference's distribution at their temperature."""
+    return of_answers(
+        "sampling.distribution",
+        fault="a temperature that is ignored or applied twice, filters nobody asked for, another model's distribution",
+        source="vLLM documentation, SamplingParams.temperature, top_p, top_k, min_p (all off by default)",
+        rule=_goodness_of_fit,
+        asks=_first_tokens,
+        labels=labels,
+    )
+
+
+def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
+    one = rows[0]
+    if any((row.prompt, row.params, row.version) != (one.prompt, one.params, one.version) for row in rows):
+        return untestable("the draws are not of one prompt and one set of sampling parameters")
+    if one.params.get("seed") is not None or not one.params.get("temperature", 1.0):
+        return untestable("the draws are seeded or greedy: they are not independent")
+    model = evidence.reference.next(one.version, one.prompt).logprobs
+    expected = tempered(model, one.params.get("temperature", 1.0))
+    drawn = Counter(row.tokens[0] for row in rows)
+    cells = _cells(expected, len(rows))
+    if len(cells) < 3:
+        return untestable("the reference's distribution has too few cells for these draws")
+    fractions = [math.fsum(expected[t] for t in cell) for cell in cells]
+    faulty = tempered(model, one.params.get("temperature", 1.0) * WEAKEST_FAULT)
+    shift = math.fsum((math.fsum(faulty[t] for t in c) - p) ** 2 / p for c, p in zip(cells, fractions, strict=True))
+    critical = float(stats.chi2.isf(FALSE_ALARM, len(cells) - 1))
+    power = float(stats.ncx2.sf(critical, len(cells) - 1, len(rows) * shift))
+    if power < POWER:
+        return untestable("too few draws to tell a temperature that is off by a third")
+    counts = [sum(drawn[t] for t in cell) for cell in cells]
+    statistic = math.fsum((n - len(rows) * p) ** 2 / (len(rows) * p) for n, p in zip(counts, fractions, strict=True))
+    numbers = {
+        "p_value": float(stats.chi2.sf(statistic, len(cells) - 1)),
+        "false_alarm_rate": FALSE_ALARM,
+        "draws": float(len(rows)),
+        "cells": float(len(cells)),
+        "power": power,
+    }
+    if numbers["p_value"] < FALSE_ALARM:
+        often = [
+            {"token": token, "drawn": count, "expected": round(len(rows) * expected[token], 2)}
+            for token, count in drawn.most_common(5)
+        ]
+        shown = {"prompt": one.prompt, "sampling_params": one.params, "most drawn": often}
+        return failed(len(rows), "sampled tokens do not come from the reference's distribution", [shown], **numbers)
+    return passed(len(rows), **numbers)
+
+
+def _cells(expected: list[float], draws: int) -> list[list[int]]:
+    """Tokens by falling probability, pooled until each cell expects `SMALLEST_CELL` draws; the rest joins the last."""
+    cells: list[list[int]] = []
+    cell: list[int] = []
+    mass = 0.0
+    for token in sorted(range(len(expected)), key=expected.__getitem__, reverse=True):
+        cell.append(token)
+        mass += draws * expected[token]
+        if mass >= SMALLEST_CELL:
+            cells.append(cell)
+            cell, mass = [], 0.0
+    if cells:
+        cells[-1] = cells[-1] + cell
+    return cells
+
+
+def tempered(logprobs: list[float], temperature: float) -> list[float]:
+    """Probabilities at `temperature`, from log-probabilities at temperature 1."""
+    scaled = [x / temperature for x in logprobs]
+    top = max(scaled)
+    weights = [math.exp(x - top) for x in scaled]
+    total = math.fsum(weights)
+    return [w / total for w in weights]
+
+
+def allowed(probabilities: list[float], params: dict[str, Any]) -> set[int]:
+    """Tokens that min_p, top_k and top_p leave, in this order, with `TOLERANCE` at each edge."""
+    kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
+    slack = math.exp(-TOLERANCE)
+    if params.get("min_p"):
+        floor = params["min_p"] * probabilities[kept[0]] * slack
+        kept = [t for t in kept if probabilities[t] >= floor]
+    if (params.get("top_k") or 0) > 0 and params["top_k"] < len(kept):
+        floor = probabilities[kept[params["top_k"] - 1]] * slack
+        kept = [t for t in kept if probabilities[t] >= floor]
+    if params.get("top_p", 1.0) < 1.0:
+        total = math.fsum(probabilities[t] for t in kept)
+        above = itertools.accumulate((probabilities[t] / total for t in kept), initial=0.0)
+        kept = [t for t, mass in zip(kept, above, strict=False) if mass < params["top_p"] + TOLERANCE]
+    return set(kept)
+
+
+def _every_token(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    for row in rows:
+        for at in range(len(row.tokens)):
+            yield NextRequest(version=row.version, prompt=row.prompt + row.tokens[:at])
+
+
+def within_filters(*labels: str) -> Check:
+    """Each sampled token is one that top_k, top_p and min_p leave, and not always the most probable one."""
+    return of_answers(
+        "sampling.filters",
+        fault="top_k, top_p or min_p that is dropped on the way, applied before the temperature, or turned into greedy",
+        source="vLLM documentation, SamplingParams.top_k, top_p, min_p",
+        rule=_within_filters,
+        asks=_every_token,
+        labels=labels,
+    )
+
+
+def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
+    facts = chosen_top = 0
+    unfiltered = greedy = 0.0
+    for row in rows:
+        active = [name for name in FILTERS if row.params.get(name)]
+        if not active or not row.params.get("temperature", 1.0):
+            return untestable("a call sampled without a filter")
+        for at, token in enumerate(row.tokens):
+            facts += 1
+            model = evidence.reference.next(row.version, row.prompt + row.tokens[:at]).logprobs
+            probabilities = tempered(model, row.params.get("temperature", 1.0))
+            kept = allowed(probabilities, row.params)
+            if token not in kept:
+                rank = sum(p > probabilities[token] for p in probabilities)
+                shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
+                return failed(facts, f"a sampled token is outside {' and '.join(active)}", [shown])
+            mass, top = math.fsum(probabilities[t] for t in kept), max(probabilities)
+            unfiltered += math.log(min(mass, 1.0))
+            greedy += math.log(min(top / mass, 1.0))
+            chosen_top += probabilities[token] >= top * math.exp(-TOLERANCE)
+    if chosen_top == facts and greedy < math.log(FALSE_ALARM):
+        return failed(facts, "sampling under a filter always took the most probable token", [rows[0].shown()])
+    if unfiltered > math.log(FALSE_ALARM):
+        return untestable("a sampler without the filter would have passed as well")
+    return passed(facts, log10_chance_without_filter=unfiltered / math.log(10))
+
+
+def independent(*labels: str) -> Check:
+    """Samples of one prompt are drawn independently: no two are the same unless the reference makes that likely."""
+    return of_answers(
+        "sampling.independent",
+        fault="one sample handed out several times: a shared seed, a cached result, servers with like random numbers",
+        source='SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."',
+        rule=_independent,
+        asks=lambda _, rows: (score_of(row) for row in rows),
+        labels=labels,
+    )
+
+
+def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
+    groups: dict[tuple[Any, ...], list[Answer]] = {}
+    for row in rows:
+        if row.params.get("temperature", 1.0) != 1 or any(row.params.get(f) for f in FILTERS):
+            return untestable("independence is judged at temperature 1 without filters")
+        seed = row.call.id if row.params.get("seed") is not None else None
+        groups.setdefault((tuple(row.prompt), seed), []).append(row)
+    facts = distinct = likely = 0
+    for group in groups.values():
+        pairs = len(group) * (len(group) - 1) // 2
+        facts += pairs
+        for tokens, count in Counter(tuple(row.tokens) for row in group).items():
+            first = next(row for row in group if tuple(row.tokens) == tokens)
+            distinct += 1
+            chance = sum(evidence.reference.score(first.version, first.prompt, first.tokens).logprobs)
+            if chance + math.log(max(pairs, 1)) > math.log(FALSE_ALARM):
+                likely += 1
+            elif count > 1:
+                which = "all samples" if count == len(group) else "some samples"
+                shown = first.shown(times=count, of=len(group))
+                return failed(facts, f"{which} of a prompt are the same", [shown], reference_logprob=chance)
+    if not facts:
+        return untestable("no prompt was sampled more than once")
+    if likely == distinct:
+        return untestable("every sample is so probable that equal ones would prove nothing")
+    return passed(facts)

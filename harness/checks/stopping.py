@@ -1,0 +1,146 @@
+"""Why an output ended, and whether it ended there: finish reasons, stop tokens, stop strings, lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from harness.checks.answers import METHODS, Answer, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.reference import DecodeRequest, Query
+
+SOURCE = "vLLM documentation, SamplingParams: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos"
+Cause = Literal["length", "stop token", "eos", "stop string"]
+FINISH_REASON: dict[Cause, str] = {"length": "length", "stop token": "stop", "eos": "stop", "stop string": "stop"}
+
+
+def stop_strings(params: dict[str, Any]) -> list[str]:
+    """The stop strings that were asked for."""
+    stop = params.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+def decoded(answer: Answer, tokens: list[int]) -> DecodeRequest:
+    """How the tokens read under the answer's own skip_special_tokens."""
+    return DecodeRequest(tokens=tokens, skip_special_tokens=answer.params.get("skip_special_tokens", True))
+
+
+def _asks(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    for row in rows:
+        if stop_strings(row.params):
+            yield decoded(row, row.tokens)
+            yield decoded(row, row.tokens[:-1])
+
+
+def ends_as_asked(
+    *labels: str, eos: int, max_model_len: int, causes: Iterable[Cause], methods: Sequence[str] = METHODS
+) -> Check:
+    """Each output ends at the first token that should end it, not before, and its finish reason says why.
+
+    `eos` ends a sequence unless ignore_eos; `max_model_len` caps prompt and response together. Each of `causes` must
+    have ended some output: else it was not put to the test.
+    """
+    wanted = set(causes)
+
+    def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
+        met: set[Cause] = set()
+        for number, row in enumerate(rows, start=1):
+            at, cause = _end(evidence, row, eos, max_model_len)
+            wrong = _wrong(row, at, cause)
+            if wrong:
+                return failed(number, wrong, [row.shown(expected_length=at, expected_cause=cause)])
+            if cause is not None:
+                met.add(cause)
+        if not wanted <= met:
+            return untestable(f"no output was ended by {' or '.join(sorted(wanted - met))}")
+        return passed(2 * len(rows))
+
+    return of_answers(
+        "stopping",
+        fault="a stop condition or length that is ignored, met late or invented, or a wrong finish reason",
+        source=SOURCE,
+        rule=rule,
+        asks=_asks,
+        labels=labels,
+        methods=methods,
+    )
+
+
+def _end(evidence: Evidence, row: Answer, eos: int, max_model_len: int) -> tuple[int | None, Cause | None]:
+    """How many tokens the output should have had and what should have ended it; None, None: it should have gone on."""
+    params = row.params
+    most = min(params.get("max_tokens") or 16, max_model_len - len(row.prompt))
+    stops, least = set(params.get("stop_token_ids") or ()), params.get("min_tokens") or 0
+    if not least and _has_stop_string(evidence, row, row.tokens[:-1]):
+        return len(row.tokens) - 1, "stop string"
+    for count, token in enumerate(row.tokens, start=1):
+        if count > least and token == eos and not params.get("ignore_eos"):
+            return count, "eos"
+        if count > least and token in stops:
+            return count, "stop token"
+        if count == len(row.tokens) and count > least and _has_stop_string(evidence, row, row.tokens):
+            return count, "stop string"
+        if count == most:
+            return count, "length"
+    return None, None
+
+
+def _has_stop_string(evidence: Evidence, row: Answer, tokens: list[int]) -> bool:
+    strings = stop_strings(row.params)
+    if not strings:
+        return False
+    text = evidence.reference.decode(tokens, skip_special_tokens=decoded(row, tokens).skip_special_tokens)
+    return any(s in text for s in strings)
+
+
+def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
+    least = row.params.get("min_tokens") or 0
+    if row.finish_reason == "stop" and len(row.tokens) <= least:
+        return "output was stopped before min_tokens"
+    if cause is None or at is None:
+        return "output ended before anything that was to end it"
+    if at < len(row.tokens):
+        return f"output went on after its {cause}"
+    if row.finish_reason != FINISH_REASON[cause]:
+        return f"an output ended by {cause} does not have the finish reason {FINISH_REASON[cause]!r}"
+    return None
+
+
+def stop_text(*labels: str, methods: Sequence[str] = METHODS) -> Check:
+    """The text of an output that a stop string ended: up to that string, or with it if it is to be included."""
+    return of_answers(
+        "stopping.text",
+        fault="text that keeps the stop string, loses it when it was asked for, or goes on behind it",
+        source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
+        "include_stop_str_in_output: whether to include the stop strings in output text",
+        rule=_stop_text,
+        asks=_asks,
+        labels=labels,
+        methods=methods,
+    )
+
+
+def _stop_text(evidence: Evidence, rows: list[Answer]) -> Finding:
+    facts = 0
+    for row in rows:
+        if row.text is None or row.finish_reason != "stop" or not _has_stop_string(evidence, row, row.tokens):
+            continue
+        facts += 1
+        skip = decoded(row, row.tokens).skip_special_tokens
+        whole = evidence.reference.decode(row.tokens, skip_special_tokens=skip)
+        include = bool(row.params.get("include_stop_str_in_output"))
+        found = [(whole.find(s), s) for s in stop_strings(row.params) if s in whole]
+        if row.text not in {whole[: at + (len(s) if include else 0)] for at, s in found}:
+            shown = row.shown(text=row.text, decoded=whole, stop=stop_strings(row.params))
+            return failed(facts, _wrong_text(row.text, [s for _, s in found], include=include), [shown])
+    if not facts:
+        return untestable("no output with a text was ended by a stop string")
+    return passed(facts)
+
+
+def _wrong_text(text: str, strings: list[str], *, include: bool) -> str:
+    if not include and any(s in text for s in strings):
+        return "text holds the stop string, which was to be left out"
+    if include and not any(s in text for s in strings):
+        return "text lacks the stop string, which was to be included"
+    return "text does not end where the stop string says"

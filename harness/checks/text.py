@@ -1,0 +1,85 @@
+"""Text is the decoding of the tokens beside it, special tokens and all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.checks.answers import METHODS, Answer, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.stopping import decoded, stop_strings
+from harness.reference import DecodeRequest, Query
+
+REPLACEMENT = "\ufffd"
+"""What a decoder shows for bytes that are no whole character."""
+
+
+def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] = METHODS) -> Check:
+    """`text` is the decoding of `tokens`, without special tokens unless skip_special_tokens is false.
+
+    Rows that a stop string ended are left to `stopping.stop_text`. `special` demands that special tokens did occur
+    before the end of an output.
+    """
+
+    def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
+        rows = [row for row in rows if row.text is not None and not _stopped_by_string(row)]
+        if not rows:
+            return untestable("no output had a text to compare")
+        if special and not any(_has_special(evidence, row) for row in rows):
+            return untestable("no special token occurred within an output")
+        wrong = [(row, why) for row in rows if (why := _wrong(evidence, row))]
+        if wrong:
+            causes = sorted({why for _, why in wrong})
+            shown = {why: row.shown(text=row.text, decoded=_expected(evidence, row)) for row, why in reversed(wrong)}
+            return failed(len(rows), "; ".join(causes), [shown[why] for why in causes])
+        return passed(len(rows))
+
+    return of_answers(
+        "text",
+        fault="text of other tokens, with special tokens that were to be skipped, or without those to be kept",
+        source="SkyRL, InferenceEngineOutput: "
+        "tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses; "
+        "vLLM documentation, SamplingParams.skip_special_tokens",
+        rule=rule,
+        asks=_asks,
+        labels=labels,
+        methods=methods,
+    )
+
+
+def _asks(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    for row in rows:
+        for tokens in (row.tokens, row.tokens[:-1]):
+            for skip in (True, False):
+                yield DecodeRequest(tokens=tokens, skip_special_tokens=skip)
+
+
+def _stopped_by_string(row: Answer) -> bool:
+    return bool(stop_strings(row.params)) and row.finish_reason == "stop"
+
+
+def _has_special(evidence: Evidence, row: Answer) -> bool:
+    within = row.tokens[:-1]
+    decode = evidence.reference.decode
+    return decode(within, skip_special_tokens=True) != decode(within, skip_special_tokens=False)
+
+
+def _expected(evidence: Evidence, row: Answer) -> str:
+    return evidence.reference.decode(row.tokens, skip_special_tokens=decoded(row, []).skip_special_tokens)
+
+
+def _wrong(evidence: Evidence, row: Answer) -> str | None:
+    decode, skip = evidence.reference.decode, decoded(row, []).skip_special_tokens
+    expected, text = _expected(evidence, row), row.text or ""
+    if text == expected:
+        return None
+    if text == decode(row.tokens, skip_special_tokens=not skip):
+        return (
+            "text holds special tokens that were to be skipped"
+            if skip
+            else "text lacks special tokens that were asked for"
+        )
+    if row.finish_reason == "stop" and text == decode(row.tokens[:-1], skip_special_tokens=skip):
+        return "text lacks the stop token that the tokens hold"
+    if text.rstrip(REPLACEMENT) == expected.rstrip(REPLACEMENT):
+        return "text and tokens differ in a character that the output was cut off in"
+    return "text is not the decoding of the tokens"

@@ -1,0 +1,112 @@
+"""tokenize() and detokenize() against the oracle's tokenizer, and there and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.checks.answers import select, unexpected
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.recording import Call
+from harness.reference import DecodeRequest, EncodeRequest, Query
+
+SOURCE = 'SkyRL #904, "Data plane": tokenize(), detokenize()'
+
+
+def _calls(evidence: Evidence, method: str) -> list[Call] | Finding:
+    calls = select(evidence, (), (method,))
+    if not calls:
+        return untestable(f"no call of {method} was recorded")
+    return next((unexpected(call) for call in calls if call.error is not None), calls)
+
+
+def _encoded(evidence: Evidence) -> Finding:
+    calls = _calls(evidence, "tokenize")
+    if isinstance(calls, Finding):
+        return calls
+    facts = 0
+    for call in calls:
+        texts, special = call.request["texts"], call.request["add_special_tokens"]
+        got = (call.result or {}).get("token_ids")
+        if not isinstance(got, list) or len(got) != len(texts):
+            return failed(facts + 1, "tokenize() did not return one list a text", [{"texts": texts[:3], "got": got}])
+        for text, ids in zip(texts, got, strict=True):
+            facts += 1
+            expected = evidence.reference.encode(text, add_special_tokens=special)
+            if ids != expected:
+                shown = {"text": text, "add_special_tokens": special, "got": ids, "reference": expected}
+                return failed(facts, "tokenize() gives other tokens than the model's tokenizer", [shown])
+    return passed(facts)
+
+
+def _ask_encoded(evidence: Evidence) -> Iterator[Query]:
+    for call in evidence.calls("tokenize"):
+        for text in call.request["texts"]:
+            yield EncodeRequest(text=text, add_special_tokens=call.request["add_special_tokens"])
+
+
+def _decoded(evidence: Evidence) -> Finding:
+    calls = _calls(evidence, "detokenize")
+    if isinstance(calls, Finding):
+        return calls
+    facts = 0
+    for call in calls:
+        rows, got = call.request["token_ids"], (call.result or {}).get("texts")
+        if not isinstance(got, list) or len(got) != len(rows):
+            return failed(
+                facts + 1, "detokenize() did not return one text a row", [{"token_ids": rows[:3], "got": got}]
+            )
+        for ids, text in zip(rows, got, strict=True):
+            facts += 1
+            expected = evidence.reference.decode(ids, skip_special_tokens=False)
+            if text != expected:
+                shown = {"token_ids": ids, "got": text, "reference": expected}
+                return failed(facts, "detokenize() gives another text than the model's tokenizer", [shown])
+    return passed(facts)
+
+
+def _ask_decoded(evidence: Evidence) -> Iterator[Query]:
+    for call in evidence.calls("detokenize"):
+        for ids in call.request["token_ids"]:
+            yield DecodeRequest(tokens=ids, skip_special_tokens=False)
+
+
+def _round_trip(evidence: Evidence) -> Finding:
+    there, back = _calls(evidence, "tokenize"), _calls(evidence, "detokenize")
+    if isinstance(there, Finding):
+        return there
+    if isinstance(back, Finding):
+        return back
+    facts = 0
+    for one in there:
+        for other in back:
+            if other.request["token_ids"] != (one.result or {}).get("token_ids"):
+                continue
+            texts, returned = one.request["texts"], (other.result or {}).get("texts")
+            facts += len(texts)
+            if returned != texts:
+                return failed(
+                    facts, "texts do not survive tokenize() and detokenize()", [{"texts": texts, "got": returned}]
+                )
+    return passed(facts) if facts else untestable("no tokenized texts were detokenized")
+
+
+ENCODED = Check(
+    name="tokenize",
+    fault="another tokenizer, special tokens added or left out, texts mixed up or dropped",
+    source=SOURCE,
+    judge=_encoded,
+    queries=_ask_encoded,
+)
+DECODED = Check(
+    name="detokenize",
+    fault="another tokenizer, special tokens dropped, rows mixed up or dropped",
+    source=SOURCE,
+    judge=_decoded,
+    queries=_ask_decoded,
+)
+ROUND_TRIP = Check(
+    name="tokenize.round_trip",
+    fault="a text that comes back changed: white space, unicode or special tokens lost on the way",
+    source=SOURCE,
+    judge=_round_trip,
+)
