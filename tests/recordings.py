@@ -1,0 +1,153 @@
+"""Whole recordings made up on the spot, correct in every respect that `ALWAYS` looks at, of any size.
+
+Used by the tests of judging offline and by `benchmarks/judge.py`. Two recordings made with the same arguments differ in
+target, times and ids only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.book import Book
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.routing import STICKY
+from harness.recording import Call, Event, Header, Observation, Recorder, ScenarioEnd, ScenarioStart
+from harness.run_folder import RunFolder
+from harness.scenario import Scenario
+from harness.topology import Placement
+from harness.verdict import RunInfo
+from tests import traces
+
+SERVERS = ("server-0", "server-1")
+MODEL = "0" * 64
+Change = Callable[[Event], Event]
+
+
+def declared(name: str = "module.test_it", **changes: Any) -> Scenario:
+    """A scenario that `events` fits: sessions that stick, and every call answered."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "wave": 1,
+        "task": 1,
+        "promise": "sessions stick",
+        "needs": frozenset(),
+        "checks": (STICKY, ALL_COMPLETE),
+        "placements": frozenset({Placement.DISAGGREGATED}),
+        "deadline_s": 60.0,
+        "source": "tests",
+    }
+    return Scenario(**(fields | changes))
+
+
+class Clock:
+    """Times and ids of one recording."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def tick(self) -> int:
+        self.now += 1_000
+        return self.now
+
+
+def events(
+    name: str = "module.test_it",
+    *,
+    take: int = 1,
+    calls: int = 3,
+    rows: int = 4,
+    tokens: int = 5,
+    clock: Clock | None = None,
+) -> Iterator[Event]:
+    """One scenario as a correct stack would be recorded: clean room, then greedy batches of two turns a session."""
+    clock = clock or Clock()
+    rng = random.Random(name)
+    yield ScenarioStart(scenario=name, take=take, at_ns=clock.tick())
+    yield from _batch(clock, rng, [[3, 4, 5, 6]], None, 1, phase="clean_room", label="canary")
+    for _ in range(calls):
+        prompts = [[rng.randrange(8, 60_000) for _ in range(16)] for _ in range(rows)]
+        yield from _batch(clock, rng, prompts, [f"session-{row // 2}" for row in range(rows)], tokens)
+    yield ScenarioEnd(scenario=name, take=take, outcome="completed", at_ns=clock.tick())
+
+
+def _batch(
+    clock: Clock, rng: random.Random, prompts: list[list[int]], sessions: list[str] | None, tokens: int, **about: Any
+) -> Iterator[Event]:
+    """What the taps saw of one generate call, then the call. A step of a server makes a token for each of its rows."""
+    params = {"temperature": 0.0, "max_tokens": tokens, "logprobs": 1}
+    started = clock.tick()
+    answers = [[rng.randrange(8, 60_000) for _ in range(tokens)] for _ in prompts]
+    place = {row: SERVERS[(row // 2) % len(SERVERS)] for row in range(len(prompts))}
+    ids = {row: f"{started}-{row}" for row in place}
+    for row, server in place.items():
+        data = {
+            "request_id": ids[row],
+            "prompt_token_ids": prompts[row],
+            "sampling_params": params,
+            "parent_id": None,
+        }
+        yield Observation(kind="request", server=server, at_ns=clock.tick(), data=data)
+    for step in range(tokens):
+        for server in sorted(set(place.values())):
+            made = {ids[row]: [answers[row][step]] for row, at in place.items() if at == server}
+            yield Observation(kind="step", server=server, at_ns=clock.tick(), data={"tokens": made})
+    for row, server in place.items():
+        yield Observation(
+            kind="finish", server=server, at_ns=clock.tick(), data={"request_id": ids[row], "reason": "length"}
+        )
+    yield Call(
+        id=started,
+        method="generate",
+        request={"prompt_token_ids": prompts, "prompts": None, "sampling_params": params, "session_ids": sessions},
+        result={
+            "response_ids": answers,
+            "responses": ["".join(chr(97 + token % 26) for token in answer) for answer in answers],
+            "stop_reasons": ["length"] * len(answers),
+            "response_logprobs": [[-1.0 - (token % 97) / 16 for token in answer] for answer in answers],
+        },
+        started_ns=started,
+        ended_ns=clock.tick(),
+        **about,
+    )
+
+
+def header(target: str, **changes: Any) -> Header:
+    return traces.header(target=target, run_id="run", **changes)
+
+
+def write(
+    path: Path, target: str, names: list[str], *, takes: int = 1, change: Change | None = None, **size: int
+) -> None:
+    """A whole recording of these scenarios. `change` may damage any event of the last take."""
+    clock = Clock()
+    with Recorder(path).open(header(target)) as recorder:
+        for take in range(1, takes + 1):
+            for name in names:
+                for event in events(name, take=take, clock=clock, **size):
+                    recorder.add(change(event) if change and take == takes else event)
+
+
+def run_folder(path: Path, names: list[str], *, change: Change | None = None, **changes: Any) -> RunFolder:
+    """A finished run of both stacks: the baseline with its twin, the candidate damaged by `change`."""
+    with RunFolder.create(path) as folder:
+        write(folder.recording("stack:old", traces.header().topology), "stack:old", names, takes=2)
+        write(folder.recording("stack:new", traces.header().topology), "stack:new", names[::-1], change=change)
+        Book.create(folder.reference, MODEL).close()
+        folder.write_info(info(**changes))
+    return folder
+
+
+def info(**changes: Any) -> RunInfo:
+    fields: dict[str, Any] = {
+        "run_id": "run",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "command": "parity run",
+        "baseline": "stack:old",
+        "candidate": "stack:new",
+        "start": "ray",
+        "engine": "cpu",
+    }
+    return RunInfo(**(fields | changes))

@@ -1,0 +1,188 @@
+"""Judging fails closed: whatever could not be judged is red, with someone to act on it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from harness import exercise, judge, takes
+from harness.capability import Capability
+from harness.checks.base import Check, failed, passed, untestable
+from harness.errors import Blame
+from harness.recording import CallError, ScenarioTrace
+from harness.reference import DecodeRequest, NextRequest, RenderRequest, Text, Tokens, UnansweredQuery
+from harness.verdict import Conformance, Verdict
+from tests import recordings, traces
+
+CALL = traces.generate([[1, 2]], [[3]])
+EMPTY = traces.FakeReference().asked([])
+
+
+def check(judge_it, name="a_check", queries=lambda evidence: ()) -> Check:
+    return Check(name=name, fault="f", source="s", judge=judge_it, queries=queries)
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Without the checks of every scenario: one check is looked at."""
+    monkeypatch.setattr(judge, "ALWAYS", ())
+
+
+def verdict_of(judge_it, *, queries=lambda evidence: (), reference=EMPTY, **about) -> Verdict:
+    scenario = recordings.declared(checks=(check(judge_it, queries=queries),))
+    [verdict] = judge.judge(scenario, traces.trace(CALL, **about), reference)
+    return verdict
+
+
+def test_a_correct_recording_passes_every_check_and_those_of_every_scenario():
+    events = list(recordings.events())
+    trace = ScenarioTrace(
+        header=recordings.header("stack:new"),
+        scenario="module.test_it",
+        take=1,
+        calls=tuple(e for e in events if type(e).__name__ == "Call"),
+        observations=tuple(e for e in events if type(e).__name__ == "Observation"),
+        end=events[-1],
+    )
+    verdicts = judge.judge(recordings.declared(), trace, EMPTY)
+    assert {v.check: v.status for v in verdicts} == dict.fromkeys(
+        ["sticky_sessions", "all_complete", "instruments", "conservation", "echo"], "pass"
+    )
+    assert all(v.facts > 0 and v.blame is None and v.target == "stack:new" for v in verdicts)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_finding_becomes_a_verdict_with_everything_that_it_said():
+    found = verdict_of(lambda evidence: failed(3, "wrong order", [{"row": 1}], worst=2.0))
+    assert (found.status, found.blame, found.reason, found.facts) == ("fail", Blame.STACK, "wrong order", 3)
+    assert (found.evidence, found.numbers, found.fault, found.source) == ([{"row": 1}], {"worst": 2.0}, "f", "s")
+    assert found.red
+    assert found.next_step
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_pass_over_no_facts_is_untestable():
+    found = verdict_of(lambda evidence: passed(0))
+    assert (found.status, found.blame) == (Conformance.UNTESTABLE, Blame.HARNESS)
+    assert "judged nothing" in found.reason
+    assert found.red
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_exception_in_a_check_is_untestable_and_shown_with_its_place():
+    def broken(evidence):
+        return passed(len(evidence.trace.calls) // 0)
+
+    found = verdict_of(broken)
+    assert (found.status, found.blame) == (Conformance.UNTESTABLE, Blame.HARNESS)
+    assert found.reason == "check a_check raised ZeroDivisionError"
+    assert "division" in found.evidence[0]["exception"]
+    assert any("in broken" in frame and "test_judge.py" in frame for frame in found.evidence[0]["traceback"])
+    assert not any("/" in frame.partition(" in ")[0] for frame in found.evidence[0]["traceback"])
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_answer_that_was_never_given_is_untestable():
+    found = verdict_of(lambda evidence: passed(len(evidence.reference.next(0, [1]).logprobs)))
+    assert (found.status, found.blame) == (Conformance.UNTESTABLE, Blame.HARNESS)
+    assert "never asked" in found.reason
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_finding_of_the_instruments_keeps_its_blame():
+    found = verdict_of(lambda evidence: untestable("no memory", Blame.ENVIRONMENT))
+    assert (found.status, found.blame, found.reason) == (Conformance.UNTESTABLE, Blame.ENVIRONMENT, "no memory")
+
+
+def test_only_a_check_of_every_scenario_may_find_nothing_of_its_kind(monkeypatch):
+    silent = check(lambda evidence: None, "silent")
+    scenario = recordings.declared(checks=(check(lambda evidence: passed(1)),))
+    monkeypatch.setattr(judge, "ALWAYS", (silent,))
+    assert [v.check for v in judge.judge(scenario, traces.trace(CALL), EMPTY)] == ["a_check"]
+    [own] = judge.judge(recordings.declared(checks=(silent,)), traces.trace(CALL), EMPTY)
+    assert own.status == Conformance.UNTESTABLE
+
+
+@pytest.mark.parametrize(
+    ("blame", "status"), [("stack", "fail"), ("environment", "untestable"), ("nobody", "untestable")]
+)
+def test_a_scenario_that_was_not_driven_to_its_end_passes_nothing(blame, status):
+    error = CallError(kind="StackDied", message="engine 1 is gone", blame=blame)
+    trace = traces.trace(CALL, outcome="failed", end_error=error)
+    verdicts = judge.judge(recordings.declared(), trace, EMPTY)
+    assert [v.check for v in verdicts] == ["sticky_sessions", "all_complete"]
+    assert {v.status for v in verdicts} == {status}
+    assert {v.reason for v in verdicts} == {"could not be driven: StackDied"}
+    assert {v.blame for v in verdicts} == {Blame(blame) if blame in set(Blame) else Blame.HARNESS}
+    assert verdicts[0].evidence[0]["message"] == "engine 1 is gone"
+
+
+def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
+    """A chat prompt is rendered first, then scored: the driver asks in rounds until nothing is missing."""
+    messages = [{"role": "user", "content": "hi"}]
+
+    def two_rounds(evidence):
+        yield RenderRequest(messages=messages)
+        yield NextRequest(version=0, prompt=evidence.reference.render(messages))
+
+    def raising(evidence):
+        yield DecodeRequest(tokens=[1], skip_special_tokens=True)
+        raise RuntimeError
+
+    monkeypatch.setattr(
+        judge, "ALWAYS", (check(lambda e: None, "always", lambda e: [NextRequest(version=1, prompt=[])]),)
+    )
+    scenario = recordings.declared(
+        checks=(check(lambda e: passed(1), "two", two_rounds), check(lambda e: passed(1), "raising", raising))
+    )
+    book = traces.FakeReference()
+    others = [DecodeRequest(tokens=[1], skip_special_tokens=True), NextRequest(version=1, prompt=[])]
+    first = judge.queries(scenario, traces.trace(CALL), book.asked([]))
+    assert first == [RenderRequest(messages=messages), *others]
+    book.set(first[0], Tokens(tokens=[5]))
+    second = judge.queries(scenario, traces.trace(CALL), book.asked(first))
+    assert second == [first[0], NextRequest(version=0, prompt=[5]), *others]
+    assert isinstance(Text(text=""), Text)
+    with pytest.raises(UnansweredQuery):
+        book.asked([]).render(messages)
+
+
+def test_a_lacking_capability_is_missing_for_each_check_and_red_only_in_a_comparison():
+    scenario = recordings.declared(needs=frozenset({Capability.SLEEP, Capability.SAMPLE}))
+    verdicts = judge.missing(scenario, "stack:new", "disaggregated-2x1", [Capability.SAMPLE])
+    assert [(v.status, v.check, v.reason) for v in verdicts] == [
+        ("missing", "sticky_sessions", "does not declare sleep"),
+        ("missing", "all_complete", "does not declare sleep"),
+    ]
+    assert not any(v.red for v in verdicts)
+    assert judge.missing(scenario, "stack:new", "disaggregated-2x1", list(Capability)) == []
+
+
+def test_a_declared_capability_that_nothing_exercised_with_success_is_red():
+    calls = [
+        traces.call("pause", {"mode": "abort"}),
+        traces.call("resume"),
+        traces.call("prepare_weight_sync"),
+        traces.call("sleep", error=traces.error()),
+        traces.call("wake_up", {"tags": ["weights"]}),
+        traces.generate([], [[1]], messages=[[{"role": "user", "content": "x"}]]),
+        traces.call("health", phase="clean_room"),
+    ]
+    seen = exercise.exercised(traces.trace(*calls))
+    assert seen == {Capability.PAUSE_ABORT, Capability.WAKE_UP_TAGS, Capability.GENERATE_MESSAGES}
+    declared = [*seen, Capability.PAUSE_KEEP, Capability.SLEEP]
+    verdicts = exercise.unexercised("stack:new", "all", 1, declared, seen)
+    assert [v.scenario for v in verdicts] == ["capabilities.pause_keep", "capabilities.sleep"]
+    assert all(v.red and v.blame == Blame.HARNESS for v in verdicts)
+
+
+@pytest.mark.usefixtures("alone")
+def test_red_in_any_take_is_red_and_says_in_how_many():
+    good = verdict_of(lambda evidence: passed(2))
+    bad = verdict_of(lambda evidence: failed(2, "lost a row", [{"row": 1}]))
+    [merged] = takes.merge([[good]] * 7 + [[bad]] * 3)
+    assert (merged.status, merged.reason, merged.red) == ("fail", "lost a row", True)
+    assert merged.evidence == [{"row": 1}, {"takes": "fail in 3 of 10 takes"}]
+    assert takes.merge([[good]]) == [good]
+    [always] = takes.merge([[good], [good]])
+    assert msgspec.structs.replace(always, numbers={}) == good

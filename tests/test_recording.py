@@ -1,0 +1,128 @@
+"""A recording is whole or refused by name; a book of reference answers likewise is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import index as indexing
+from harness import recording
+from harness.errors import RecordingError
+from harness.recording import Footer, Recorder, ScenarioEnd, ScenarioStart
+from tests import recordings, traces
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "whole.jsonl"
+    recordings.write(path, "stack:old", ["module.test_a", "module.test_b"], takes=2, calls=1, rows=1, tokens=1)
+    return path
+
+
+def _all_loaded(path: Path) -> None:
+    found = indexing.index(path)
+    for name, take in found.spans:
+        found.trace(name, take)
+
+
+READERS: list[Callable[[Path], object]] = [
+    lambda path: list(recording.read(path)),
+    lambda path: list(recording.traces(path)),
+    _all_loaded,
+]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=["read", "traces", "index"])
+def test_a_recording_cut_off_at_any_byte_is_refused_by_name(tmp_path: Path, reader):
+    recordings.write(tmp_path / "whole.jsonl", "stack:old", ["module.test_a"], calls=0)
+    content = (tmp_path / "whole.jsonl").read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    for length in range(len(content)):
+        cut.write_bytes(content[:length])
+        with pytest.raises(RecordingError, match=r"cut\.jsonl"):
+            reader(cut)
+
+
+def test_the_index_loads_what_reading_in_order_gives(whole: Path):
+    in_order = list(recording.traces(whole))
+    found = indexing.index(whole)
+    assert [found.trace(name, take) for name, take in found.spans] == in_order
+    assert found.scenarios == ["module.test_a", "module.test_b"]
+    assert found.takes("module.test_b") == [1, 2]
+    calls_only = found.trace("module.test_b", 2, observations=False)
+    assert calls_only.calls == in_order[-1].calls
+    assert calls_only.observations == ()
+
+
+def test_a_recording_is_readable_while_it_is_written(tmp_path: Path):
+    recorder = Recorder(tmp_path / "live.jsonl").open(traces.header())
+    events = list(recordings.events(calls=1, rows=1, tokens=1))
+    for number, event in enumerate(events, start=1):
+        recorder.add(event)
+        assert [*recording.read(recorder.path, live=True)][1:] == events[:number]
+    with pytest.raises(RecordingError, match="no footer"):
+        list(recording.read(recorder.path))
+    content = recorder.path.read_bytes()
+    recorder.path.write_bytes(content[:-1])
+    assert [*recording.read(recorder.path, live=True)][1:] == events[:-1], "a line that is being written is left alone"
+    recorder.close()
+
+
+def test_a_recording_is_never_overwritten(whole: Path):
+    before = whole.read_bytes()
+    with pytest.raises(RecordingError, match="exists already"):
+        Recorder(whole).open(traces.header())
+    assert whole.read_bytes() == before
+
+
+def test_a_line_that_is_gone_or_doubled_does_not_pass_the_footer(whole: Path):
+    lines = whole.read_bytes().splitlines(keepends=True)
+    for damaged in (lines[:2] + lines[3:], [*lines[:3], *lines[2:]]):
+        whole.write_bytes(b"".join(damaged))
+        for reader in READERS[::2]:
+            with pytest.raises(RecordingError):
+                reader(whole)
+
+
+def test_a_damaged_line_is_named_by_its_number_when_it_is_loaded(whole: Path):
+    lines = whole.read_bytes().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines, start=1) if line.startswith(b'{"event":"call"'))
+    lines[at - 1] = lines[at - 1].replace(b'"method":', b'"nothing":')
+    whole.write_bytes(b"".join(lines))
+    for reader in READERS:
+        with pytest.raises(RecordingError, match=rf":{at}: not a line of a recording"):
+            reader(whole)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([("start", "a", 1), ("start", "b", 1)], "has no end before b starts"),
+        ([("start", "a", 1), ("end", "b", 1)], "which did not start"),
+        ([("start", "a", 1), ("end", "a", 1), ("start", "a", 1), ("end", "a", 1)], "recorded twice"),
+        ([("start", "a", 1)], "was cut off"),
+    ],
+)
+def test_scenarios_that_do_not_begin_and_end_in_turn_are_refused(tmp_path: Path, events, message):
+    with Recorder(tmp_path / "odd.jsonl").open(traces.header()) as recorder:
+        for kind, name, take in events:
+            if kind == "start":
+                recorder.add(ScenarioStart(scenario=name, take=take, at_ns=1))
+            else:
+                recorder.add(ScenarioEnd(scenario=name, take=take, outcome="completed", at_ns=1))
+    with pytest.raises(RecordingError, match=message):
+        indexing.index(tmp_path / "odd.jsonl")
+
+
+def test_a_recording_of_another_format_is_refused(tmp_path: Path):
+    Recorder(tmp_path / "old.jsonl").open(traces.header(format=recording.FORMAT + 1)).close()
+    with pytest.raises(RecordingError, match="has format 2, this harness reads 1"):
+        list(recording.read(tmp_path / "old.jsonl"))
+
+
+def test_the_footer_says_how_the_recording_ended(tmp_path: Path):
+    with pytest.raises(KeyError), Recorder(tmp_path / "failed.jsonl").open(traces.header()):
+        raise KeyError
+    assert [*recording.read(tmp_path / "failed.jsonl")][-1] == Footer(events=0, outcome="failed")
