@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # --- data plane -----------------------------------------------------------------------------------------------------
 
 
-class GenerateRequest(Message, kw_only=True):
+class GenerateRequest(Message, frozen=True, kw_only=True):
     """A batch of prompts under one set of sampling parameters (SkyRL API reference, InferenceEngineInput).
 
     Exactly one of `prompt_token_ids` (rows × tokens) and `prompts` (rows × chat messages) is given. `sampling_params`
@@ -39,7 +39,7 @@ class GenerateRequest(Message, kw_only=True):
     session_ids: list[SessionId] | None = None
 
 
-class Generation(Message, kw_only=True):
+class Generation(Message, frozen=True, kw_only=True):
     """What a batch came to (SkyRL API reference, InferenceEngineOutput). One entry a row, in the order of the prompts.
 
     `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
@@ -52,7 +52,7 @@ class Generation(Message, kw_only=True):
     response_logprobs: list[list[float] | None] | None = None
 
 
-class SampleRequest(Message, kw_only=True):
+class SampleRequest(Message, frozen=True, kw_only=True):
     """`num_samples` independent continuations of one prompt (SkyRL #934). No session: any server; a session: its server."""
 
     prompt_token_ids: list[int]
@@ -61,82 +61,82 @@ class SampleRequest(Message, kw_only=True):
     session_id: SessionId | None = None
 
 
-class OpenAIRequest(Message, kw_only=True):
+class OpenAIRequest(Message, frozen=True, kw_only=True):
     """An OpenAI-style request body; may hold "session_id" (SkyRL API reference, chat_completion and completion)."""
 
     body: dict[str, Any]
     headers: dict[str, str] = {}
 
 
-class OpenAIResponse(Message, kw_only=True):
+class OpenAIResponse(Message, frozen=True, kw_only=True):
     """The body as the stack returned it: a completion, or an error response as documented."""
 
     body: dict[str, Any]
 
 
-class TokenizeRequest(Message, kw_only=True):
+class TokenizeRequest(Message, frozen=True, kw_only=True):
     texts: list[str]
     add_special_tokens: bool = True
 
 
-class TokenizeResult(Message, kw_only=True):
+class TokenizeResult(Message, frozen=True, kw_only=True):
     token_ids: list[list[int]]
 
 
-class DetokenizeRequest(Message, kw_only=True):
+class DetokenizeRequest(Message, frozen=True, kw_only=True):
     token_ids: list[list[int]]
 
 
-class DetokenizeResult(Message, kw_only=True):
+class DetokenizeResult(Message, frozen=True, kw_only=True):
     texts: list[str]
 
 
 # --- control plane --------------------------------------------------------------------------------------------------
 
 
-class PauseRequest(Message, kw_only=True):
+class PauseRequest(Message, frozen=True, kw_only=True):
     mode: PauseMode = "keep"
     clear_cache: bool = False
 
 
-class SleepRequest(Message, kw_only=True):
+class SleepRequest(Message, frozen=True, kw_only=True):
     """`level` 1 offloads weights, 2 discards them (vLLM sleep mode)."""
 
     level: int = 2
 
 
-class WakeUpRequest(Message, kw_only=True):
+class WakeUpRequest(Message, frozen=True, kw_only=True):
     """`tags` None wakes everything; else some of "weights", "kv_cache" (vLLM sleep mode)."""
 
     tags: list[str] | None = None
 
 
-class ResetPrefixCacheRequest(Message, kw_only=True):
+class ResetPrefixCacheRequest(Message, frozen=True, kw_only=True):
     reset_running_requests: bool = False
 
 
-class Empty(Message, kw_only=True):
+class Empty(Message, frozen=True, kw_only=True):
     """A request without arguments, or a result without content."""
 
 
-class HealthResult(Message, kw_only=True):
+class HealthResult(Message, frozen=True, kw_only=True):
     healthy: bool
 
 
-class IsPausedResult(Message, kw_only=True):
+class IsPausedResult(Message, frozen=True, kw_only=True):
     """server → is it paused (SkyRL #899)."""
 
     servers: dict[str, bool]
 
 
-class WorldSizeResult(Message, kw_only=True):
+class WorldSizeResult(Message, frozen=True, kw_only=True):
     world_size: int
 
 
 # --- weight sync ----------------------------------------------------------------------------------------------------
 
 
-class SyncWeightsRequest(Message, kw_only=True):
+class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
     `chunks` is how many pieces the trainer sends the parameters in: 1 is whole.
@@ -146,7 +146,7 @@ class SyncWeightsRequest(Message, kw_only=True):
     chunks: int = 1
 
 
-class DigestsResult(Message, kw_only=True):
+class DigestsResult(Message, frozen=True, kw_only=True):
     """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
 
     servers: dict[str, list[dict[str, str]]]
@@ -155,15 +155,15 @@ class DigestsResult(Message, kw_only=True):
 # --- observation and lifecycle --------------------------------------------------------------------------------------
 
 
-class ObserveRequest(Message, kw_only=True):
+class ObserveRequest(Message, frozen=True, kw_only=True):
     """What the instruments saw since the last call of this kind."""
 
 
-class ObserveResult(Message, kw_only=True):
+class ObserveResult(Message, frozen=True, kw_only=True):
     observations: list[dict[str, Any]]
 
 
-class InFlightResult(Message, kw_only=True):
+class InFlightResult(Message, frozen=True, kw_only=True):
     """Requests that engines work on right now, and tokens produced for them so far, from the engine taps."""
 
     requests: int
@@ -171,7 +171,7 @@ class InFlightResult(Message, kw_only=True):
     servers: dict[str, int]
 
 
-class StartRequest(Message, kw_only=True):
+class StartRequest(Message, frozen=True, kw_only=True):
     """All that an adapter needs to start. Paths are absolute. `variables` is the environment it was given, for the record."""
 
     target: str
@@ -189,7 +189,7 @@ class StartRequest(Message, kw_only=True):
     """First port of the servers of the remote placement; None asks the operating system."""
 
 
-class ServerDescription(Message, kw_only=True):
+class ServerDescription(Message, frozen=True, kw_only=True):
     """One server of an engine. `pids` are the processes that must live for it to work."""
 
     name: str
@@ -197,7 +197,7 @@ class ServerDescription(Message, kw_only=True):
     pids: list[int] = []
 
 
-class Description(Message, kw_only=True):
+class Description(Message, frozen=True, kw_only=True):
     """What came up. `processes` maps a role ("router", "engine-0", …) to a pid that the stack cannot do without."""
 
     target: str

@@ -2,8 +2,8 @@
 
 ``python -m harness.host --adapter backends.skyrl.http:HttpStack --socket /path/stack.sock``
 
-One POST a call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``. Nothing
-is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described: when
+One POST a call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
+Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described: when
 one of them dies, pending calls get `GRACE_S` to end by themselves and are then failed by name.
 """
 
@@ -109,7 +109,8 @@ class Host:
         if self._died is None or method in ("teardown", "observe", "in_flight"):
             return await work
         call = asyncio.ensure_future(work)
-        await asyncio.wait({call, self._died}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Future[Any]] = {call, self._died}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if not call.done():
             await asyncio.wait({call}, timeout=GRACE_S)
         if call.done():
@@ -167,9 +168,7 @@ def application(host: Host) -> Any:
     async def alive(_request: Request) -> Response:
         return Response(b"{}", media_type="application/json")
 
-    return Starlette(
-        routes=[Route("/call/{method}", call, methods=["POST"]), Route("/alive", alive, methods=["GET"])]
-    )
+    return Starlette(routes=[Route("/call/{method}", call, methods=["POST"]), Route("/alive", alive, methods=["GET"])])
 
 
 def load_adapter(name: str) -> Callable[[], Any]:
@@ -189,7 +188,11 @@ def main() -> None:
     os.umask(0o077)
     host = Host(load_adapter(arguments.adapter)())
     uvicorn.run(
-        application(host), uds=str(arguments.socket), log_level="warning", access_log=False, timeout_keep_alive=600,
+        application(host),
+        uds=str(arguments.socket),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=600,
         loop="asyncio",
     )
 

@@ -124,6 +124,7 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.header: Header
         self._file: IO[bytes] | None = None
         self._events = 0
 
@@ -137,6 +138,7 @@ class Recorder:
                 f"{self.path} exists already", next_step="give another --run-dir; a recording is never overwritten"
             ) from e
         self._write(header)
+        self.header = header
         return self
 
     def add(self, event: Event) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from harness.contract import Message
 
 
-class ScoreRequest(Message, kw_only=True):
+class ScoreRequest(Message, frozen=True, kw_only=True):
     """Teacher-forced scores of `tokens` after `prompt` under policy version `version`."""
 
     version: int
@@ -22,7 +22,7 @@ class ScoreRequest(Message, kw_only=True):
     tokens: list[int]
 
 
-class Score(Message, kw_only=True):
+class Score(Message, frozen=True, kw_only=True):
     """One entry per token. `ranks` counts tokens with a higher probability (0: the greedy choice).
 
     `margins` is the log-probability of the most probable token minus that of the runner-up, at each position: how
@@ -34,54 +34,54 @@ class Score(Message, kw_only=True):
     margins: list[float]
 
 
-class NextRequest(Message, kw_only=True):
+class NextRequest(Message, frozen=True, kw_only=True):
     """The whole distribution of the token after `prompt` under policy version `version`, at temperature 1."""
 
     version: int
     prompt: list[int]
 
 
-class Next(Message, kw_only=True):
+class Next(Message, frozen=True, kw_only=True):
     """Log-probabilities by token id, one entry per id of the vocabulary."""
 
     logprobs: list[float]
 
 
-class ExpectedDigestsRequest(Message, kw_only=True):
+class ExpectedDigestsRequest(Message, frozen=True, kw_only=True):
     """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, per rank 0 of TP=1."""
 
     version: int
 
 
-class ExpectedDigests(Message, kw_only=True):
+class ExpectedDigests(Message, frozen=True, kw_only=True):
     """parameter → "sha256-prefix:shape:dtype"."""
 
     digests: dict[str, str]
 
 
-class RenderRequest(Message, kw_only=True):
+class RenderRequest(Message, frozen=True, kw_only=True):
     """Chat messages to token ids, by the model's own template (add_generation_prompt) and tokenizer."""
 
     messages: list[dict[str, str]]
 
 
-class DecodeRequest(Message, kw_only=True):
+class DecodeRequest(Message, frozen=True, kw_only=True):
     """Token ids to text by the model's own tokenizer."""
 
     tokens: list[int]
     skip_special_tokens: bool
 
 
-class EncodeRequest(Message, kw_only=True):
+class EncodeRequest(Message, frozen=True, kw_only=True):
     text: str
     add_special_tokens: bool
 
 
-class Tokens(Message, kw_only=True):
+class Tokens(Message, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-class Text(Message, kw_only=True):
+class Text(Message, frozen=True, kw_only=True):
     text: str
 
 

@@ -143,8 +143,6 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
-            log.write(
-                "control", {"op": op, "arguments": arguments, "ended_ns": time.time_ns(), "error": error}, at_ns
-            )
+            log.write("control", {"op": op, "arguments": arguments, "ended_ns": time.time_ns(), "error": error}, at_ns)
 
     return control

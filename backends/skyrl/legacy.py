@@ -1,0 +1,273 @@
+"""SkyRL's legacy stack: InferenceEngineClient over engines in Ray actors. Written for skyrl 0.2.0."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any, ClassVar
+
+import httpx
+
+from backends.skyrl.base import SkyRLStack
+from backends.skyrl.http import generation
+from backends.skyrl.remote import RemoteServers
+from backends.vllm import patches
+from harness.capability import Capability
+from harness.contract import (
+    Empty,
+    GenerateRequest,
+    Generation,
+    OpenAIRequest,
+    OpenAIResponse,
+    PauseRequest,
+    ResetPrefixCacheRequest,
+    SampleRequest,
+    SleepRequest,
+    WakeUpRequest,
+    WorldSizeResult,
+)
+from harness.errors import NotOffered
+
+
+class LegacyStack(SkyRLStack):
+    """The contract on `InferenceEngineClient`."""
+
+    declared: ClassVar[frozenset[Capability]] = frozenset(
+        {
+            Capability.GENERATE_MESSAGES,
+            Capability.SAMPLE,
+            Capability.CHAT_COMPLETION,
+            Capability.COMPLETION,
+            Capability.PAUSE_KEEP,
+            Capability.SLEEP,
+            Capability.WAKE_UP_TAGS,
+            Capability.RESET_PREFIX_CACHE,
+            Capability.WORLD_SIZE,
+            Capability.WEIGHT_SYNC,
+            Capability.PICKLE_CLIENT,
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._engines: list[Any] = []
+        self._servers: RemoteServers | None = None
+        self._urls: list[str] = []
+
+    def vllm_patches(self) -> list[patches.Patch]:
+        return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
+
+    def capabilities(self) -> frozenset[Capability]:
+        in_process = self.request.start == "fork" and not self.remote
+        return self.declared - {Capability.PICKLE_CLIENT} if in_process else self.declared
+
+    # --- lifecycle
+
+    async def _start_engines(self) -> None:
+        from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.request.model_path)
+        if self.remote:
+            self._engines = await self._connect(tokenizer)
+        elif self.request.start == "fork":
+            self._engines = await asyncio.to_thread(self._engines_in_process)
+        else:
+            self._engines = await asyncio.to_thread(self._engines_as_shipped, tokenizer)
+        engine_cfg = self.cfg.generator.inference_engine
+        self.client = await asyncio.to_thread(
+            InferenceEngineClient,
+            self._engines,
+            tokenizer,
+            self.request.model_path,
+            self.cfg.trainer.policy.model.lora,
+            engine_cfg,
+        )
+
+    async def _connect(self, tokenizer: Any) -> list[Any]:
+        from skyrl.backends.skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
+
+        self._servers = RemoteServers(self.request, self.on_cpu)
+        self._urls = await self._servers.start()
+        engines: list[Any] = create_remote_inference_engines(
+            urls=[url.removeprefix("http://") for url in self._urls],
+            model_name=self.request.model_path,
+            engine_backend="vllm",
+            tokenizer=tokenizer,
+            tensor_parallel_size=self.request.topology.tensor_parallel,
+            pipeline_parallel_size=self.request.topology.pipeline_parallel,
+            data_parallel_size=self.request.topology.data_parallel,
+        )
+        return engines
+
+    def _engines_as_shipped(self, tokenizer: Any) -> list[Any]:
+        import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
+        from skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine import (
+            create_ray_wrapped_inference_engines,
+        )
+
+        from backends.skyrl.actors import probed_engine_actor
+
+        shipped.AsyncVLLMRayActor = probed_engine_actor()
+        engine = self.cfg.generator.inference_engine
+        engines: list[Any] = create_ray_wrapped_inference_engines(
+            num_inference_engines=engine.num_engines,
+            tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+            data_parallel_size=engine.data_parallel_size,
+            model_dtype=engine.model_dtype,
+            pretrain=self.request.model_path,
+            seed=self.cfg.trainer.seed,
+            vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            enforce_eager=engine.enforce_eager,
+            shared_pg=self.colocation_group(),
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            inference_engine_enable_sleep=self.colocated and not self.on_cpu,
+            async_engine=engine.async_engine,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            tokenizer=tokenizer,
+            engine_init_kwargs=dict(engine.engine_init_kwargs),
+            distributed_executor_backend=engine.distributed_executor_backend,
+        )
+        return engines
+
+    def _engines_in_process(self) -> list[Any]:
+        """--start fork: the engines that the Ray actors hold, held here; the client cannot tell."""
+        from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
+
+        engine = self.cfg.generator.inference_engine
+        return [
+            AsyncVLLMInferenceEngine(
+                model=self.request.model_path,
+                enforce_eager=True,
+                worker_extension_cls="skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine.WorkerWrap",
+                tensor_parallel_size=1,
+                pipeline_parallel_size=1,
+                distributed_executor_backend="uni",
+                seed=self.cfg.trainer.seed + index,
+                enable_prefix_caching=engine.enable_prefix_caching,
+                dtype=engine.model_dtype,
+                trust_remote_code=True,
+                vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
+                gpu_memory_utilization=engine.gpu_memory_utilization,
+                bundle_indices=None,
+                num_gpus=1,
+                noset_visible_devices=False,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_num_seqs=engine.max_num_seqs,
+                max_logprobs=1,
+                **engine.engine_init_kwargs,
+            )
+            for index in range(engine.num_engines)
+        ]
+
+    async def _stop_engines(self) -> None:
+        if self._servers is not None:
+            await asyncio.to_thread(self._servers.stop)
+        elif self.request.start == "fork":
+            for engine in self._engines:
+                engine._get_engine().shutdown()
+
+    def roles(self) -> dict[str, int]:
+        return {} if self._servers is None else self._servers.pids()
+
+    def url_of(self, server: str) -> str | None:
+        return dict(zip((f"server-{i}" for i in range(len(self._urls))), self._urls, strict=True)).get(server)
+
+    async def _rpc(self, index: int, method: str, arguments: dict[str, Any]) -> list[Any]:
+        if self._servers is not None:
+            async with httpx.AsyncClient(timeout=60) as direct:
+                answer = await direct.post(
+                    f"{self._urls[index]}/collective_rpc", json={"method": method, "kwargs": arguments}
+                )
+            answer.raise_for_status()
+            found: list[Any] = answer.json()["results"]
+        elif self.request.start == "fork":
+            found = await self._engines[index]._get_engine().collective_rpc(method, kwargs=arguments)
+        else:
+            found = await self._engines[index].inference_engine_actor.parity_rpc.remote(method, arguments)
+        return found
+
+    async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
+        return {f"server-{i}": await self._rpc(i, method, arguments) for i in range(len(self._engines))}
+
+    async def introduce(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            f"server-{i}": await self._rpc(i, "parity_whoami", {"name": f"server-{i}"})
+            for i in range(len(self._engines))
+        }
+
+    # --- data plane
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        batch: dict[str, Any] = {
+            "prompts": request.prompts,
+            "prompt_token_ids": request.prompt_token_ids,
+            "sampling_params": request.sampling_params,
+            "session_ids": request.session_ids,
+        }
+        return generation(await self.client.generate(batch))
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        return generation(
+            await self.client.sample(
+                prompt_token_ids=request.prompt_token_ids,
+                num_samples=request.num_samples,
+                sampling_params=request.sampling_params,
+                session_id=request.session_id,
+            )
+        )
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    # --- control plane
+
+    async def pause(self, request: PauseRequest) -> Empty:
+        if request.clear_cache:
+            raise NotOffered("pause_keep with clear_cache")
+        await self.client.pause_generation()
+        return Empty()
+
+    async def resume(self, _request: Empty) -> Empty:
+        await self.client.resume_generation()
+        return Empty()
+
+    async def sleep(self, request: SleepRequest) -> Empty:
+        await self.client.sleep(level=request.level)
+        return Empty()
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty:
+        await self.client.wake_up(tags=request.tags)
+        return Empty()
+
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
+        if request.reset_running_requests:
+            raise NotOffered("reset_prefix_cache with reset_running_requests")
+        await self.client.reset_prefix_cache()
+        return Empty()
+
+    async def world_size(self, _request: Empty) -> WorldSizeResult:
+        """Workers over all engines, as the engines themselves say."""
+        sizes = await asyncio.to_thread(lambda: [e.tp_size() * e.pp_size() for e in self._engines])
+        return WorldSizeResult(world_size=sum(sizes))
+
+    async def pickle_client(self, _request: Empty) -> Empty:
+        """Actor handles travel by Ray's serialization, as when SkyRL hands the client to its workers."""
+        import ray
+
+        if self.request.start == "ray":
+            self.client = await asyncio.to_thread(lambda: ray.get(ray.put(self.client)))
+        else:
+            self.client = pickle.loads(pickle.dumps(self.client))
+        self._engines = self.client.engines
+        return Empty()

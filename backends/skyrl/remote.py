@@ -1,0 +1,120 @@
+"""The remote placement: plain vLLM servers that were started on their own, as SkyRL's standalone server module does.
+
+Both stacks connect to the same kind of server (SkyRL #1014, task 3). It carries SkyRL's worker extension, which the legacy
+stack's weight sync needs, and vLLM's native weight transfer, which the new one uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+
+from harness.contract import StartRequest
+from harness.errors import Blame, StartFailed
+
+START_DEADLINE_S = 240
+SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
+EXTENSION = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
+
+
+class PortTaken(StartFailed):
+    """A port that the user named is in use."""
+
+    blame = Blame.ENVIRONMENT
+
+
+class RemoteServers:
+    """`topology.engines` standalone servers on loopback."""
+
+    def __init__(self, request: StartRequest, on_cpu: bool) -> None:
+        self._request = request
+        self._on_cpu = on_cpu
+        self._servers: list[subprocess.Popen[bytes]] = []
+
+    async def start(self) -> list[str]:
+        """URLs of the servers, in order, once every one is healthy."""
+        ports = [self._port(index) for index in range(self._request.topology.engines)]
+        for index, port in enumerate(ports):
+            with (Path(self._request.logs) / f"server-{index}.log").open("ab") as log:
+                self._servers.append(
+                    subprocess.Popen(self._command(port), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                )
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        await asyncio.gather(*(self._healthy(index, url) for index, url in enumerate(urls)))
+        return urls
+
+    def pids(self) -> dict[str, int]:
+        return {f"external-{index}": server.pid for index, server in enumerate(self._servers)}
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.terminate()
+
+    def _command(self, port: int) -> list[str]:
+        request = self._request
+        command = [
+            sys.executable,
+            "-m",
+            SERVER,
+            "--model",
+            request.model_path,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
+        command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len), "--enforce-eager"]
+        command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
+        command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
+        command += ["--worker-extension-cls", EXTENSION, "--weight-transfer-config", json.dumps({"backend": "nccl"})]
+        command += ["--uvicorn-log-level", "warning"]
+        if self._on_cpu:
+            executor = "uni" if request.topology.tensor_parallel == 1 else "mp"
+            command += ["--num-gpu-blocks-override", "256", "--distributed-executor-backend", executor]
+        return command
+
+    def _port(self, index: int) -> int:
+        if self._request.base_port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port: int = free.getsockname()[1]
+                return port
+        port = self._request.base_port + index
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                raise PortTaken(
+                    f"port {port} is taken by {_holder(port)}", next_step="free it, or leave --base-port out"
+                ) from None
+        return port
+
+    async def _healthy(self, index: int, url: str) -> None:
+        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
+        async with httpx.AsyncClient(timeout=5) as client:
+            while asyncio.get_running_loop().time() < deadline:
+                code = self._servers[index].poll()
+                if code is not None:
+                    raise StartFailed(f"server-{index} ended with status {code} while starting: see server-{index}.log")
+                try:
+                    if (await client.get(f"{url}/health")).status_code == 200:
+                        return
+                except httpx.TransportError:
+                    await asyncio.sleep(0.1)
+        raise StartFailed(f"server-{index} at {url} is not healthy after {START_DEADLINE_S} s")
+
+
+def _holder(port: int) -> str:
+    for connection in psutil.net_connections("tcp"):
+        if connection.laddr and connection.laddr.port == port and connection.pid and connection.pid != os.getpid():
+            return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "another process"

@@ -1,0 +1,490 @@
+"""One run: which stacks are started when, what is driven on them, and what is kept of it.
+
+Stacks run one after the other; all scenarios of one target and topology share one start. The oracle runs beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+import harness
+from harness import environments, judge, parity
+from harness.book import Book
+from harness.capability import Capability
+from harness.checks.base import Evidence
+from harness.contract import Description, StartRequest
+from harness.errors import Blame, StackError, UsageError
+from harness.noise import noise_floors
+from harness.progress import Progress
+from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace
+from harness.reference import METHOD_OF
+from harness.run_folder import RUNNING, RunFolder
+from harness.scenario import Scenario
+from harness.stack import PROJECT, HostProcess, Stack
+from harness.takes import merge
+from harness.targets import Target, resolve
+from harness.topology import Placement, Topology
+from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
+
+MAX_STARTS = 4
+"""How often a stack that dies is started anew for the scenarios that are left."""
+QUERY_DEADLINE_S = 60.0
+SEED = 0
+"""Seed of the engines. Scenarios give their own to requests."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for."""
+
+    baseline: str
+    candidate: str
+    stacks: list[str] = []
+    """Judge only these, compare nothing."""
+    engine: Literal["cpu", "cuda"]
+    start: Literal["ray", "fork"] = "ray"
+    engines: int = 2
+    placements: list[Placement] = []
+    """Empty: all that the scenarios name."""
+    model: Path | None = None
+    run_dir: Path | None = None
+    target_python: Path | None = None
+    repeat: int = 1
+    twin: bool = True
+    base_port: int | None = None
+    ledger: Path | None = None
+    command: str = ""
+
+    @property
+    def targets(self) -> list[str]:
+        """Targets in the order in which they are driven."""
+        return self.stacks or [self.baseline, self.candidate]
+
+    @property
+    def compares(self) -> bool:
+        return not self.stacks
+
+    def takes(self, target: str) -> int:
+        """How often each scenario is driven on a target: the baseline once more, for its twin."""
+        twin = self.compares and self.twin and target == self.baseline
+        return max(self.repeat, 2 if twin else 1)
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A target in a topology: what shares one start and one recording."""
+
+    target: str
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        return f"{self.target}@{self.topology.name}"
+
+
+class Session:
+    """Owns the run's folder, the live stack, the oracle and the recordings."""
+
+    def __init__(self, options: Options, progress: Progress) -> None:
+        self.options = options
+        self.folder = RunFolder.create(options.run_dir, root=PROJECT)
+        self.seconds: dict[str, float] = {}
+        self.whole_waves: list[int] = []
+        """Waves of which every scenario was selected: what they lack is then red."""
+        self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._progress = progress
+        self._runner = asyncio.Runner()
+        self._targets: dict[str, Target] = {}
+        self._pythons: dict[str, Path] = {}
+        self._model: Path | None = None
+        self._model_sha256 = ""
+        self._seat: Seat | None = None
+        self._stack: Stack | None = None
+        self._recorder: Recorder | None = None
+        self._starts: dict[str, int] = {}
+        self.not_started: dict[str, CallError] = {}
+        """Seats whose very first start failed: they have no recording."""
+        self._hopeless: dict[str, CallError] = {}
+        self._oracle: HostProcess | None = None
+        self._book: Book | None = None
+        self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
+        self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
+        self._noise: list[NoiseFloor] | None = None
+        self.folder.write_info(self.info(RUNNING))
+
+    # --- what is known before anything starts
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the block's wall time to a stage of the run."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
+
+    def info(self, outcome: str) -> RunInfo:
+        """The run as it stands."""
+        options = self.options
+        return RunInfo(
+            run_id=self.folder.run_id,
+            created_at=self._created_at,
+            command=options.command,
+            baseline=options.baseline if options.compares else None,
+            candidate=options.candidate if options.compares else None,
+            start=options.start,
+            engine=options.engine,
+            seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
+            outcome=outcome,
+            whole_waves=self.whole_waves,
+            not_started=self.not_started,
+        )
+
+    def declared(self, target: str) -> frozenset[Capability]:
+        """What a target declares in the registry."""
+        return self._target(target).capabilities
+
+    def _target(self, name: str) -> Target:
+        if name not in self._targets:
+            self._targets[name] = resolve(name, self.options.target_python)
+        return self._targets[name]
+
+    def _python(self, name: str) -> Path:
+        """The interpreter of a target, its environment made first if need be."""
+        target = self._target(name)
+        if target.python is not None:
+            return target.python
+        assert target.environment is not None
+        if target.environment not in self._pythons:
+            with self.timed("environment"):
+                self._pythons[target.environment] = environments.ensure(
+                    target.environment, self.options.engine, root=PROJECT, progress=self._progress
+                )
+        return self._pythons[target.environment]
+
+    def _model_path(self) -> Path:
+        """The checkpoint: the user's, or the tiny one, made on the spot and kept."""
+        if self._model is None:
+            given = self.options.model
+            if given is not None:
+                check_model(given)
+                self._model = given
+            else:
+                self._model = self._tiny_model()
+            from fixtures.models import checkpoint_hash
+
+            self._model_sha256 = checkpoint_hash(self._model)
+        return self._model
+
+    def _tiny_model(self) -> Path:
+        import hashlib
+
+        recipe = hashlib.sha256((PROJECT / "fixtures" / "models.py").read_bytes()).hexdigest()[:12]
+        folder = PROJECT / ".parity" / "models" / f"tiny-qwen2-{recipe}"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            python = self._python("reference")
+            with self._progress("making the tiny model"), self.timed("environment"):
+                made = subprocess.run(
+                    [str(python), "-m", "fixtures.models", str(folder)],
+                    cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
+                    capture_output=True, text=True, timeout=300, check=False,
+                )  # fmt: skip
+            if made.returncode != 0 and not folder.exists():
+                raise UsageError(
+                    f"the tiny model could not be made:\n{made.stderr[-2000:]}",
+                    next_step="`parity doctor` checks the environment",
+                )
+        return folder
+
+    # --- driving
+
+    def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
+        """Drive a scenario on a seat, as often as asked, and judge what was recorded. Its conformance verdicts."""
+        self._sit(seat)
+        if self._recorder is None:
+            error = self.not_started[seat.name]
+            verdicts = judge.absent(
+                scenario, seat.target, seat.topology.name, f"did not start: {error.kind}", Blame(error.blame)
+            )
+            self._verdicts[scenario.name, seat.name] = verdicts
+            return verdicts
+        lacking = judge.missing(scenario, seat.target, seat.topology.name, self._recorder.header.capabilities)
+        if lacking:
+            self._verdicts[scenario.name, seat.name] = lacking
+            return lacking
+        traces = []
+        for take in range(1, self.options.takes(seat.target) + 1):
+            with self.timed("drive"):
+                traces.append(self._take(scenario, seat, take, body))
+            self._ask_the_oracle(scenario, traces[-1])
+        with self.timed("judge"):
+            verdicts = merge([judge.judge(scenario, trace, self._reference()) for trace in traces])
+        self._traces[scenario.name, seat.name] = traces
+        self._verdicts[scenario.name, seat.name] = verdicts
+        return verdicts
+
+    def _take(
+        self, scenario: Scenario, seat: Seat, take: int, body: Callable[[Stack], Awaitable[None]]
+    ) -> ScenarioTrace:
+        stack = self._live(seat)
+        if stack is None:
+            return self._not_driven(scenario, take, self._hopeless[seat.name])
+        return self._runner.run(stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack)))
+
+    def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> ScenarioTrace:
+        recorder = self._recorder
+        assert recorder is not None
+        now = time.time_ns()
+        end = ScenarioEnd(scenario=scenario.name, take=take, outcome="failed", error=error, at_ns=now)
+        recorder.add(ScenarioStart(scenario=scenario.name, take=take, at_ns=now))
+        recorder.add(end)
+        return ScenarioTrace(
+            header=recorder.header, scenario=scenario.name, take=take, calls=(), observations=(), end=end
+        )
+
+    def _live(self, seat: Seat) -> Stack | None:
+        """The running stack of the current seat; started anew if it died, None once that is hopeless."""
+        if self._stack is not None and self._stack.alive:
+            return self._stack
+        if self._stack is not None:
+            self._runner.run(self._stack.close())
+            self._stack = None
+        if seat.name not in self._hopeless:
+            if self._starts[seat.name] < MAX_STARTS:
+                error = self._start(seat)
+            else:
+                error = CallError(
+                    kind="StackDied", message=f"started {MAX_STARTS} times, died each time", blame=Blame.STACK
+                )
+            if error is not None:
+                self._hopeless[seat.name] = error
+            elif self._stack is not None and self._recorder is not None:
+                self._stack.record_to(self._recorder)
+        return self._stack
+
+    def _sit(self, seat: Seat) -> None:
+        """Make `seat` the one that is driven: end the other, start this one, open its recording."""
+        if self._seat == seat:
+            return
+        self._rise()
+        self._model_path()
+        self._consult()
+        self._seat = seat
+        error = self._start(seat)
+        if error is not None or self._stack is None or self._stack.description is None:
+            assert error is not None
+            self.not_started[seat.name] = error
+            return
+        header = self._header(seat, self._stack.description)
+        self._recorder = Recorder(self.folder.recording(seat.target, seat.topology)).open(header)
+        self._stack.record_to(self._recorder)
+
+    def _start(self, seat: Seat) -> CallError | None:
+        """Start the seat's stack; what went wrong, if anything did."""
+        number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
+        target, python = self._target(seat.target), self._python(seat.target)
+        logs = self.folder.logs(seat.target, seat.topology) / ("" if number == 1 else f"start-{number}")
+        variables = {
+            **target.variables,
+            "VLLM_CACHE_ROOT": str(PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3]),
+        }
+        host = HostProcess(python=python, adapter=target.adapter, variables=variables, logs=logs)
+        request = StartRequest(
+            target=seat.target,
+            topology=seat.topology,
+            start=self.options.start,
+            engine=self.options.engine,
+            model_path=str(self._model_path()),
+            dtype=self._dtype,
+            seed=SEED,
+            scratch=str(host.scratch),
+            logs=str(logs.absolute()),
+            base_port=self.options.base_port,
+        )
+        stack = Stack(host, request)
+        try:
+            with self.timed("start"):
+                self._runner.run(stack.start(self._progress))
+        except StackError as e:
+            self._runner.run(stack.close())
+            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
+        except BaseException:
+            self._runner.run(stack.close())
+            raise
+        self._stack = stack
+        return None
+
+    def _rise(self, outcome: Literal["completed", "failed"] = "completed") -> None:
+        """End the current seat: its recording first, then its processes."""
+        if self._recorder is not None:
+            self._recorder.close(outcome)
+            self._recorder = None
+        if self._stack is not None:
+            with self._progress(f"{self._seat.name if self._seat else 'stack'}: taking it down"), self.timed("stop"):
+                self._runner.run(self._stack.close())
+            self._stack = None
+        self._seat = None
+
+    def _header(self, seat: Seat, description: Description) -> Header:
+        return Header(
+            harness_version=harness.__version__,
+            run_id=self.folder.run_id,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            target=seat.target,
+            topology=seat.topology,
+            start=self.options.start,
+            engine=self.options.engine,
+            capabilities=description.capabilities,
+            packages=description.packages,
+            commit=_commit(),
+            model={"name": self._model_path().name, "sha256": self._model_sha256, "dtype": self._dtype},
+            hardware=hardware(),
+            seed=SEED,
+            servers=[server.name for server in description.servers],
+            patches=description.patches,
+            notes=description.notes,
+        )
+
+    @property
+    def _dtype(self) -> str:
+        return "float32" if self.options.engine == "cpu" else "bfloat16"
+
+    # --- the oracle
+
+    def _consult(self) -> None:
+        """Start the oracle and open its book, once."""
+        if self._book is not None:
+            return
+        self._book = Book.create(self.folder.reference, self._model_sha256)
+        target = self._target("reference")
+        logs = self.folder.path / "logs" / "reference"
+        self._oracle = HostProcess(
+            python=self._python("reference"), adapter=target.adapter, variables=target.variables, logs=logs
+        )
+        request = StartRequest(
+            target="reference",
+            topology=Topology(engines=1),
+            engine="cpu",
+            model_path=str(self._model_path()),
+            scratch=str(self._oracle.scratch),
+            logs=str(logs.absolute()),
+        )
+        with self._progress("reference: loading the model"), self.timed("start"):
+            self._runner.run(self._oracle.launch())
+            self._runner.run(self._oracle.call("start", request, 180))
+
+    def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
+        """Ask everything that the scenario's checks want to know, until nothing new comes up."""
+        assert self._oracle is not None
+        assert self._book is not None
+        with self.timed("reference"):
+            while new := self._book.missing(judge.queries(scenario, trace, self._book)):
+                for query in new:
+                    answer = self._runner.run(self._oracle.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
+                    self._book.add(query, answer)
+
+    def _reference(self) -> Book:
+        assert self._book is not None
+        return self._book
+
+    # --- comparing
+
+    def compare(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
+        """Compare the two recordings of a scenario; drives nothing."""
+        with self.timed("judge"):
+            sides = [self._side(scenario, Seat(target=name, topology=topology)) for name in self.options.targets]
+            baseline = Seat(target=self.options.baseline, topology=topology)
+            takes = self._traces.get((scenario.name, baseline.name), [])
+            twin = takes[1] if self.options.twin and len(takes) > 1 else None
+            return parity.compare(scenario, sides[0], sides[1], twin, self._floors())
+
+    def _side(self, scenario: Scenario, seat: Seat) -> parity.Side:
+        verdicts = self._verdicts.get((scenario.name, seat.name))
+        traces = self._traces.get((scenario.name, seat.name))
+        if verdicts is None:
+            return parity.Absent(
+                target=seat.target,
+                topology=seat.topology.name,
+                reason="it was not driven in this run",
+                blame=Blame.SETUP,
+            )
+        if traces is None:
+            return _why_not_driven(seat, verdicts)
+        return parity.Judged(evidence=Evidence(traces[0], self._reference()), verdicts=verdicts)
+
+    def _floors(self) -> list[NoiseFloor]:
+        if self._noise is None:
+            self._noise = noise_floors((t[0], t[1]) for t in self._traces.values() if len(t) > 1)
+        return self._noise
+
+    # --- the end
+
+    def close(self, outcome: str = "completed") -> None:
+        """End everything that runs and write down how the run went. Safe to call twice."""
+        try:
+            self._rise("completed" if outcome == "completed" else "failed")
+            if self._oracle is not None:
+                self._runner.run(self._oracle.close())
+                self._oracle = None
+            if self._book is not None:
+                self._book.close()
+        finally:
+            self._runner.close()
+            self.folder.write_info(self.info(outcome))
+            self.folder.close()
+
+
+def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
+    first, topology = verdicts[0], seat.topology.name
+    if first.status == Conformance.MISSING:
+        return parity.Missing(target=seat.target, topology=topology, reason=first.reason)
+    return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
+
+
+def check_model(path: Path) -> None:
+    """Raises UsageError unless `path` is a checkpoint folder that vLLM can load."""
+    if not (path / "config.json").is_file():
+        raise UsageError(
+            f"{path} is not a model: it has no config.json",
+            next_step="name a folder with a Hugging Face checkpoint, or leave --model out for the embedded tiny model",
+        )
+    if not any(path.glob("*.safetensors")):
+        raise UsageError(f"{path} holds no *.safetensors", next_step="convert the checkpoint to safetensors")
+
+
+def hardware() -> dict[str, str]:
+    """What the run ran on, for the header."""
+    found = {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    if gpus := environments.list_gpus():
+        found["gpus"] = f"{len(gpus)} × {gpus[0].partition(': ')[2].partition(' (')[0]}"
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the harness's checkout, marked if there are changes; None outside a checkout."""
+    git = shutil.which("git")
+    if git is None or not (PROJECT / ".git").exists():
+        return None
+    head = subprocess.run([git, "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if head.returncode != 0:
+        return None
+    dirty = subprocess.run([git, "status", "--porcelain"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

@@ -1,0 +1,594 @@
+"""The driver's handle on a host: the same contract, every call recorded, every hang and death named.
+
+`HostProcess` owns the processes. `Stack` is what a scenario gets: it turns words into requests, keeps to deadlines and
+records. It imports nothing of a stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from harness.capability import Capability
+from harness.contract import (
+    Description,
+    DetokenizeRequest,
+    DetokenizeResult,
+    DigestsResult,
+    Empty,
+    GenerateRequest,
+    Generation,
+    HealthResult,
+    InFlightResult,
+    IsPausedResult,
+    Message,
+    ObserveRequest,
+    ObserveResult,
+    OpenAIRequest,
+    OpenAIResponse,
+    PauseMode,
+    PauseRequest,
+    ResetPrefixCacheRequest,
+    SampleRequest,
+    SessionId,
+    SleepRequest,
+    StartRequest,
+    SyncWeightsRequest,
+    TokenizeRequest,
+    TokenizeResult,
+    WakeUpRequest,
+    WorldSizeResult,
+    capability_of,
+)
+from harness.errors import Blame, CallFailed, CallTimedOut, HarnessError, NotOffered, StackDied, StackError, StartFailed
+from harness.host import CALLS, ErrorReply
+from harness.progress import Progress
+from harness.recording import Call, CallError, Event, Observation, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace
+from harness.supervisor import Farewell, Job
+from harness.topology import Topology
+
+START_DEADLINE_S = 420.0
+JOIN_DEADLINE_S = 90.0
+SOCKET_DEADLINE_S = 60.0
+TEARDOWN_DEADLINE_S = 20.0
+FAREWELL_DEADLINE_S = 30.0
+CLEAN_ROOM_DEADLINE_S = 60.0
+LOG_TAIL_LINES = 25
+
+PROJECT = Path(__file__).resolve().parent.parent
+PLUGIN_SITE = PROJECT / "backends" / "vllm" / "plugin_site"
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Message)
+
+
+def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log, or an empty string where there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16_384))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+class HostProcess:
+    """One adapter in its own process group and environment, below a supervisor.
+
+    `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` what the target adds
+    to the environment. `logs` is kept, the scratch folder is not.
+    """
+
+    def __init__(self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path) -> None:
+        self.logs = logs
+        self.scratch = Path(tempfile.mkdtemp(prefix="parity-"))
+        self._socket = self.scratch / "host.sock"
+        self._python, self._adapter, self._variables = python, adapter, variables
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._farewell: Farewell | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.logs / "host.log"
+
+    async def launch(self) -> None:
+        """Start supervisor and host and wait until the socket answers. Raises `StartFailed`."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_", "VIRTUAL_ENV"))}
+        environment |= {
+            **self._variables,
+            "PYTHONPATH": os.pathsep.join((str(PROJECT), str(PLUGIN_SITE))),
+            "PYTHONUNBUFFERED": "1",
+            "PARITY_MARKER": secrets.token_hex(8),
+            "TMPDIR": str(self.scratch),
+        }
+        environment.pop("PYTHONHOME", None)
+        command = [str(self._python), "-m", "harness.host", "--adapter", self._adapter, "--socket", str(self._socket)]
+        job = Job(
+            command=command, environment=environment, log=str(self.log), scratch=str(self.scratch), keep=str(self.logs)
+        )
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-m", "harness.supervisor", msgspec.json.encode(job).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=PROJECT,
+        )
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(self._socket), limits=httpx.Limits(max_connections=None)),
+            base_url="http://host",
+            timeout=None,
+        )
+        deadline = time.monotonic() + SOCKET_DEADLINE_S
+        while time.monotonic() < deadline:
+            if self._supervisor.poll() is not None:
+                raise StartFailed(
+                    f"the host of {self._adapter} ended while starting",
+                    log_tail=log_tail(self.log),
+                    next_step=f"read {self.log}",
+                )
+            try:
+                await self._client.get("/alive")
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+        raise StartFailed(
+            f"the host of {self._adapter} did not open its socket in {SOCKET_DEADLINE_S:.0f} s",
+            log_tail=log_tail(self.log),
+            next_step=f"read {self.log}",
+        )
+
+    async def call(self, method: str, request: Message, deadline_s: float) -> Any:
+        """One call of the contract; its typed result. Raises a `StackError` for every other end.
+
+        After `deadline_s` seconds the host is killed with all its processes: what it would still do is of no use.
+        """
+        assert self._client is not None, "launch comes first"
+        body = msgspec.json.encode(request)
+        answer = asyncio.ensure_future(self._client.post(f"/call/{method}", content=body))
+        ended = asyncio.ensure_future(self._until_ended())
+        try:
+            await asyncio.wait({answer, ended}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                if ended.done():
+                    raise self._death(f"the host died during {method}")
+                self.kill()
+                raise CallTimedOut(
+                    f"{method} did not return within {deadline_s:.0f} s; the stack was killed",
+                    log_tail=log_tail(self.log),
+                    next_step=f"read {self.log} and the stack's logs beside it",
+                )
+            try:
+                reply = answer.result()
+            except httpx.TransportError as e:
+                raise self._death(f"the host's connection broke during {method} ({type(e).__name__})") from e
+        finally:
+            ended.cancel()
+            answer.cancel()
+        return self._read(method, reply.content)
+
+    def _read(self, method: str, content: bytes) -> Any:
+        envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        if "result" in envelope:
+            return msgspec.json.decode(envelope["result"], type=CALLS[method][1])
+        reply = msgspec.json.decode(envelope["error"], type=ErrorReply)
+        match reply.error:
+            case "NotOffered":
+                raise NotOffered(reply.message)
+            case "StartFailed":
+                raise StartFailed(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
+            case "StackDied":
+                raise StackDied(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
+            case "PortTaken":
+                error = StartFailed(reply.message, next_step="free the port, or leave --base-port out")
+                error.blame = Blame.ENVIRONMENT
+                raise error
+            case _:
+                raise CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+
+    async def _until_ended(self) -> None:
+        assert self._supervisor is not None
+        while self._supervisor.poll() is None:
+            await asyncio.sleep(0.1)
+
+    def _death(self, what: str) -> StackDied:
+        farewell = self.kill()
+        code = None if farewell is None else farewell.exit_code
+        how = "" if code is None else f" with signal {-code}" if code < 0 else f" with status {code}"
+        return StackDied(f"{what}{how}", log_tail=log_tail(self.log), next_step=f"read {self.log}")
+
+    def kill(self) -> Farewell | None:
+        """End everything below the supervisor, now. Idempotent; returns what the supervisor had to do."""
+        if self._supervisor is None or self._farewell is not None:
+            return self._farewell
+        if self._supervisor.stdin is not None:
+            self._supervisor.stdin.close()
+            self._supervisor.stdin = None  # communicate() must not flush it again
+        try:
+            output, _ = self._supervisor.communicate(timeout=FAREWELL_DEADLINE_S)
+        except subprocess.TimeoutExpired as e:
+            self._supervisor.kill()
+            raise StackError(
+                f"the supervisor did not finish cleaning up in {FAREWELL_DEADLINE_S:.0f} s",
+                next_step="look for leftover processes with `parity doctor`",
+            ) from e
+        lines = output.splitlines()
+        self._farewell = (
+            msgspec.json.decode(lines[-1], type=Farewell)
+            if lines and b"exit_code" in lines[-1]
+            else Farewell(exit_code=self._supervisor.returncode, killed=[], shared_memory=[])
+        )
+        return self._farewell
+
+    async def close(self) -> Farewell | None:
+        """Take the stack down in an orderly way, then kill what is left."""
+        if self._supervisor is not None and self._supervisor.poll() is None and self._farewell is None:
+            try:
+                await self.call("teardown", Empty(), TEARDOWN_DEADLINE_S)
+            except StackError as e:
+                with self.log.open("a") as log:
+                    print(f"[driver] teardown: {e}", file=log)
+        if self._client is not None:
+            await self._client.aclose()
+        return await asyncio.to_thread(self.kill)
+
+
+class Stack:
+    """What a scenario gets: the contract in words. All calls are recorded, failed ones raise a `StackError`.
+
+    Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
+    """
+
+    def __init__(self, host: HostProcess, request: StartRequest) -> None:
+        self._host = host
+        self._request = request
+        self._recorder: Recorder | None = None
+        self._phase: str = "scenario"
+        self._calls = 0
+        self._deadline = float("inf")
+        self._version: int | None = None
+        self._canary_seed = 0
+        self._events: list[Event] = []
+        self.description: Description | None = None
+
+    # --- lifecycle, for the plugin
+
+    async def start(self, progress: Progress) -> Description:
+        """Launch the host and the stack in it. `progress` is told what is being waited for."""
+        with progress(f"{self._request.target}: starting its host"):
+            await self._host.launch()
+        what = f"{self._request.topology.name} ({self._request.start}, {self._request.engine})"
+        with progress(f"{self._request.target}: starting {what}"):
+            self.description = await self._host.call("start", self._request, START_DEADLINE_S)
+        if Capability.WEIGHT_SYNC in self.capabilities:
+            with progress(f"{self._request.target}: joining trainer and workers for weight sync"):
+                await self._host.call("prepare_weight_sync", Empty(), JOIN_DEADLINE_S)
+        return self.description
+
+    async def close(self) -> Farewell | None:
+        return await self._host.close()
+
+    def record_to(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def topology(self) -> Topology:
+        return self._request.topology
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset() if self.description is None else frozenset(self.description.capabilities)
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        return self._request.model_path
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer, in tokens."""
+        return self._request.max_model_len
+
+    async def drive(
+        self, name: str, take: int, deadline_s: float, scenario: Callable[[], Awaitable[None]]
+    ) -> ScenarioTrace:
+        """Clean room, then the scenario; what was recorded of it. Never raises a `StackError`.
+
+        The trace's end says whether the scenario could be driven; judging is not done here.
+        """
+        assert self._recorder is not None, "record_to comes first"
+        before = asyncio.all_tasks()
+        self._events = []
+        self._record(ScenarioStart(scenario=name, take=take, at_ns=time.time_ns()))
+        error: CallError | None = None
+        try:
+            self._phase, self._deadline = "clean_room", time.monotonic() + CLEAN_ROOM_DEADLINE_S
+            await self._clean_room()
+            self._phase, self._deadline = "scenario", time.monotonic() + deadline_s
+            async with asyncio.timeout(deadline_s):
+                await scenario()
+        except TimeoutError:
+            error = CallError(
+                kind="ScenarioTimedOut", message=f"not driven to its end within {deadline_s:.0f} s", blame=Blame.STACK
+            )
+            await asyncio.to_thread(self._host.kill)
+        except ExceptionGroup as group:
+            error = _as_call_error(_first_leaf(group))
+        except Exception as e:  # noqa: BLE001 - recorded with its blame; the judge turns it into a verdict
+            error = _as_call_error(e)
+        await _cancel(asyncio.all_tasks() - before)
+        try:
+            await self._observe()
+        except StackError as e:
+            error = error or _as_call_error(e)
+        end = ScenarioEnd(
+            scenario=name, take=take, outcome="failed" if error else "completed", error=error, at_ns=time.time_ns()
+        )
+        self._record(end)
+        if error is not None and error.kind in FATAL:
+            await asyncio.to_thread(self._host.kill)
+        return ScenarioTrace(
+            header=self._recorder.header,
+            scenario=name,
+            take=take,
+            calls=tuple(e for e in self._events if isinstance(e, Call)),
+            observations=tuple(e for e in self._events if isinstance(e, Observation)),
+            end=end,
+        )
+
+    def _record(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.add(event)
+            self._events.append(event)
+
+    @property
+    def alive(self) -> bool:
+        """Has the stack neither died nor been killed?"""
+        return self._host._farewell is None
+
+    async def _observe(self) -> None:
+        seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
+        for raw in seen.observations:
+            self._record(Observation(kind=raw["kind"], server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
+
+    async def _clean_room(self) -> None:
+        """Resumed, awake, at policy version 0, empty prefix cache: done, then verified, and the instruments with it."""
+        if Capability.PAUSE_KEEP in self.capabilities:
+            await self.resume()
+        await self._until_idle()
+        if Capability.SLEEP in self.capabilities:
+            await self.wake_up()
+        if Capability.WEIGHT_SYNC in self.capabilities and self._version != 0:
+            await self.sync_weights(0)
+        if Capability.RESET_PREFIX_CACHE in self.capabilities:
+            await self.reset_prefix_cache()
+        await self.digests(label="clean_room")
+        self._canary_seed += 1
+        # One canary a server would need routing to be right; one for all proves that the tap writes at all.
+        canary = [3 + (self._canary_seed >> shift) % 200 for shift in (0, 4, 8, 12)]
+        await self.generate([canary], label="canary", max_tokens=1, temperature=0.0)
+        await self._observe()
+
+    async def _until_idle(self) -> None:
+        """Wait until earlier requests have left the engines. Raises `CallTimedOut`, naming how many have not."""
+        seen = await self.in_flight()
+        while seen.requests:
+            if time.monotonic() > self._deadline:
+                raise CallTimedOut(f"{seen.requests} requests of an earlier scenario never left the engines")
+            await asyncio.sleep(0.02)
+            seen = await self.in_flight()
+
+    # --- one call
+
+    async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
+        needed = capability_of(method, request)
+        if needed is not None and needed not in self.capabilities:
+            raise NotOffered(needed, self._request.target)
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise CallTimedOut(f"no time was left for {method}")
+        self._calls += 1
+        number, phase, started_ns = self._calls, self._phase, time.time_ns()
+        answer: Message | None = None
+        error: CallError | None = None
+        try:
+            answer = await self._host.call(method, request, left)
+        except HarnessError as e:
+            error = _as_call_error(e)
+            raise
+        except asyncio.CancelledError:
+            error = CallError(kind="Cancelled", message="the scenario gave up waiting", blame=Blame.HARNESS)
+            raise
+        finally:
+            if self._recorder is not None:
+                self._record(
+                    Call(
+                        id=number,
+                        method=method,
+                        request=msgspec.to_builtins(request),
+                        result=None if answer is None else msgspec.to_builtins(answer),
+                        error=error,
+                        started_ns=started_ns,
+                        ended_ns=time.time_ns(),
+                        phase="clean_room" if phase == "clean_room" else "scenario",
+                        label=label,
+                    )
+                )
+        assert isinstance(answer, result)
+        return answer
+
+    # --- data plane
+
+    async def generate(
+        self,
+        prompts: list[list[int]],
+        *,
+        session_ids: list[SessionId] | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """Continue each prompt; results in the order of the prompts."""
+        request = GenerateRequest(prompt_token_ids=prompts, session_ids=session_ids, sampling_params=sampling_params)
+        return await self._call("generate", request, Generation, label)
+
+    async def generate_messages(
+        self,
+        conversations: list[list[dict[str, Any]]],
+        *,
+        session_ids: list[SessionId] | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """Continue each conversation, rendered by the stack with the model's chat template."""
+        request = GenerateRequest(prompts=conversations, session_ids=session_ids, sampling_params=sampling_params)
+        return await self._call("generate", request, Generation, label)
+
+    async def generate_request(self, request: GenerateRequest, *, label: str | None = None) -> Generation:
+        """A request as it is, for what the other two cannot say (malformed on purpose)."""
+        return await self._call("generate", request, Generation, label)
+
+    async def sample(
+        self,
+        prompt: list[int],
+        num_samples: int,
+        *,
+        session_id: SessionId | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """`num_samples` independent continuations of one prompt."""
+        request = SampleRequest(
+            prompt_token_ids=prompt, num_samples=num_samples, session_id=session_id, sampling_params=sampling_params
+        )
+        return await self._call("sample", request, Generation, label)
+
+    async def chat_completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+        """The response's body, or an error body as the stack returns it."""
+        return (await self._call("chat_completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+
+    async def completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+        """The response's body, or an error body as the stack returns it."""
+        return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+
+    async def tokenize(
+        self, texts: list[str], *, add_special_tokens: bool = True, label: str | None = None
+    ) -> list[list[int]]:
+        request = TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)
+        return (await self._call("tokenize", request, TokenizeResult, label)).token_ids
+
+    async def detokenize(self, token_ids: list[list[int]], *, label: str | None = None) -> list[str]:
+        return (await self._call("detokenize", DetokenizeRequest(token_ids=token_ids), DetokenizeResult, label)).texts
+
+    # --- control plane
+
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False, label: str | None = None) -> None:
+        await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty, label)
+
+    async def resume(self, *, label: str | None = None) -> None:
+        await self._call("resume", Empty(), Empty, label)
+
+    async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
+        await self._call("sleep", SleepRequest(level=level), Empty, label)
+
+    async def wake_up(self, tags: list[str] | None = None, *, label: str | None = None) -> None:
+        await self._call("wake_up", WakeUpRequest(tags=tags), Empty, label)
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False, label: str | None = None) -> None:
+        request = ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)
+        await self._call("reset_prefix_cache", request, Empty, label)
+
+    async def health(self, *, label: str | None = None) -> bool:
+        return (await self._call("health", Empty(), HealthResult, label)).healthy
+
+    async def is_paused(self, *, label: str | None = None) -> dict[str, bool]:
+        return (await self._call("is_paused", Empty(), IsPausedResult, label)).servers
+
+    async def world_size(self, *, label: str | None = None) -> int:
+        return (await self._call("world_size", Empty(), WorldSizeResult, label)).world_size
+
+    # --- weight sync and client
+
+    async def prepare_weight_sync(self, *, label: str | None = None) -> None:
+        await self._call("prepare_weight_sync", Empty(), Empty, label)
+
+    async def sync_weights(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
+        """Load a policy version into every engine through the stack's own weight sync."""
+        self._version = None  # unknown until it is done
+        await self._call("sync_weights", SyncWeightsRequest(version=version, chunks=chunks), Empty, label)
+        self._version = version
+
+    async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
+        """server → rank → parameter → digest, out of band."""
+        return (await self._call("digests", Empty(), DigestsResult, label)).servers
+
+    async def pickle_client(self, *, label: str | None = None) -> None:
+        await self._call("pickle_client", Empty(), Empty, label)
+
+    # --- waiting and provoking
+
+    async def in_flight(self) -> InFlightResult:
+        """What engines work on now. Not recorded: it is asked many times a second."""
+        found: InFlightResult = await self._host.call("in_flight", Empty(), 20)
+        return found
+
+    async def until_generating(self, *, requests: int, tokens: int = 0) -> None:
+        """Wait until engines work on at least `requests` requests and have made at least `tokens` tokens for them.
+
+        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first.
+        """
+        seen: InFlightResult | None = None
+        while time.monotonic() < self._deadline:
+            seen = await self.in_flight()
+            if seen.requests >= requests and seen.tokens >= tokens:
+                return
+            await asyncio.sleep(0.005)
+        raise CallTimedOut(
+            f"waited for {requests} requests in flight with {tokens} tokens; saw {seen}",
+            next_step="the requests ended too soon, or never reached an engine: look at the timeline",
+        )
+
+    async def attempt(self, call: Coroutine[Any, Any, T]) -> T | None:
+        """The call's result, or None if the stack raised: for what is provoked. Deaths and hangs still raise."""
+        try:
+            return await call
+        except CallFailed:
+            return None
+
+
+FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
+"""Ends after which a stack is not used again: it is started anew for the next scenario."""
+
+
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
+    """End what a scenario left running."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _as_call_error(error: BaseException) -> CallError:
+    match error:
+        case CallFailed():
+            return CallError(kind=error.kind, message=error.detail, status=error.status, blame=error.blame)
+        case HarnessError():
+            return CallError(kind=type(error).__name__, message=str(error), blame=error.blame)
+        case _:
+            return CallError(kind=type(error).__name__, message=str(error)[:2000], blame=Blame.HARNESS)
