@@ -172,7 +172,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
     judge: Callable[[Evidence], Finding | None]
     """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
-    queries: Callable[[Evidence], Iterable[Query]] = lambda evidence: ()
+    queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()
 
 
 def generation(call: Call) -> Generation:

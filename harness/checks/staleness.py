@@ -41,9 +41,14 @@ def _others(evidence: Evidence, version: int) -> list[int]:
 
 
 def _queries(evidence: Evidence) -> Iterator[ScoreRequest]:
-    for row, version in _greedy(evidence):
-        for wanted in (version, *_others(evidence, version)):
-            yield ScoreRequest(version=wanted, prompt=list(row.prompt or ()), tokens=list(row.tokens or ()))
+    """First each answer under its own version; then, for those that do not follow it, under all others."""
+    answers = _greedy(evidence)
+    for row, version in answers:
+        yield ScoreRequest(version=version, prompt=list(row.prompt or ()), tokens=list(row.tokens or ()))
+    for row, version in answers:
+        if _first_doubt(evidence, row, version) is not None:  # UnansweredQuery in the first round: the next one knows
+            for other in _others(evidence, version):
+                yield ScoreRequest(version=other, prompt=list(row.prompt or ()), tokens=list(row.tokens or ()))
 
 
 def _first_doubt(evidence: Evidence, row: Row, version: int) -> int | None:

@@ -1,0 +1,175 @@
+"""Pauses: one greedy batch without and with a pause in it, on a timeline in steps of an engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.pausing import (
+    ABORTED,
+    FROZEN,
+    HELD,
+    NOTHING_PAUSED,
+    PAUSED,
+    SAME_AS_UNINTERRUPTED,
+    TOO_SHORT,
+    UNINTERRUPTED,
+    WAITED,
+)
+from tests import traces
+from tests.checks.scene import SERVERS, STEP, Scene, without_observations
+
+PROMPTS = [[10, 11], [20, 21]]
+LENGTH = 30
+PARAMS = {"temperature": 0.0, "max_tokens": LENGTH}
+
+
+class Paused(Scene):
+    """A batch of two, one request a server, paused after ten of thirty tokens for `steps` steps of an engine.
+
+    `leak` is how many steps server-1 still makes after pause() has returned; `answers` what came back.
+    """
+
+    def __init__(self, mode="keep", *, steps=20, leak=0, late=True):
+        super().__init__()
+        self.generate(PROMPTS, length=LENGTH, params=PARAMS, label=UNINTERRUPTED)
+        self.answers = [self.reference.greedy(p, LENGTH) for p in PROMPTS]
+        begun, first = self.pass_time(), self.pass_time()
+        finishing = mode == "wait"
+        returned = first + ((LENGTH + 2) if finishing else 11) * STEP
+        resumed = returned + steps * STEP
+        for number, (prompt, answer) in enumerate(zip(PROMPTS, self.answers, strict=True)):
+            server = SERVERS[number]
+            seen = traces.executed(prompt, answer, server=server, params=PARAMS, from_ns=first, step_ns=STEP)
+            before = LENGTH if finishing else 10 + (leak if number else 0)
+            self.seen.append(seen[0])
+            for at, step in enumerate(seen[1:], start=1):
+                moved = first + at * STEP
+                if at > before:
+                    if mode == "abort":
+                        break
+                    moved = max(moved, resumed + (at - before) * STEP)
+                self.seen.append(traces.observation(step.kind, server, moved, **step.data))
+            if mode == "abort":
+                name = seen[0].data["request_id"]
+                self.seen.append(traces.observation("finish", server, returned - 1, request_id=name, reason="abort"))
+        self.now = first + 10 * STEP
+        self.control_at("pause", self.now, returned, mode=mode)
+        self.control_at("resume", resumed, resumed + STEP)
+        if late:
+            self.now = resumed
+            self.late = self.change(self.generate([[40, 41]], length=2), started_ns=returned + STEP)
+        self.answer = traces.generate(
+            PROMPTS,
+            [a[:10] for a in self.answers] if mode == "abort" else self.answers,
+            stop_reasons=["abort" if mode == "abort" else "length"] * 2,
+            params=PARAMS,
+            label=PAUSED,
+            started_ns=begun,
+            ended_ns=returned if mode == "abort" else resumed + 40 * STEP,
+        )
+        self.calls.append(self.answer)
+
+    def control_at(self, method, started, ended, **request):
+        for server in SERVERS:
+            op = {"pause": "pause_generation", "resume": "resume_generation"}[method]
+            data = {"op": op, "arguments": request, "ended_ns": ended, "error": None}
+            self.seen.append(traces.observation("control", server, started, **data))
+        self.calls.append(traces.call(method, request, started_ns=started, ended_ns=ended))
+
+    def answered(self, response_ids, reasons):
+        self.change(self.answer, result={**self.answer.result, "response_ids": response_ids, "stop_reasons": reasons})
+        return self
+
+
+@pytest.mark.parametrize(
+    ("check", "mode"),
+    [
+        (FROZEN, "keep"),
+        (SAME_AS_UNINTERRUPTED, "keep"),
+        (HELD, "keep"),
+        (FROZEN, "abort"),
+        (ABORTED, "abort"),
+        (HELD, "abort"),
+        (FROZEN, "wait"),
+        (WAITED, "wait"),
+        (SAME_AS_UNINTERRUPTED, "wait"),
+        (HELD, "wait"),
+    ],
+)
+def test_a_right_pause_passes_and_a_blind_tap_judges_nothing(check, mode):
+    assert Paused(mode).judge(check).status == "pass"
+    if check is not HELD:  # judged from the calls alone
+        assert without_observations(Paused(mode)).judge(check).status == "untestable"
+
+
+def test_one_step_may_be_under_way_when_pause_returns():
+    assert Paused(leak=2).judge(FROZEN).status == "pass"  # the first ends at the return, the second after it
+
+
+@pytest.mark.parametrize("leak", [4, 15])
+def test_a_pause_that_returns_before_generation_has_stopped(leak):
+    found = Paused(leak=leak).judge(FROZEN)
+    assert (found.status, found.reason) == ("fail", "an engine made tokens after pause(keep) had returned")
+    assert found.evidence[0]["server"] == "server-1"
+
+
+def test_a_pause_too_short_or_of_nothing_says_nothing():
+    assert Paused(steps=4).judge(FROZEN).reason == TOO_SHORT
+    scene = Scene()
+    scene.generate(PROMPTS, length=LENGTH, label=UNINTERRUPTED)
+    scene.generate(PROMPTS, length=LENGTH, label=PAUSED)
+    scene.control("pause", mode="keep")
+    scene.control("resume")
+    for check in (FROZEN, SAME_AS_UNINTERRUPTED, ABORTED, WAITED):
+        assert scene.judge(check).reason == NOTHING_PAUSED
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda ids: ids[:9] + ids[10:],
+        lambda ids: [*ids[:10], ids[9], *ids[10:]],
+        lambda ids: ids[:10],
+        lambda ids: [*ids[:10], (ids[10] + 1) % 60, *ids[11:]],
+    ],
+    ids=["lost", "doubled", "cut off", "changed"],
+)
+def test_tokens_damaged_across_a_pause(damage):
+    scene = Paused()
+    scene.answered([scene.answers[0], damage(scene.answers[1])], ["length", "length"])
+    found = scene.judge(SAME_AS_UNINTERRUPTED)
+    assert found.reason == "a greedy run with a pause in it differs from the run without"
+    assert found.evidence[0]["first difference"] in {9, 10}
+
+
+def test_aborted_answers():
+    scene = Paused("abort")
+    partial = [a[:10] for a in scene.answers]
+    invented = scene.answered([partial[0], [*partial[1][:-1], 63]], ["abort", "abort"])
+    assert invented.judge(ABORTED).reason == "the tokens of an aborted request are no prefix of the uninterrupted run's"
+    scene = Paused("abort").answered(partial, ["abort", "stop"])
+    assert scene.judge(ABORTED).reason == 'a request cut short by pause(abort) does not say finish reason "abort"'
+    scene = Paused("abort").answered(scene.answers, ["length", "length"])
+    scene.seen = Paused("keep").seen
+    assert scene.judge(ABORTED).reason == "pause(abort) aborted none of the requests in flight"
+
+
+def test_a_pause_that_does_not_wait():
+    scene = Paused("keep", steps=60)
+    scene.calls = [
+        traces.call("pause", {"mode": "wait"}, started_ns=c.started_ns, ended_ns=c.ended_ns)
+        if c.method == "pause"
+        else c
+        for c in scene.calls
+    ]
+    assert scene.judge(WAITED).reason == "pause(wait) returned before the requests in flight had finished"
+
+
+def test_a_request_that_is_not_held():
+    scene = Paused()
+    scene.change(scene.late, ended_ns=scene.late.started_ns + 5 * STEP)
+    assert scene.judge(HELD).reason == "a request that came during pause(keep) ended before resume()"
+    scene = Paused()
+    scene.change(scene.late, result=None, error=traces.error())
+    assert scene.judge(HELD).reason == "a request that came during pause(keep) failed"
+    assert Paused(late=False).judge(HELD).status == "untestable"

@@ -1,0 +1,99 @@
+"""Answers and the policy version that made them."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, NO_GREEDY, SAME_VERSION_SAME_OUTPUT
+from tests.checks.scene import Scene
+
+SHORT = [[10, 11], [20, 21]]
+LONG = [[3 + n % 50 for n in range(130)]]
+STALE = "an answer was made by a policy version that had been replaced"
+MIXED = "an answer after a sync mixes policy versions: its prefix cache is stale"
+
+
+def synced(prompts=SHORT) -> Scene:
+    """Answered by version 0, then synced to version 1: the answer after that is left to the test."""
+    scene = Scene()
+    scene.generate(prompts)
+    scene.sync(1)
+    return scene
+
+
+def test_answers_follow_the_version_that_was_synced():
+    scene = synced()
+    scene.generate(SHORT)
+    assert scene.judge(CURRENT_POLICY).status == "pass"
+    assert scene.judge(FORCED_EFFECT).status == "pass"
+
+
+def test_an_answer_by_stale_weights():
+    scene = synced()
+    scene.generate(SHORT, version=0)
+    assert scene.judge(CURRENT_POLICY).reason == STALE
+    assert scene.judge(FORCED_EFFECT).reason == "syncing another version does not change the answers"
+
+
+def test_one_stale_server_is_enough():
+    scene = synced()
+    fresh = scene.reference.greedy(SHORT[0], 6, version=1)
+    stale = scene.reference.greedy(SHORT[1], 6, version=0)
+    scene.generate(SHORT, tokens=[fresh, stale])
+    found = scene.judge(CURRENT_POLICY)
+    assert (found.reason, found.evidence[0]["row"], found.evidence[0]["follows versions"]) == (STALE, 1, [0])
+
+
+def test_an_answer_of_no_version():
+    scene = synced()
+    scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2)
+    assert scene.judge(CURRENT_POLICY).reason == "an answer follows no policy version"
+
+
+def test_an_answer_that_a_sync_overlaps_is_not_judged():
+    scene = Scene()
+    call = scene.generate(SHORT, version=1)
+    sync = scene.sync(1)
+    scene.change(sync, started_ns=call.started_ns + 1)
+    assert scene.judge(CURRENT_POLICY).reason == NO_GREEDY
+
+
+def test_a_stale_prefix_cache():
+    scene = synced(LONG)
+    scene.generate(LONG)
+    assert scene.judge(FRESH_CACHE).status == "pass"
+    scene = synced(LONG)
+    mixed = [*scene.reference.greedy(LONG[0], 3, version=1), 1, 2, 3]
+    scene.generate(LONG, tokens=[mixed])
+    assert scene.judge(FRESH_CACHE).reason == MIXED
+    scene = synced(LONG)
+    scene.generate(LONG, version=0)
+    assert scene.judge(FRESH_CACHE).reason == STALE
+
+
+def test_prompts_that_no_cache_holds_say_nothing_of_it():
+    scene = synced()
+    scene.generate(SHORT)
+    assert scene.judge(FRESH_CACHE).status == "untestable"
+
+
+@pytest.mark.parametrize("syncs", [(0,), (1, 0)], ids=["same version", "there and back"])
+def test_the_same_version_answers_the_same(syncs):
+    scene = Scene()
+    scene.generate(SHORT)
+    for version in syncs:
+        scene.sync(version)
+    scene.generate(SHORT)
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "pass"
+    before = scene.calls[-1].result["response_ids"]
+    scene.change(scene.calls[-1], result={**scene.calls[-1].result, "response_ids": [before[0], before[1][::-1]]})
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT).reason == "a policy version answers otherwise the second time"
+
+
+def test_nothing_to_compare_is_untestable():
+    scene = Scene()
+    for check in (CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, FRESH_CACHE):
+        assert scene.judge(check).status == "untestable"
+    scene.generate(SHORT)
+    for check in (SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT):
+        assert scene.judge(check).status == "untestable"
