@@ -1,0 +1,407 @@
+"""The verdict table, cell by cell, and what may never be called parity."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.checks.base import Check, Evidence, passed
+from harness.errors import Blame
+from harness.facets import deterministic
+from harness.noise import noise_floors
+from harness.parity import Absent, Judged, Missing, compare
+from harness.recording import Call, ScenarioTrace
+from harness.verdict import Conformance, NoiseFloor, Parity, Verdict
+from tests import recordings, traces
+
+BOOK = traces.FakeReference()
+GREEDY = {"temperature": 0.0, "max_tokens": 4, "logprobs": 1}
+SCENARIO = recordings.declared(checks=(Check(name="order", fault="f", source="s", judge=lambda e: passed(1)),))
+WITH_ERRORS = recordings.declared(
+    checks=(Check(name="errors_named", fault="f", source="s", judge=lambda e: passed(1)),)
+)
+NOISE = [NoiseFloor(facet="outputs.logprobs", unit="nats", floor=1e-6, bound=1e-5, weakest_fault=1e-3, facts=9)]
+
+
+def verdict(status: str, *, check: str = "order", reason: str = "", blame: Blame | None = None, **more: Any) -> Verdict:
+    fields = {"scenario": SCENARIO.name, "wave": 1, "task": 1, "promise": "p", "topology": "disaggregated-2x1"}
+    return Verdict(check=check, target="any", status=status, reason=reason, blame=blame, facts=3, **fields, **more)
+
+
+def side(trace: ScenarioTrace, status: str = "pass", **about: Any) -> Judged:
+    return Judged(evidence=Evidence(trace, BOOK), verdicts=[verdict(status, **about)])
+
+
+def both(
+    left: list[Call], right: list[Call], *, twin: list[Call] | None = None, noise=NOISE, scenario=SCENARIO, **about: Any
+) -> dict[str, Verdict]:
+    """Compare two conforming sides; check or facet → verdict."""
+    found = compare(
+        scenario,
+        side(traces.trace(*left, target="stack:old"), check=scenario.checks[0].name, **about),
+        side(traces.trace(*right, target="stack:new"), check=scenario.checks[0].name, **about),
+        None if twin is None else traces.trace(*twin, take=2, target="stack:old"),
+        noise,
+    )
+    assert all((v.baseline, v.target) == ("stack:old", "stack:new") for v in found)
+    assert len({v.id for v in found}) == len(found)
+    return {v.check: v for v in found}
+
+
+def answer(
+    tokens: list[int] | None = None,
+    *,
+    logprobs: list[float] | None = None,
+    params: dict[str, Any] | None = None,
+    **about: Any,
+) -> Call:
+    """One greedy call with one row."""
+    tokens = [11, 12, 13] if tokens is None else tokens
+    logprobs = [-1.0 - token / 7 for token in tokens] if logprobs is None else logprobs
+    return traces.generate(
+        [[5, 6, 7]], [tokens], logprobs=[logprobs], params=GREEDY if params is None else params, **about
+    )
+
+
+# --- per check ------------------------------------------------------------------------------------------------------
+
+OLD, NEW = traces.trace(answer(), target="stack:old"), traces.trace(answer(), target="stack:new")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "expected", "red"),
+    [
+        ("pass", "pass", Parity.PARITY, False),
+        ("pass", "fail", Parity.REGRESSION, True),
+        ("fail", "pass", Parity.BASELINE_DEFECT, False),
+        ("fail", "fail", Parity.BOTH_WRONG, True),
+        ("untestable", "pass", Parity.UNTESTABLE, True),
+        ("pass", "untestable", Parity.UNTESTABLE, True),
+        ("untestable", "fail", Parity.UNTESTABLE, True),
+        ("untestable", "untestable", Parity.UNTESTABLE, True),
+    ],
+)
+def test_every_cell_of_the_verdict_table(baseline, candidate, expected, red):
+    left = side(OLD, baseline, reason=f"old {baseline}", blame=Blame.ENVIRONMENT)
+    right = side(NEW, candidate, reason=f"new {candidate}", blame=Blame.STACK)
+    first, *facets = compare(SCENARIO, left, right, None, NOISE)
+    assert (first.check, first.status, first.red) == ("order", expected, red)
+    assert bool(facets) == (expected == Parity.PARITY), "outputs are compared only where both conform"
+    if red:
+        assert first.blame is not None
+        assert first.reason
+
+
+def test_the_reason_is_that_of_the_side_that_is_wrong():
+    wrong = {"reason": "lost a row", "blame": Blame.STACK, "evidence": [{"row": 1}]}
+    [regression, *_] = compare(SCENARIO, side(OLD), side(NEW, "fail", **wrong), None, NOISE)
+    [defect, *_] = compare(SCENARIO, side(OLD, "fail", **wrong), side(NEW), None, NOISE)
+    [alike, *_] = compare(SCENARIO, side(OLD, "fail", **wrong), side(NEW, "fail", **wrong), None, NOISE)
+    assert (regression.reason, defect.reason, alike.reason) == ("lost a row", "lost a row", "both: lost a row")
+    assert regression.evidence == [{"side": "candidate", "row": 1}]
+    assert [e["side"] for e in alike.evidence] == ["baseline", "candidate"]
+
+
+def test_one_that_is_not_able_is_missing_or_added_or_nothing():
+    lacking = Missing(target="stack:x", topology="disaggregated-2x1", reason="does not declare sleep")
+    [missing] = compare(SCENARIO, side(OLD), lacking, None, NOISE)
+    [added] = compare(SCENARIO, lacking, side(NEW), None, NOISE)
+    assert (missing.status, missing.red, missing.target) == (Parity.MISSING, True, "stack:x")
+    assert (added.status, added.red, added.target) == (Parity.ADDED, False, "stack:new")
+    assert compare(SCENARIO, lacking, lacking, None, NOISE) == []
+
+
+def test_one_that_was_not_recorded_is_untestable_with_its_blame():
+    gone = Absent(
+        target="stack:new", topology="disaggregated-2x1", reason="did not start: OOM", blame=Blame.ENVIRONMENT
+    )
+    for pair, role in (((side(OLD), gone), "candidate"), ((gone, side(NEW)), "baseline")):
+        [found] = compare(SCENARIO, *pair, None, NOISE)
+        assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.ENVIRONMENT, True)
+        assert found.reason == f"{role}: did not start: OOM"
+
+
+def test_a_check_that_judged_one_side_only_is_untestable_unless_the_other_was_never_driven():
+    left = Judged(evidence=Evidence(OLD, BOOK), verdicts=[verdict("pass"), verdict("pass", check="echo")])
+    found = {v.check: v for v in compare(SCENARIO, left, side(NEW), None, NOISE)}
+    assert (found["echo"].status, found["echo"].blame) == (Parity.UNTESTABLE, Blame.HARNESS)
+    dead = traces.trace(target="stack:new", outcome="failed", end_error=traces.error())
+    found = {v.check: v for v in compare(SCENARIO, left, side(dead, "fail"), None, NOISE)}
+    assert {name: v.status for name, v in found.items()} == {"order": Parity.REGRESSION}
+
+
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_without_a_partner_is_untestable_never_dropped():
+    for left, right, role in (([answer(), answer()], [answer()], "baseline"), ([], [answer()], "candidate")):
+        found = both(left, right)["calls.paired"]
+        assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.HARNESS, True)
+        assert found.reason == f"calls without a partner on the other side: generate ({role})"
+
+
+def test_concurrent_calls_are_paired_by_what_they_asked_not_by_when_they_ended():
+    calls = [traces.generate([[n]], [[n]], params=GREEDY, started_ns=100, ended_ns=200 + n) for n in range(1, 5)]
+    found = both(calls, calls[::-1])
+    assert found["outputs.tokens"].status == Parity.PARITY
+    assert found["outputs.tokens"].facts == 4
+
+
+def test_a_label_keeps_equal_requests_apart():
+    old = [answer(label="before"), answer([21], label="after")]
+    new = [answer([21], label="after"), answer(label="before")]
+    assert both(old, new)["outputs.tokens"].status == Parity.PARITY
+
+
+def test_the_clean_room_and_looking_at_a_stack_are_not_compared():
+    extra = [traces.call("in_flight", {}, {"requests": 1}), answer([1], phase="clean_room")]
+    assert "calls.paired" not in both([*extra, answer()], [answer()])
+
+
+# --- outputs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_open_with_both_sides_and_the_shortest_prompt():
+    prompts = [[1] * 30, [2] * 3, [3] * 10, [4] * 20, [5] * 2]
+    old = traces.generate(prompts, [[7, 8]] * 5, params=GREEDY)
+    new = traces.generate(prompts, [[7, 9], [7, 9], [7, 9], [7, 9], [7, 8]], params=GREEDY)
+    found = both([old], [new])["outputs.tokens"]
+    assert (found.status, found.red, found.facts) == (Parity.OPEN, False, 5)
+    assert found.reason == "outputs.tokens differ in generate"
+    assert found.numbers["differing"] == 4
+    assert [e["input"] for e in found.evidence] == [[2] * 3, [3] * 10, [4] * 20]
+    assert (found.evidence[0]["baseline"], found.evidence[0]["candidate"]) == ([7, 8], [7, 9])
+
+
+def test_a_difference_no_larger_than_the_twins_is_noise_and_an_earlier_one_is_not():
+    old, twin = answer([1, 2, 3, 4]), answer([1, 2, 9, 9])
+    within = both([old], [answer([1, 2, 8, 8])], twin=[twin])["outputs.tokens"]
+    assert (within.status, within.numbers["within_twin_noise"]) == (Parity.PARITY, 1)
+    assert "twin" in within.reason
+    assert both([old], [answer([1, 7, 3, 4])], twin=[twin])["outputs.tokens"].status == Parity.OPEN
+    assert both([old], [answer([1, 2, 8, 8])], twin=[old])["outputs.tokens"].status == Parity.OPEN
+
+
+def test_sampled_output_without_a_seed_is_not_compared_and_seeded_is():
+    unseeded = {"temperature": 1.0}
+    found = both([answer([1], params=unseeded)], [answer([2], params=unseeded)])
+    assert not any(name.startswith("outputs.") for name in found)
+    seeded = {"temperature": 1.0, "seed": 3}
+    assert both([answer([1], params=seeded)], [answer([2], params=seeded)])["outputs.tokens"].status == Parity.OPEN
+    assert not deterministic(answer(params={})), "vLLM samples where no temperature is given"
+
+
+def test_openai_bodies_are_compared_without_what_is_each_calls_own():
+    request = {"model": traces.MODEL, "prompt": "x", "temperature": 0}
+    choice = {"index": 0, "text": "a", "logprobs": {"token_logprobs": [-1.0]}}
+    old = {"id": "1", "created": 1, "model": "m", "choices": [choice], "usage": {"total_tokens": 3}}
+    new = copy.deepcopy(old) | {"id": "2", "created": 9, "model": "/elsewhere"}
+    new["choices"][0]["logprobs"]["token_logprobs"][0] += 5e-6
+    ours = [traces.openai("completion", request, old)]
+    assert both(ours, [traces.openai("completion", request, new)])["outputs.bodies"].status == Parity.PARITY
+    new["usage"]["total_tokens"] = 4
+    new["choices"][0]["logprobs"]["token_logprobs"][0] += 5e-4
+    found = both(ours, [traces.openai("completion", request, new)])["outputs.bodies"]
+    assert found.status == Parity.OPEN
+    assert found.reason == (
+        "outputs.bodies differ in completion choices[].logprobs.token_logprobs[], completion usage.total_tokens"
+    )
+
+
+def test_one_model_at_two_places_is_one_request():
+    def ask(model: str) -> list[Call]:
+        return [traces.openai("completion", {"model": model, "prompt": "x", "temperature": 0}, {"choices": []})]
+
+    left = side(traces.trace(*ask("/a/tiny"), target="o", model={"name": "/a/tiny", "sha256": "0"}))
+    right = side(traces.trace(*ask("/b/tiny"), target="n", model={"name": "/b/tiny", "sha256": "0"}))
+    assert "calls.paired" not in {v.check for v in compare(SCENARIO, left, right, None, NOISE)}
+
+
+def test_routing_is_compared_as_a_partition_not_by_the_servers_names():
+    def routed(places: list[str]) -> Judged:
+        prompts = [[n, n] for n in range(len(places))]
+        names = [f"s{n}" for n in range(len(places))]
+        started = traces.tick()
+        seen = [o for p, at in zip(prompts, places, strict=True) for o in traces.executed(p, [9], server=at)]
+        call = traces.generate(prompts, [[9]] * len(places), session_ids=names, params=GREEDY, started_ns=started)
+        return side(traces.trace(call, observations=seen, target=f"stack:{places[0]}"))
+
+    def status(old: list[str], new: list[str]) -> str:
+        return {v.check: v.status for v in compare(SCENARIO, routed(old), routed(new), None, [])}["routing.partition"]
+
+    assert status(["a", "b", "a"], ["y", "x", "y"]) == Parity.PARITY
+    assert status(["a", "b", "a"], ["y", "x", "x"]) == Parity.OPEN
+    assert status(["a", "b", "a"], ["y", "y", "y"]) == Parity.OPEN
+
+
+def test_digests_are_compared_by_what_servers_hold_not_by_their_names():
+    def digests(**servers: str) -> list[Call]:
+        return [traces.call("digests", {}, {"servers": {name: [{"w": value}] for name, value in servers.items()}})]
+
+    assert both(digests(a="1", b="2"), digests(x="2", y="1"))["weights.digests"].status == Parity.PARITY
+    assert both(digests(a="1", b="2"), digests(x="1", y="1"))["weights.digests"].status == Parity.OPEN
+
+
+def test_true_is_not_one():
+    old, new = (traces.call("world_size", {}, {"world_size": value}) for value in (1, True))
+    assert both([old], [new])["outputs.state"].status == Parity.OPEN
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def failing(kind: str = "ValueError", status: int | None = None) -> list[Call]:
+    return [traces.generate([[1]], error=traces.error(kind, status=status), params=GREEDY)]
+
+
+def test_equal_errors_earn_parity_only_where_a_check_judged_their_cause():
+    alike = both(failing(), failing())["outputs.errors"]
+    assert (alike.status, alike.red) == (Parity.BOTH_WRONG, True)
+    assert both(failing(), failing(), scenario=WITH_ERRORS)["outputs.errors"].status == Parity.PARITY
+
+
+def test_errors_that_differ_are_open_where_judged_and_red_where_not():
+    returned = [traces.openai("completion", {"prompt": 1}, {"error": {"type": "BadRequestError", "code": 400}})]
+    raised = [traces.openai("completion", {"prompt": 1}, None, error=traces.error("BadRequestError", status=400))]
+    found = both(returned, raised, scenario=WITH_ERRORS)["outputs.errors"]
+    assert found.status == Parity.OPEN
+    assert found.reason == (
+        "errors differ (baseline / candidate): returned BadRequestError 400 / raised BadRequestError 400"
+    )
+    assert both(returned, raised)["outputs.errors"].status == Parity.BOTH_WRONG
+    fine = [traces.generate([[1]], [[2]], params=GREEDY)]
+    assert both(fine, failing())["outputs.errors"].red
+    assert both(fine, failing(), scenario=WITH_ERRORS)["outputs.errors"].status == Parity.OPEN
+
+
+# --- log-probabilities ----------------------------------------------------------------------------------------------
+
+
+def shifted(by: float) -> Call:
+    return answer(logprobs=[-1.0 - token / 7 + by for token in (11, 12, 13)])
+
+
+@pytest.mark.parametrize(("by", "expected"), [(0.0, Parity.PARITY), (5e-6, Parity.PARITY), (2e-5, Parity.OPEN)])
+def test_log_probabilities_are_judged_by_the_runs_bound_with_both_margins_shown(by, expected):
+    found = both([answer()], [shifted(by)])["outputs.logprobs"]
+    assert (found.status, found.facts) == (expected, 3)
+    assert (found.numbers["noise_floor"], found.numbers["bound"], found.numbers["weakest_fault"]) == (1e-6, 1e-5, 1e-3)
+    assert found.numbers["max_abs_difference"] == pytest.approx(by, abs=1e-12)
+
+
+def test_without_a_useful_bound_only_equality_is_parity():
+    useless = [msgspec.structs.replace(NOISE[0], bound=2e-3)]
+    for noise in ([], useless):
+        assert both([answer()], [shifted(0.0)], noise=noise)["outputs.logprobs"].status == Parity.PARITY
+        found = both([answer()], [shifted(1e-7)], noise=noise)["outputs.logprobs"]
+        assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.HARNESS, True)
+
+
+def test_log_probabilities_that_are_not_there_are_never_skipped():
+    assert both([answer()], [answer(logprobs=[-2.0])])["outputs.logprobs"].status != Parity.PARITY
+    assert both([answer()], [answer([99], logprobs=[-1.0])])["outputs.logprobs"].status == Parity.UNTESTABLE
+    none = traces.generate([[5, 6, 7]], [[11, 12, 13]], params=GREEDY)
+    assert both([answer()], [none])["outputs.logprobs"].status == Parity.OPEN
+    partly = both([answer([11, 12, 13])], [answer([11, 12, 99])])
+    assert (partly["outputs.logprobs"].status, partly["outputs.logprobs"].facts) == (Parity.PARITY, 2)
+    assert partly["outputs.tokens"].status == Parity.OPEN
+
+
+def test_the_bound_comes_from_the_baseline_and_its_twin():
+    [found] = noise_floors([(traces.trace(answer()), traces.trace(shifted(3e-6), take=2))])
+    assert found.floor == pytest.approx(3e-6)
+    assert found.bound == pytest.approx(3e-5)
+    assert found.weakest_fault == min(found.faults.values()) == 1e-3
+    assert set(found.faults) == {
+        "each off by 1e-3",
+        "temperature 1.01, not renormalized",
+        "shifted by one position",
+        "kept in bfloat16",
+    }
+    [quiet] = noise_floors([(traces.trace(answer()), traces.trace(answer(), take=2))])
+    assert quiet.floor == 0
+    assert quiet.bound == 64 * 2.0**-23 * (1 + 13 / 7), "64 roundings at the scale of the largest log-probability"
+    assert noise_floors([]) == []
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+tokens_of = st.lists(st.integers(3, 60), min_size=1, max_size=6)
+
+
+@st.composite
+def greedy_calls(draw: st.DrawFn) -> list[Call]:
+    """Calls of distinct prompts, greedy or seeded, with text, log-probabilities and stop reasons."""
+    calls = []
+    for number in range(draw(st.integers(1, 3))):
+        rows = draw(st.lists(tokens_of, min_size=1, max_size=3))
+        params = draw(st.sampled_from([GREEDY, {"temperature": 0.7, "seed": 4, "logprobs": 1}]))
+        calls.append(
+            traces.generate(
+                [[number, row, 9] for row in range(len(rows))],
+                rows,
+                logprobs=[[-draw(st.floats(0.01, 8.0)) for _ in row] for row in rows],
+                stop_reasons=[draw(st.sampled_from(["stop", "length"])) for _ in rows],
+                params=params,
+            )
+        )
+    return calls
+
+
+@given(greedy_calls())
+@settings(max_examples=60, deadline=None)
+def test_a_trace_beside_itself_is_parity(calls):
+    found = both(calls, calls, twin=calls)
+    assert {v.status for v in found.values()} == {Parity.PARITY}
+    assert {"outputs.tokens", "outputs.text", "outputs.stop_reasons", "outputs.logprobs"} <= set(found)
+
+
+MUTATIONS = {
+    "token": "outputs.tokens",
+    "shorter": "outputs.tokens",
+    "text": "outputs.text",
+    "stop": "outputs.stop_reasons",
+    "logprob": "outputs.logprobs",
+    "no logprob": "outputs.logprobs",
+    "row": "outputs.tokens",
+    "error": "outputs.errors",
+}
+
+
+@given(greedy_calls(), st.data(), st.sampled_from(sorted(MUTATIONS)))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_single_mutation_of_a_deterministic_call_is_parity(calls, data, mutation):
+    at = data.draw(st.integers(0, len(calls) - 1))
+    result = copy.deepcopy(calls[at].result)
+    row = data.draw(st.integers(0, len(result["response_ids"]) - 1))
+    place = data.draw(st.integers(0, len(result["response_ids"][row]) - 1))
+    changes: dict[str, Any] = {"result": result}
+    match mutation:
+        case "token":
+            result["response_ids"][row][place] += 1
+        case "shorter":
+            result["response_ids"][row].pop()
+            result["response_logprobs"][row].pop()
+        case "text":
+            result["responses"][row] += "!"
+        case "stop":
+            result["stop_reasons"][row] = "abort"
+        case "logprob":
+            result["response_logprobs"][row][place] += data.draw(st.sampled_from([-1, 1])) * 1.2e-5
+        case "no logprob":
+            result["response_logprobs"][row][place] = None
+        case "row":
+            for values in result.values():
+                values.pop(row)
+        case "error":
+            changes = {"result": None, "error": traces.error()}
+    mutated = [*calls[:at], msgspec.structs.replace(calls[at], **changes), *calls[at + 1 :]]
+    found = both(calls, mutated, twin=calls)
+    assert found[MUTATIONS[mutation]].status != Parity.PARITY
+    assert found["order"].status == Parity.PARITY
+    assert Conformance.PASS not in {v.status for v in found.values()}
