@@ -23,8 +23,8 @@ FALSE_ALARM = 1e-6
 """How often a correct stack is called wrong by each check of this module."""
 SMALLEST_CELL = 5.0
 """Expected draws in a cell of the chi-square test; rarer tokens are pooled up to that."""
-WEAKEST_FAULT = 0.7
-"""A temperature wrong by this factor must be found …"""
+WEAKEST_FAULT = (0.7, 1 / 0.7)
+"""A temperature wrong by these factors must be found …"""
 POWER = 0.9
 """… with at least this probability, or nothing was tested."""
 FILTERS = ("top_k", "top_p", "min_p")
@@ -61,12 +61,6 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     if len(cells) < 3:
         return untestable("the reference's distribution has too few cells for these draws")
     fractions = [math.fsum(expected[t] for t in cell) for cell in cells]
-    faulty = tempered(model, one.params.get("temperature", 1.0) * WEAKEST_FAULT)
-    shift = math.fsum((math.fsum(faulty[t] for t in c) - p) ** 2 / p for c, p in zip(cells, fractions, strict=True))
-    critical = float(stats.chi2.isf(FALSE_ALARM, len(cells) - 1))
-    power = float(stats.ncx2.sf(critical, len(cells) - 1, len(rows) * shift))
-    if power < POWER:
-        return untestable("too few draws to tell a temperature that is off by a third")
     counts = [sum(drawn[t] for t in cell) for cell in cells]
     statistic = math.fsum((n - len(rows) * p) ** 2 / (len(rows) * p) for n, p in zip(counts, fractions, strict=True))
     numbers = {
@@ -74,7 +68,7 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
         "false_alarm_rate": FALSE_ALARM,
         "draws": float(len(rows)),
         "cells": float(len(cells)),
-        "power": power,
+        "power": min(_power(model, one, len(rows), cells, factor) for factor in WEAKEST_FAULT),
     }
     if numbers["p_value"] < FALSE_ALARM:
         often = [
@@ -83,7 +77,19 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
         ]
         shown = {"prompt": one.prompt, "sampling_params": one.params, "most drawn": often}
         return failed(len(rows), "sampled tokens do not come from the reference's distribution", [shown], **numbers)
+    if numbers["power"] < POWER:
+        return untestable("too few draws to tell a temperature that is off by a third")
     return passed(len(rows), **numbers)
+
+
+def _power(model: list[float], one: Answer, draws: int, cells: list[list[int]], factor: float) -> float:
+    """How probably the test finds a temperature that is wrong by `factor`."""
+    temperature = one.params.get("temperature", 1.0)
+    right, wrong = tempered(model, temperature), tempered(model, temperature * factor)
+    masses = [(math.fsum(right[t] for t in cell), math.fsum(wrong[t] for t in cell)) for cell in cells]
+    shift = math.fsum((q - p) ** 2 / p for p, q in masses)
+    critical = stats.chi2.isf(FALSE_ALARM, len(cells) - 1)
+    return float(stats.ncx2.sf(critical, len(cells) - 1, draws * shift))
 
 
 def _cells(expected: list[float], draws: int) -> list[list[int]]:

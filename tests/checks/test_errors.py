@@ -1,0 +1,100 @@
+"""Errors that were provoked: a named one is green; hangs, silence and empty successes are red."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.errors import names_error, nothing_for_nothing, returns_error
+from harness.recording import CallError
+from tests.traces import call, error, generate, judge
+from tests.traces import openai as called
+
+ERROR = {"error": {"message": "The model `nope` does not exist.", "type": "NotFoundError", "param": None, "code": 404}}
+
+
+def asked(response=None, **about):
+    return called("completion", {"model": "nope", "prompt": [3, 4]}, response, label="bad", **about)
+
+
+def found(check, *calls):
+    finding = judge(check, *calls)
+    return finding.status, finding.reason
+
+
+def raised(kind, message, status=None):
+    return generate([[3]], None, label="bad", error=error(kind, message, status=status))
+
+
+def test_a_named_error_is_green_raised_or_returned():
+    check = names_error("bad", "model")
+    assert (
+        found(check, asked(ERROR), asked(error=error("ClientResponseError", "no such MODEL", status=404)))[0] == "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (generate([[3]], [[4, 5]], label="bad"), "generate() succeeded instead of failing"),
+        (generate([[3]], [[]], label="bad"), "generate() returned an empty success instead of failing"),
+        (generate([[3]], [], label="bad"), "generate() returned an empty success instead of failing"),
+        (asked({"choices": []}), "completion() succeeded instead of failing"),
+        (raised("CallTimedOut", "no answer after 30 s"), "generate() did not end"),
+        (raised("StackDied", "engine-0 ended"), "generate() took the stack down"),
+        (raised("Exception", "model"), "generate() failed with an error that has no name or no message"),
+        (raised("ValueError", " "), "generate() failed with an error that has no name or no message"),
+        (
+            raised("ClientResponseError", "Internal Server Error", 500),
+            "generate() answered the caller's mistake as a server error",
+        ),
+        (
+            raised("JSONDecodeError", "Expecting value"),
+            "generate() failed with JSONDecodeError, which does not say what was wrong",
+        ),
+        (
+            asked({"error": {"message": "", "type": "x", "code": 400}}),
+            "completion() failed with an error that has no name or no message",
+        ),
+    ],
+)
+def test_other_ends_are_red(bad, reason):
+    assert found(names_error("bad", "model", "length"), bad) == ("fail", reason)
+
+
+def test_what_was_not_provoked_or_not_the_stacks_is_untestable():
+    assert found(names_error("bad"))[0] == "untestable"
+    ours = call("generate", {}, error=CallError(kind="KeyError", message="x", blame="harness"), label="bad")
+    finding = judge(names_error("bad"), ours)
+    assert (finding.status, finding.blame) == ("untestable", "harness")
+
+
+def test_an_error_response_is_returned_as_documented():
+    check = returns_error("bad")
+    assert found(check, asked(ERROR))[0] == "pass"
+    assert found(check, asked(error=error("ClientResponseError", "x", status=404))) == (
+        "fail",
+        "completion() raised ClientResponseError instead of returning an ErrorResponse",
+    )
+    assert found(check, asked({"choices": []})) == ("fail", "completion() did not return an ErrorResponse")
+    for lacking in ({"code": None}, {"type": None}, {"message": 3}, {"code": 500}, {"code": 200}):
+        assert found(check, asked({"error": ERROR["error"] | lacking})) == (
+            "fail",
+            "the ErrorResponse of completion() lacks a field",
+        )
+    assert found(check)[0] == "untestable"
+
+
+def test_an_empty_batch_gives_nothing_or_a_named_error():
+    check = nothing_for_nothing("none")
+    assert found(check, generate([], [], label="none"))[0] == "pass"
+    assert (
+        found(check, generate([], None, label="none", error=error("AssertionError", "at least one prompt")))[0]
+        == "pass"
+    )
+    assert found(check, generate([], [[5]], label="none"))[0] == "fail"
+    assert found(check, generate([], [], responses=[""], label="none"))[0] == "fail"
+    assert found(check, generate([], None, label="none", error=error("CallTimedOut", "late"))) == (
+        "fail",
+        "generate() did not end",
+    )
+    assert found(check)[0] == "untestable"

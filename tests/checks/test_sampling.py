@@ -1,0 +1,163 @@
+"""Sampling: green on draws from the reference, red on each other sampler, untestable where chance could have passed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.checks.sampling import allowed, goodness_of_fit, independent, tempered, within_filters
+from harness.reference import Next, NextRequest
+from tests.traces import FakeReference, error, generate, judge, sample
+
+REFERENCE = FakeReference(vocab_size=64)
+PROMPT = [3, 4, 5]
+MODEL = REFERENCE.next(0, PROMPT).logprobs
+
+
+def drawn(probabilities, count, seed=1):
+    return [[t] for t in random.Random(seed).choices(range(64), probabilities, k=count)]
+
+
+def draws(answers, **params):
+    return generate([PROMPT] * len(answers), answers, params={"temperature": 1.0, "max_tokens": 1} | params)
+
+
+def found(check, *calls, reference=REFERENCE):
+    finding = judge(check, *calls, reference=reference)
+    return finding.status, finding.reason
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_draws_from_the_reference_pass(seed):
+    finding = judge(goodness_of_fit(), draws(drawn(tempered(MODEL, 1.0), 512, seed)), reference=REFERENCE)
+    assert finding.status == "pass"
+    assert finding.facts == 512
+    assert finding.numbers["power"] >= 0.9
+
+
+def test_draws_at_another_temperature_pass_only_where_it_was_asked_for():
+    cold = drawn(tempered(MODEL, 0.7), 512)
+    assert found(goodness_of_fit(), draws(cold, temperature=0.7))[0] == "pass"
+    wrong = ("fail", "sampled tokens do not come from the reference's distribution")
+    assert found(goodness_of_fit(), draws(cold)) == wrong
+    assert found(goodness_of_fit(), draws(drawn(tempered(MODEL, 1.0), 512), temperature=0.7)) == wrong
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [[max(range(64), key=MODEL.__getitem__)]] * 512,
+        [[t % 64] for t in range(512)],
+        drawn(tempered(REFERENCE.next(1, PROMPT).logprobs, 1.0), 512),
+    ],
+    ids=["greedy", "uniform", "other weights"],
+)
+def test_another_distribution_is_red(answers):
+    assert found(goodness_of_fit(), draws(answers))[0] == "fail"
+
+
+def test_draws_that_prove_nothing_are_untestable():
+    assert found(goodness_of_fit(), draws(drawn(tempered(MODEL, 1.0), 12)))[0] == "untestable"
+    assert found(goodness_of_fit(), draws(drawn(tempered(MODEL, 1.0), 512), seed=1))[0] == "untestable"
+    other = generate([[3], [4]], [[1], [2]], params={"temperature": 1.0})
+    assert found(goodness_of_fit(), other)[0] == "untestable"
+    assert found(goodness_of_fit())[0] == "untestable"
+    assert found(goodness_of_fit(), generate([PROMPT], None, error=error())) == (
+        "fail",
+        "generate() failed with ValueError",
+    )
+
+
+PROMPTS = [[3, n] for n in range(4, 20)]
+
+
+def filtered(pick, **params):
+    """Sixteen prompts of four tokens each, every token drawn by `pick(probabilities, rng)`."""
+    rng = random.Random(3)
+    answers = []
+    for prompt in PROMPTS:
+        tokens = []
+        for _ in range(4):
+            tokens.append(pick(tempered(REFERENCE.next(0, prompt + tokens).logprobs, 1.0), rng))
+        answers.append(tokens)
+    return generate(PROMPTS, answers, params={"temperature": 1.0, "max_tokens": 4} | params)
+
+
+def freely(probabilities, rng):
+    return rng.choices(range(64), probabilities)[0]
+
+
+def under(**params):
+    def pick(probabilities, rng):
+        kept = sorted(allowed(probabilities, params))
+        return rng.choices(kept, [probabilities[t] for t in kept])[0]
+
+    return pick
+
+
+def greedily(probabilities, rng):
+    return max(range(64), key=probabilities.__getitem__)
+
+
+@pytest.mark.parametrize("params", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": 8, "top_p": 0.6}])
+def test_filters(params):
+    finding = judge(within_filters(), filtered(under(**params), **params), reference=REFERENCE)
+    assert (finding.status, finding.facts) == ("pass", 64)
+    names = " and ".join(params)
+    assert found(within_filters(), filtered(freely, **params)) == ("fail", f"a sampled token is outside {names}")
+    always = ("fail", "sampling under a filter always took the most probable token")
+    assert found(within_filters(), filtered(greedily, **params)) == always
+
+
+def test_a_filter_that_is_one_too_wide_is_red():
+    assert found(within_filters(), filtered(under(top_k=6), top_k=5))[0] == "fail"
+    assert found(within_filters(), filtered(under(top_p=0.6), top_p=0.5))[0] == "fail"
+
+
+def test_filters_that_leave_everything_prove_nothing():
+    assert found(within_filters(), filtered(freely, top_k=64))[0] == "untestable"
+    assert found(within_filters(), filtered(freely))[0] == "untestable"
+    assert found(within_filters())[0] == "untestable"
+
+
+def test_allowed_cuts_where_documented():
+    probabilities = [0.5, 0.3, 0.15, 0.05]
+    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
+    assert allowed(probabilities, {"top_p": 0.7}) == {0, 1}
+    assert allowed(probabilities, {"top_p": 0.85}) == {0, 1, 2}
+    assert allowed(probabilities, {"min_p": 0.2}) == {0, 1, 2}
+    assert allowed([0.25, 0.25, 0.25, 0.25], {"top_k": 1}) == {0, 1, 2, 3}
+    assert allowed(probabilities, {"top_k": -1, "top_p": 1.0, "min_p": 0.0}) == {0, 1, 2, 3}
+
+
+SAMPLES = [REFERENCE.drawn(PROMPT, 12, seed=s) for s in range(4)]
+FREE = {"temperature": 1.0, "max_tokens": 12}
+
+
+def test_independent_samples():
+    assert judge(independent(), sample(PROMPT, SAMPLES, params=FREE), reference=REFERENCE).facts == 6
+    seeded = [sample(PROMPT, SAMPLES, params=FREE | {"seed": 3}) for _ in range(2)]
+    assert found(independent(), *seeded)[0] == "pass"
+
+
+def test_samples_that_are_copies_are_red():
+    copies = sample(PROMPT, [SAMPLES[0]] * 4, params=FREE | {"seed": 3})
+    assert found(independent(), copies) == ("fail", "all samples of a prompt are the same")
+    some = sample(PROMPT, [SAMPLES[0], SAMPLES[1], SAMPLES[0]], params=FREE)
+    assert found(independent(), some) == ("fail", "some samples of a prompt are the same")
+    across = [sample(PROMPT, [SAMPLES[0]], params=FREE) for _ in range(2)]
+    assert found(independent(), *across) == ("fail", "all samples of a prompt are the same")
+    assert found(independent(), sample(PROMPT, SAMPLES[:3], num_samples=4, params=FREE)) == (
+        "fail",
+        "sample() returned fewer results than were asked for",
+    )
+
+
+def test_samples_that_had_no_choice_prove_nothing():
+    sure = FakeReference()
+    sure.set(NextRequest(version=0, prompt=PROMPT), Next(logprobs=MODEL))
+    short = [[max(range(64), key=MODEL.__getitem__)]] * 3
+    assert found(independent(), sample(PROMPT, short, params={"temperature": 1.0}), reference=sure)[0] == "untestable"
+    assert found(independent(), sample(PROMPT, SAMPLES[:1], params=FREE))[0] == "untestable"
+    assert found(independent(), sample(PROMPT, SAMPLES, params=FREE | {"top_k": 3}))[0] == "untestable"

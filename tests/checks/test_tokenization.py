@@ -1,0 +1,43 @@
+"""tokenize() and detokenize(): green on a correct recording, red on each fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.tokenization import DECODED, ENCODED, ROUND_TRIP
+from tests.traces import decode, detokenize, encode, error, judge, tokenize
+
+TEXTS = ["hello", "", "<|im_start|>user", " spaces  stay "]
+IDS = [encode(t) for t in TEXTS]
+
+
+def found(check, *calls):
+    finding = judge(check, *calls)
+    return finding.status, finding.reason
+
+
+def test_there_and_back_is_green():
+    calls = (tokenize(TEXTS, IDS), detokenize(IDS, TEXTS))
+    assert [judge(c, *calls).facts for c in (ENCODED, DECODED, ROUND_TRIP)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("ids", [IDS[::-1], IDS[:3], [*IDS[:3], [9]], [IDS[0], [0], *IDS[2:]], []])
+def test_other_tokens_are_red(ids):
+    assert found(ENCODED, tokenize(TEXTS, ids))[0] == "fail"
+
+
+@pytest.mark.parametrize("texts", [TEXTS[::-1], TEXTS[:3], [decode(i) for i in IDS], ["x", *TEXTS[1:]], [*TEXTS, ""]])
+def test_other_texts_are_red_there_and_back(texts):
+    assert found(DECODED, detokenize(IDS, texts))[0] == "fail"
+    assert found(ROUND_TRIP, tokenize(TEXTS, IDS), detokenize(IDS, texts)) == (
+        "fail",
+        "texts do not survive tokenize() and detokenize()",
+    )
+
+
+def test_errors_are_named_and_nothing_seen_is_untestable():
+    broken = tokenize(TEXTS, None, error=error("HTTPError"))
+    assert found(ENCODED, broken) == ("fail", "tokenize() failed with HTTPError")
+    assert found(ROUND_TRIP, broken, detokenize(IDS, TEXTS)) == ("fail", "tokenize() failed with HTTPError")
+    assert {found(c)[0] for c in (ENCODED, DECODED, ROUND_TRIP)} == {"untestable"}
+    assert found(ROUND_TRIP, tokenize(["a"], [encode("a")]), detokenize(IDS, TEXTS))[0] == "untestable"
