@@ -6,5 +6,6 @@ from harness.checks.base import Check
 from harness.checks.conservation import CONSERVATION
 from harness.checks.echo import ECHO
 from harness.checks.instruments import INSTRUMENTS
+from harness.checks.numbers import NUMBERS
 
-ALWAYS: tuple[Check, ...] = (INSTRUMENTS, CONSERVATION, ECHO)
+ALWAYS: tuple[Check, ...] = (INSTRUMENTS, CONSERVATION, ECHO, NUMBERS)

@@ -1,0 +1,54 @@
+"""Numbers are numbers: log-probabilities finite and ≤ 0, one per token, present for each row that asked.
+
+Belongs to every scenario, so it looks at the rows that came back and leaves calls that failed to other checks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Finding, failed, passed
+from harness.checks.matching import Row, rows
+
+ABSENT = "log-probabilities were asked for and none came"
+UNEVEN = "there is not one log-probability per token"
+NOT_FINITE = "a log-probability is not a finite number"
+POSITIVE = "a log-probability is above zero"
+
+
+def _asked(row: Row) -> bool:
+    wanted = row.params.get("logprobs")  # 0 asks for the sampled token's alone
+    given = wanted is not None and wanted is not False
+    return given and row.state == "returned" and row.call.method in {"generate", "sample"}
+
+
+def _problem(row: Row) -> str | None:
+    numbers: list[list[Any] | None] = (row.call.result or {}).get("response_logprobs") or []
+    mine = numbers[row.index] if row.index < len(numbers) else None
+    if mine is None:
+        return ABSENT if row.tokens else None
+    if len(mine) != len(row.tokens or ()):
+        return UNEVEN
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in mine):
+        return NOT_FINITE
+    return POSITIVE if any(n > 0 for n in mine) else None
+
+
+def _judge(evidence: Evidence) -> Finding | None:
+    asked = [row for row in rows(evidence) if _asked(row)]
+    facts = sum(len(row.tokens or ()) for row in asked)
+    if not facts:
+        return None
+    wrong = [(problem, row) for row in asked if (problem := _problem(row))]
+    if wrong:
+        return failed(facts, "; ".join(sorted({problem for problem, _ in wrong})), [row.shown for _, row in wrong])
+    return passed(facts)
+
+
+NUMBERS = Check(
+    name="numbers_are_numbers",
+    fault="NaN, missing, doubled or shifted log-probabilities reach the trainer's loss",
+    source="SkyRL API reference, InferenceEngineOutput.response_logprobs",
+    judge=_judge,
+)
