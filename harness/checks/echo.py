@@ -103,7 +103,8 @@ def _bias(value: Any) -> dict[int, float]:
 
 def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, is that right) for every sampling parameter that the caller gave."""
-    greedy = (row.params.get("temperature") or 0) < SAMPLING_EPSILON and row.params.get("temperature") is not None
+    temperature = row.params.get("temperature")
+    greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON
     for field, given in row.params.items():
         at = "max_tokens" if field == "max_completion_tokens" else field
         if given is None or (greedy and field in GREEDY_OVERRIDES):
@@ -114,8 +115,16 @@ def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any,
                 yield field, given, None, given == execution.sampling_params.get(field)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
-        _, accepts = TRANSLATIONS.get(field, ("", lambda _row, a, b: a == b))
-        yield field, given, seen, accepts(row, given, seen)
+        yield field, given, seen, _right(row, field, given, seen)
+
+
+def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
+    if field not in TRANSLATIONS:
+        return bool(given == seen)
+    try:
+        return TRANSLATIONS[field][1](row, given, seen)
+    except (TypeError, ValueError):
+        return False  # given in a type that the field does not have: what took effect is something else
 
 
 CONTROL_OPS = {

@@ -141,8 +141,9 @@ def _generate_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
         if ids is not None
         else [_asked(lambda m=m: book.render(m)) if _plain(m) else None for m in messages]  # type: ignore[misc]
     )
-    sessions = call.request.get("session_ids") or [None] * len(prompts)
-    for index, (prompt, session) in enumerate(zip(prompts, sessions, strict=False)):
+    sessions = call.request.get("session_ids") or []
+    for index, prompt in enumerate(prompts):
+        session = sessions[index] if index < len(sessions) else None
         yield _row(call, index, prompt, session, call.request.get("sampling_params") or {})
 
 
@@ -189,18 +190,19 @@ def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
         prompts = [
             _asked(lambda p=p: book.encode(p, add_special_tokens=special))  # type: ignore[misc]
             if isinstance(p, str)
-            else (tuple(p) if isinstance(p, list) else None)
+            else (tuple(p) if isinstance(p, list) and all(isinstance(token, int) for token in p) else None)
             for p in _prompts(asked.get("prompt"))
         ]
-    copies = asked.get("n") if isinstance(asked.get("n"), int) else 1
+    wanted = asked.get("n")
+    copies = wanted if isinstance(wanted, int) and wanted > 0 and not failed else 1  # a refused body may ask for any n
     choices = {} if failed else {c.get("index", at): c for at, c in enumerate((answer or {}).get("choices") or ())}
     usage = ((answer or {}).get("usage") or {}).get("completion_tokens")
     session = asked.get("session_id")
-    for index in range(len(prompts) * (copies or 1)):
-        at = index // (copies or 1)
+    for index in range(len(prompts) * copies):
+        at = index // copies
         choice = choices.get(index)
         tokens = (choice or {}).get("token_ids")
-        only = len(prompts) * (copies or 1) == 1
+        only = len(prompts) * copies == 1
         yield Row(
             call=call,
             index=index,

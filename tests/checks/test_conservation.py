@@ -100,6 +100,13 @@ def test_a_made_up_row(scene):
     assert scene.judge(CONSERVATION).reason == conservation.UNSERVED
 
 
+def test_a_refused_body_counts_as_reported_whatever_it_asked_for(scene):
+    times = {"started_ns": scene.pass_time(), "ended_ns": scene.pass_time()}
+    body = {"prompt": [[1, "x"], [[2]]], "n": 10**12, "session_id": ["a"]}
+    scene.calls.append(traces.openai("completion", body, {"error": {"message": "no"}}, **times))
+    assert scene.judge(CONSERVATION).status == "pass"
+
+
 def test_a_failed_call_counts_as_reported(scene):
     scene.calls.append(
         traces.generate([[40]], error=traces.error(), started_ns=scene.pass_time(), ended_ns=scene.pass_time())

@@ -50,6 +50,7 @@ def test_what_was_given_and_its_translations_pass(given, at_engine):
         ({"max_tokens": 400}, {"max_tokens": 16}, "max_tokens"),
         ({"ignore_eos": True}, {}, "ignore_eos"),
         ({"logprobs": 1}, {"logprobs": 0}, "logprobs"),
+        ({"temperature": "hot"}, {"temperature": 1.0}, "temperature"),
         ({"a_field_nobody_knows": 1}, {}, "a_field_nobody_knows"),
     ],
 )
