@@ -37,6 +37,8 @@ def _run(judgement: Judgement) -> Iterable[str]:
     run = judgement.run
     if run.outcome != "completed":
         yield f"the run did not complete: {run.outcome}"
+    for where, error in run.not_started.items():
+        yield f"{where} did not start: {error.kind}: {error.message}"
     if not judgement.verdicts:
         yield "nothing was judged"
     if not (run.baseline and run.candidate):

@@ -29,6 +29,8 @@ def encode(judgement: Judgement) -> bytes:
         _problem(suite, "run", "something was judged", "nothing was judged")
     if run.outcome != "completed":
         _problem(suite, "run", "the run completed", run.outcome)
+    for where, error in run.not_started.items():
+        _problem(suite, "run", f"{where} starts", f"{error.kind}: {error.message}")
     for problem in judgement.ledger_problems:
         _problem(suite, "ledger", problem.entry, f"{problem.problem}. Next: {problem.next_step}")
     cases = suite.findall("testcase")

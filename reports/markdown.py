@@ -17,7 +17,7 @@ from reports.view import Divergence, count, divergences, known_ids, tally, task_
 LIMIT = 60_000
 """Characters. GitHub refuses comments above 65,536."""
 ROOM_FOR_THE_END = 1_500
-_SPECIAL = re.compile(r"[\\`*_\[\]<>&|~!$]")
+_SPECIAL = re.compile(r"[\\`*\[\]<>&|~!$]|(?<!\w)_|_(?!\w)")
 _LINKING = re.compile(r"(?<=[@#])|(?<=\bwww)|(?<=\w)(?=://)|(?<=\bGH)(?=-)")
 """Where GitHub makes a mention, a reference or a link of plain text: a comment in between keeps it text."""
 _STATE = {State.PASS: "✅", State.RED: "❌", State.UNTESTABLE: "❔", State.MISSING: "⛔", State.KNOWN: "📒"}
@@ -84,6 +84,8 @@ def _gate(judgement: Judgement) -> str:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":
         lines.append(f"**The run did not complete:** {text(run.outcome)}\n")
+    for where, error in run.not_started.items():
+        lines.append(f"**{text(where)} did not start:** {text(shortened(f'{error.kind}: {error.message}', 600))}\n")
     reasons = gate.reasons if gate else ["the gate was not asked"]
     lines.append(f"May the legacy stack be removed? {answer}" + (", because:\n" if reasons else ".\n"))
     lines += [f"- {text(shortened(reason, 400))}" for reason in reasons[:8]]

@@ -61,6 +61,9 @@ def _head(judgement: Judgement) -> list[RenderableType]:
     ]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
+    for where, error in run.not_started.items():
+        said = shortened(one_line(f"{error.kind}: {error.message}"), 400)
+        lines.append(_line((f"{one_line(where)} did not start: ", "bold red"), said))
     if not judgement.verdicts:
         lines.append(Text("nothing was judged: that is red", style="bold red"))
     return lines

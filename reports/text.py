@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from typing import Any, final
 
@@ -11,6 +12,8 @@ import msgspec
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that are not seen as what they are: controls, bidi overrides, zero-width, surrogates, …"""
+_NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
+"""Characters that have to be looked at one by one."""
 SHORT = 320
 """Characters of a value that are shown before it is folded."""
 LONGEST = 20_000
@@ -21,13 +24,12 @@ NOT_FINITE = 1e308
 
 def visible(text: str, *, lines: bool = True) -> str:
     """`text` with each hidden character written out (``␀``, ``\\u202e``). Line ends are kept if `lines`, else ``⏎``."""
-    return "".join(_visible(character, lines) for character in text)
+    shown = _NOT_PLAIN.sub(lambda found: _visible(found[0]), text)
+    return shown if lines else shown.replace("\n", "⏎")
 
 
-def _visible(character: str, lines: bool) -> str:
+def _visible(character: str) -> str:
     code = ord(character)
-    if character == "\n":
-        return "\n" if lines else "⏎"
     if code < 0x20:
         return chr(0x2400 + code)
     if code == 0x7F:

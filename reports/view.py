@@ -75,7 +75,7 @@ class BulletRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: all verdicts of its bullets' scenarios and of those declared for it."""
+    """One task: all verdicts of its bullets' scenarios, and of scenarios that no bullet names but declare the task."""
 
     task: Task
     bullets: list[BulletRow]
@@ -94,14 +94,16 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 def task_rows(judgement: Judgement, plan: Plan) -> tuple[list[Column], list[TaskRow]]:
     """The plan as a table. Columns are stacks, then pairs of stacks."""
     across = columns(judgement.run, judgement.verdicts)
-    return across, [_task_row(task, across, judgement.verdicts) for task in plan.task]
+    named = {name.partition("@")[0] for bullet in plan.bullets for name in bullet.scenarios}
+    unnamed = [v for v in judgement.verdicts if v.scenario not in named]
+    return across, [_task_row(task, across, judgement.verdicts, unnamed) for task in plan.task]
 
 
-def _task_row(task: Task, across: Sequence[Column], verdicts: Sequence[Verdict]) -> TaskRow:
+def _task_row(task: Task, across: Sequence[Column], verdicts: Sequence[Verdict], unnamed: Sequence[Verdict]) -> TaskRow:
     bullets = [BulletRow(bullet=b, cells=[cell(b, column, verdicts) for column in across]) for b in task.bullet]
     cells = []
     for position, column in enumerate(across):
-        found = {v.id: v for v in verdicts if column.holds(v) and v.task == task.number}
+        found = {v.id: v for v in unnamed if column.holds(v) and v.task == task.number}
         parts = [row.cells[position] for row in bullets]
         found |= {v.id: v for part in parts for v in part.verdicts}
         states = [state_of(v) for v in found.values()]

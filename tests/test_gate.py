@@ -10,6 +10,7 @@ import pytest
 from harness.gate import decide
 from harness.ledger import Entry, Ledger
 from harness.plan import Bullet, Plan, Task
+from harness.recording import CallError
 from harness.verdict import Judgement, LedgerProblem, RunInfo, Verdict
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
@@ -69,6 +70,10 @@ def test_everything_green_on_the_real_stacks_opens_the_gate():
     [
         ({"start": "fork"}, "started by fork"),
         ({"outcome": "stopped by Ctrl-C"}, "stopped by Ctrl-C"),
+        (
+            {"not_started": {"skyrl-0.2.0:http@remote-2x1": CallError(kind="StartFailed", message="port in use")}},
+            "port in use",
+        ),
         ({"baseline": None}, "no comparison"),
         ({"candidate": None}, "no comparison"),
     ],

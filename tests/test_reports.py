@@ -1,0 +1,343 @@
+"""Every format shows the same verdicts, shows what comes from outside as text, and is red when nothing was judged."""
+
+from __future__ import annotations
+
+import html
+import html.parser
+import io
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from harness.errors import UsageError
+from harness.ledger import Ledger
+from harness.plan import Plan
+from harness.verdict import Gate, Judgement, NoiseFloor, RunInfo
+from reports import json_report, markdown, reproduce
+from reports.render import read_report, write_all
+from reports.terminal import show
+from reports.text import sides, visible
+from reports.view import count, divergences
+from tests import synthetic
+from tests.synthetic import HTTP, LEGACY, verdict
+
+FORMATS = ("report.json", "junit.xml", "report.md", "report.html")
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</pre></details><img src=x onerror=alert(1)>",
+    "\u202eevil\u2066\u200b",
+    "nul\x00esc\x1b[2Jbell\x07",
+    "```\n# heading\n@maintainer fixes #12 | a | b |",
+    "{{ run.run_id }}{% include 'report.css' %}",
+    '"><a href="javascript:alert(1)">',
+    "https://evil.example www.evil.example ]]> <!-- -- >",
+    "lone \ud800 surrogate",
+]
+
+
+def empty() -> Judgement:
+    run = RunInfo(
+        run_id="r", created_at="now", command="parity run", baseline=None, candidate=None, start="ray", engine="cpu"
+    )
+    return Judgement(run=run, verdicts=[])
+
+
+def hostile() -> Judgement:
+    """Every field that can hold what a stack said, holds it."""
+    base = synthetic.judgement()
+    bad = [
+        verdict(
+            "sampling",
+            f"hostile_{number}",
+            "outputs.text",
+            HTTP,
+            baseline=LEGACY,
+            status="regression",
+            reason=text,
+            promise=text,
+            source=text,
+            fault=text,
+            next_step=text,
+            evidence=[
+                {text: text, "baseline": text, "candidate": text * 2, "nested": {text: [text]}},
+                {"long": text * 2000},
+            ],
+        )
+        for number, text in enumerate(HOSTILE)
+    ]
+    every = "".join(HOSTILE)
+    header = {"target": every, "packages": {"vllm": every}, "notes": [every], "hardware": {"cpu": every}, every: every}
+    header["patches"] = [{"name": every, "reason": every, "version": every}]
+    run = msgspec.structs.replace(
+        base.run, outcome=every, run_id=every, created_at=every, command=every, headers=[header]
+    )
+    gate = Gate(may_remove_legacy=False, reasons=HOSTILE)
+    return msgspec.structs.replace(base, run=run, verdicts=[*base.verdicts, *bad], gate=gate)
+
+
+def written(judgement: Judgement, folder) -> dict[str, str]:
+    paths = write_all(judgement, folder, plan=synthetic.plan(), ledger=synthetic.ledger())
+    assert sorted(paths) == sorted(FORMATS)
+    assert sorted(p.name for p in folder.iterdir()) == sorted(FORMATS)
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+
+
+def in_terminal(judgement: Judgement, width: int = 100) -> str:
+    out = io.StringIO()
+    show(judgement, Console(file=out, width=width, no_color=True), plan=synthetic.plan())
+    return out.getvalue()
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, ids and links of a page, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("href", "src", "action"):
+                self.links.append(value)
+            elif name.startswith("on"):
+                self.handlers.append(name)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_published_schema_is_current():
+    assert json.loads(json_report.SCHEMA.read_text()) == json_report.schema(), "run python -m reports.json_report"
+
+
+def test_report_json_validates_and_comes_back(tmp_path):
+    judgement = synthetic.judgement()
+    report = json.loads(written(judgement, tmp_path)["report.json"])
+    jsonschema.Draft202012Validator(json_report.schema()).validate(report)
+    assert read_report(tmp_path / "report.json") == judgement
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"{}", "has format None"), (b'{"format": 2}', "has format 2"), (b'{"format": 1', "is not a report"),
+     (b'{"format": 1}', "is not a report"), (b"[]", "has format None"), (b"\xff", "is not a report")],
+)  # fmt: skip
+def test_what_is_not_a_report_is_refused_by_name(tmp_path, content, says):
+    file = tmp_path / "report.json"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=says) as caught:
+        read_report(file)
+    assert caught.value.next_step
+    with pytest.raises(UsageError, match="cannot read"):
+        read_report(tmp_path / "none.json")
+
+
+def test_all_formats_count_the_same(tmp_path):
+    judgement = synthetic.judgement()
+    counts = count(judgement)
+    assert (counts.red, counts.known) == (12, 4)
+    files = written(judgement, tmp_path)
+    assert json.loads(files["report.json"])["counts"]["red"] == counts.red
+    assert json.loads(files["report.json"])["counts"]["known"] == counts.known
+    suite = ET.fromstring(files["junit.xml"])
+    kinds = [(child.tag, child.get("type")) for case in suite.iter("testcase") for child in case]
+    assert sum(kind[0] == "failure" for kind in kinds) == counts.red + counts.ledger_problems
+    assert kinds.count(("skipped", "known")) == counts.known
+    assert len(suite.findall("testcase")) == counts.verdicts + counts.ledger_problems == int(suite.get("tests"))
+    page = Page(files["report.html"])
+    tiles = re.findall(r"<b>(\d+)</b><span>(verdicts|red|known|ledger problems)</span>", files["report.html"])
+    assert {word: int(n) for n, word in tiles} == {
+        "verdicts": counts.verdicts, "red": counts.red, "known": counts.known, "ledger problems": 1
+    }  # fmt: skip
+    assert f"**{counts.red} red**, {counts.known} known" in files["report.md"]
+    assert f"{counts.red} red, {counts.known} known" in in_terminal(judgement)
+    for divergence in divergences(judgement):
+        for name, text in {**files, "terminal": re.sub(r"\s+", " ", in_terminal(judgement))}.items():
+            where = page.text if name == "report.html" else html.unescape(text)
+            short = name in ("terminal", "junit.xml", "report.md")
+            assert divergence.reason in where or (short and not divergence.red), (name, divergence.reason)
+
+
+def test_every_verdict_has_one_place_in_the_page_and_every_link_leads_to_one(tmp_path):
+    judgement = synthetic.judgement()
+    page = Page(written(judgement, tmp_path)["report.html"])
+    assert len(set(page.ids)) == len(page.ids)
+    assert sum(name.startswith("v-") for name in page.ids) == len(judgement.verdicts)
+    inside = {link[1:] for link in page.links if link.startswith("#")}
+    assert inside <= set(page.ids)
+    outside = [link for link in page.links if not link.startswith("#")]
+    assert set(outside) == {"https://github.com/NovaSky-AI/SkyRL/pull/904"}, "no network: only what the ledger names"
+
+
+def test_what_a_stack_says_is_text_in_the_page(tmp_path):
+    page = Page(text := written(hostile(), tmp_path)["report.html"])
+    assert page.tags.isdisjoint({"script", "img", "iframe", "object", "link", "form"})
+    assert page.handlers == []
+    assert all(link.startswith(("#", "https://github.com/NovaSky-AI/")) for link in page.links)
+    assert "<script>alert(1)</script>" in page.text
+    assert "{{ run.run_id }}" in page.text
+    assert not set(text) & set("\u202e\u2066\u200b\x00\x1b\x07")
+    assert "\\u202eevil" in page.text
+    assert "nul␀esc␛[2Jbell␇" in page.text
+
+
+def test_what_a_stack_says_is_text_in_a_comment(tmp_path):
+    text = written(hostile(), tmp_path)["report.md"]
+    assert not set(text) & set("\u202e\u2066\u200b\x00\x1b\x07")
+    prose = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"`[^`\n]*`", "", prose)
+    assert set(re.findall(r"<[^>]*>", prose)) <= {"<details>", "<summary>", "</summary>", "</details>", "<!-- -->"}
+    assert not re.search(r"@\w|#\d|https?://|www\.", html.unescape(prose))
+    assert not re.search(r"^# heading", prose, re.MULTILINE)
+    assert len(text) < markdown.LIMIT
+
+
+def test_what_a_stack_says_is_text_in_junit_and_terminal(tmp_path):
+    text = written(hostile(), tmp_path)["junit.xml"]
+    messages = " ".join(node.get("message", "") for node in ET.fromstring(text).iter())
+    assert "<script>alert(1)</script>" in messages
+    assert "nul␀esc␛" in messages
+    for shown in (text, in_terminal(hostile())):
+        assert not set(shown) & set("\u202e\u2066\u200b\x00\x1b\x07")
+
+
+def test_hostile_reports_come_back(tmp_path):
+    report = json.loads(written(hostile(), tmp_path)["report.json"])
+    jsonschema.Draft202012Validator(json_report.schema()).validate(report)
+    back = read_report(tmp_path / "report.json")
+    assert count(back) == count(hostile())
+    assert back.verdicts[-9].reason == HOSTILE[0]
+
+
+def test_nothing_judged_is_red_in_every_format(tmp_path):
+    files = written(empty(), tmp_path)
+    assert json.loads(files["report.json"])["exit_status"] == 1
+    suite = ET.fromstring(files["junit.xml"])
+    assert [n.get("message") for n in suite.iter("failure")] == ["nothing was judged"]
+    assert suite.get("failures") == "1"
+    assert "❌ red" in files["report.md"]
+    assert "Nothing was judged" in files["report.md"]
+    page = Page(files["report.html"]).text
+    assert "red: exit status 1" in page
+    assert "Nothing was judged" in page
+    assert "Yes" not in page
+    assert "nothing was judged: that is red" in in_terminal(empty())
+    assert "removed? NO" in in_terminal(empty())
+
+
+def test_an_open_gate_says_so_in_every_format(tmp_path):
+    run = msgspec.structs.replace(synthetic.judgement().run, start="ray")
+    judgement = Judgement(
+        run=run, verdicts=[verdict("ordering", "one_prompt", "c", HTTP)], gate=Gate(may_remove_legacy=True, reasons=[])
+    )
+    files = written(judgement, tmp_path)
+    assert "**Yes**." in files["report.md"]
+    assert '<div class="big yes">Yes</div>' in files["report.html"]
+    assert 'name="may_remove_legacy" value="True"' in files["junit.xml"]
+    assert "removed? YES" in in_terminal(judgement)
+
+
+def test_a_run_that_ended_early_is_a_failure_in_junit(tmp_path):
+    base = synthetic.judgement()
+    early = msgspec.structs.replace(base, run=msgspec.structs.replace(base.run, outcome="stopped by Ctrl-C"))
+    files = written(early, tmp_path)
+    assert "stopped by Ctrl-C" in [n.get("message") for n in ET.fromstring(files["junit.xml"]).iter("failure")]
+    assert all("stopped by Ctrl-C" in text for text in [*files.values(), in_terminal(early)])
+
+
+def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):
+    odd = verdict(
+        "ordering", "x", "logprobs.finite", HTTP, status="fail", reason="nan", numbers={"worst": math.nan, "n": 3.0}
+    )
+    noise = [NoiseFloor(facet="f", unit="nats", floor=math.inf, bound=math.inf, weakest_fault=1.0)]
+    judgement = msgspec.structs.replace(synthetic.judgement(), verdicts=[odd], noise=noise)
+    files = written(judgement, tmp_path)
+    back = read_report(tmp_path / "report.json").verdicts[0]
+    assert back.numbers == {"n": 3.0}
+    assert back.evidence == [{"not finite": {"worst": "nan"}}]
+    assert "not finite" in files["report.html"]
+    assert "blind to it" in files["report.html"]
+
+
+def test_a_large_run_still_fits_in_a_comment(tmp_path):
+    many = [
+        verdict(
+            "ordering",
+            f"n{n}",
+            f"check.{n}",
+            HTTP,
+            status="fail",
+            reason=f"reason {n} " * 40,
+            evidence=[{"a": "`" * 500}],
+        )
+        for n in range(300)
+    ]
+    judgement = msgspec.structs.replace(synthetic.judgement(), verdicts=many)
+    text = written(judgement, tmp_path)["report.md"]
+    assert len(text) < markdown.LIMIT
+    assert re.search(r"and \d+ more in report\.html", text)
+
+
+def test_the_terminal_fits_a_hundred_columns_without_colour():
+    lines = in_terminal(synthetic.judgement(), width=200).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any("✗ regression outputs.tokens" in line for line in lines)
+
+
+def test_the_smallest_input_is_shown_first():
+    first = next(d for d in divergences(synthetic.judgement()) if d.check == "outputs.tokens")
+    assert [i.scenario for i in first.instances] == ["weights.test_chunked", "weights.test_many_in_a_row"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"baseline": LEGACY, "topology": "colocated-4x2-pp2"},
+            f"parity run --wave 1 -k test_stop --placement colocated --engines 4 --baseline {LEGACY} --candidate {HTTP}"
+            " --start ray --engine cpu",
+        ),
+        ({"topology": "remote-2x1"}, f"parity run --wave 1 -k test_stop --placement remote --engines 2 --stack {HTTP}"),
+    ],
+)
+def test_the_command_drives_that_scenario_again(fields, says):
+    made = reproduce.command(verdict("sampling", "stop", "c", HTTP, **fields), synthetic.judgement().run)
+    assert made.startswith(says)
+
+
+def test_the_first_difference_is_marked():
+    left, right, note = sides([1, 2, 3], [1, 5, 3, 4])
+    assert (left.before, left.mark, left.after) == ("[1, ", "2", ", 3]")
+    assert (right.before, right.mark, right.after) == ("[1, ", "5", ", 3, 4]")
+    assert note == "first difference at element 1; lengths 3 and 4"
+    assert sides([1], [1])[2] == "equal"
+    assert sides("ab", "abc")[2] == "first difference at character 2; lengths 2 and 3"
+
+
+@given(st.text())
+def test_visible_text_has_no_hidden_character_and_loses_nothing_that_was_seen(text):
+    shown = visible(text)
+    assert visible(shown) == shown
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\u200b]", shown)
+
+
+def test_a_report_needs_no_plan_or_ledger_of_its_own(tmp_path):
+    assert set(write_all(synthetic.judgement(), tmp_path)) == set(FORMATS)
+    written_without = write_all(synthetic.judgement(), tmp_path / "b", plan=Plan(task=[]), ledger=Ledger())
+    assert "no longer in the ledger" in written_without["report.html"].read_text()
