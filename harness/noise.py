@@ -6,10 +6,10 @@ weakest fault makes; both margins are printed. Faults are seeded into the record
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import msgspec
@@ -20,6 +20,7 @@ from harness.recording import Call, ScenarioTrace
 from harness.verdict import NoiseFloor
 
 FLOAT32_EPSILON = 2.0**-23
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 ABOVE_THE_FLOOR = 10.0
 """How many times its own noise the baseline is given: two draws of one noise rarely lie so far apart."""
 ROUNDINGS = 64.0
@@ -37,11 +38,13 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     size: float
 
 
-def deltas(left: Call, right: Call) -> Iterator[Delta]:
-    """Differences over the tokens that both calls begin with alike, row by row; nothing where neither gave numbers.
+def deltas(left: Call, right: Call) -> tuple[int, list[Delta]]:
+    """How many tokens were compared, and those that differ: over what both calls begin with alike, row by row.
 
-    A token without a number on one side, or numbers without a token, are infinite differences.
+    A token without a number on one side, or numbers without a token, are infinite differences. Rows of which neither
+    side gave numbers are no facts.
     """
+    facts, found = 0, []
     ours, theirs = _logprob_rows(left), _logprob_rows(right)
     for row in range(max(len(ours), len(theirs))):
         (tokens, numbers), (other_tokens, other_numbers) = _at(ours, row), _at(theirs, row)
@@ -50,11 +53,17 @@ def deltas(left: Call, right: Call) -> Iterator[Delta]:
         mine, other = numbers or [], other_numbers or []
         same = common_prefix(tokens, other_tokens)
         whole = same == len(tokens) == len(other_tokens)
+        if whole and mine == other and len(mine) == same and None not in mine:
+            facts += same
+            continue
         for position in range(max(same, len(mine), len(other)) if whole else same):
+            facts += 1
             a = mine[position] if position < len(mine) else None
             b = other[position] if position < len(other) else None
             size = abs(a - b) if isinstance(a, int | float) and isinstance(b, int | float) else math.inf
-            yield Delta(row=row, position=position, left=a, right=b, size=math.inf if math.isnan(size) else size)
+            if size != 0:
+                found.append(Delta(row=row, position=position, left=a, right=b, size=size))
+    return facts, found
 
 
 def _logprob_rows(call: Call) -> list[tuple[list[int], list[float | None] | None]]:
@@ -86,12 +95,13 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
     faults = dict.fromkeys(FAULTS, 0.0)
     for trace, twin in pairs:
         for call, again in pair(trace, twin).pairs:
-            for delta in deltas(call, again):
-                if math.isfinite(delta.size):
-                    floor, facts = max(floor, delta.size), facts + 1
+            compared, differing = deltas(call, again)
+            sizes = [delta.size for delta in differing if math.isfinite(delta.size)]
+            facts += compared - len(differing) + len(sizes)
+            floor = max([floor, *sizes])
             for _, numbers in _logprob_rows(call):
-                known = [x for x in numbers or () if isinstance(x, int | float)]
-                scale = max([scale, *(abs(x) for x in known)])
+                known = [x for x in numbers or () if isinstance(x, int | float) and abs(x) <= FLOAT32_MAX]
+                scale = max(scale, _largest(known))
                 for name, fault in FAULTS.items():
                     faults[name] = max(faults[name], fault(known))
     if not facts:
@@ -110,22 +120,27 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
     ]
 
 
+def _largest(numbers: Iterable[float]) -> float:
+    return max(map(abs, numbers), default=0.0)
+
+
 def _shifted(numbers: list[float]) -> float:
-    return max((abs(a - b) for a, b in itertools.pairwise(numbers)), default=0.0)
+    return _largest(map(operator.sub, numbers, numbers[1:]))
 
 
 def _scaled(numbers: list[float]) -> float:
-    return max((abs(x) * (1 - 1 / 1.01) for x in numbers), default=0.0)
+    return _largest(numbers) * (1 - 1 / 1.01)
 
 
 def _rounded(numbers: list[float]) -> float:
-    return max((abs(x - _bfloat16(x)) for x in numbers), default=0.0)
+    return _largest(map(operator.sub, numbers, _bfloat16(numbers)))
 
 
-def _bfloat16(value: float) -> float:
-    """`value` cut to bfloat16: the upper half of its float32."""
-    bits = struct.unpack("<I", struct.pack("<f", value))[0] & 0xFFFF0000
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+def _bfloat16(numbers: list[float]) -> Sequence[float]:
+    """Each number cut to bfloat16: the upper half of its float32."""
+    bits = bytearray(struct.pack(f"<{len(numbers)}f", *numbers))
+    bits[0::4] = bits[1::4] = bytes(len(numbers))
+    return struct.unpack(f"<{len(numbers)}f", bits)
 
 
 FAULTS: dict[str, Callable[[list[float]], float]] = {

@@ -105,6 +105,9 @@ def _outputs(left: Call, right: Call, again: Call | None, bound: float, facets: 
     for name in {**ours, **theirs}:
         mine, other = ours.get(name, {}), theirs.get(name, {})
         facet = facets[name]
+        if mine == other and not _truths(mine) and not _truths(other):
+            facet.facts += len(mine)
+            continue
         for place in {**mine, **other}:
             a, b = mine.get(place, NOT_THERE), other.get(place, NOT_THERE)
             facet.facts += 1
@@ -116,6 +119,10 @@ def _outputs(left: Call, right: Call, again: Call | None, bound: float, facets: 
             facet.differences.append(
                 Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place))
             )
+
+
+def _truths(values: dict[str, Any]) -> bool:
+    return any(isinstance(value, bool) for value in values.values())
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -151,8 +158,9 @@ def _scored(call: Call) -> bool:
 
 
 def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
-    for delta in deltas(left, right):
-        numbers.facts += 1
+    facts, differing = deltas(left, right)
+    numbers.facts += facts
+    for delta in differing:
         if math.isinf(delta.size):
             numbers.one_sided += 1
         else:
