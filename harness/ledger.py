@@ -219,18 +219,24 @@ def _covered_by(
     verdict: Verdict, stacks: dict[tuple[str, str, str, str], Verdict], known: dict[str, str]
 ) -> str | None:
     """The entry that explains every failing side of a comparison, if all of them are explained."""
-    blamed = {
-        Parity.REGRESSION: (verdict.target,),
-        Parity.BASELINE_DEFECT: (verdict.baseline,),
-        Parity.BOTH_WRONG: (verdict.target, verdict.baseline),
-    }.get(Parity(verdict.status), ())
-    explained: list[str] = []
-    for target in blamed:
-        side = stacks.get((verdict.scenario, verdict.topology, verdict.check, target or ""))
-        if side is None or side.id not in known:
-            return None
-        explained.append(known[side.id])
-    return explained[0] if explained else None
+    target, baseline = (
+        stacks.get((verdict.scenario, verdict.topology, verdict.check, name or ""))
+        for name in (verdict.target, verdict.baseline)
+    )
+    blamed: list[Verdict | None] = []
+    match verdict.status:
+        case Parity.REGRESSION:
+            blamed = [target]
+        case Parity.BASELINE_DEFECT:
+            blamed = [baseline]
+        case Parity.BOTH_WRONG:
+            blamed = [target, baseline]
+        case Parity.UNTESTABLE:
+            blamed = [v for v in (target, baseline) if v is not None and v.status == Conformance.UNTESTABLE]
+        case _:
+            pass
+    explained = [known.get(side.id) if side is not None else None for side in blamed]
+    return explained[0] if explained and all(explained) else None
 
 
 def _problems(

@@ -140,7 +140,7 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
     if cause.next_step:
         lines.append(f"- next: {text(cause.next_step)}")
     lines += [""] + [_side(v.target, v.status, v.reason) for v in first.stacks if v is not None]
-    evidence = "\n".join(_evidence(first.verdicts))
+    evidence = "\n".join(_evidence(v for v in first.verdicts if v.baseline is None or first.tells(v)))
     if evidence:
         lines += ["", fenced(shortened(evidence, 1_600))]
     lines.append(fenced(reproduce.command(first.head, judgement.run), "sh"))

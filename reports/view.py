@@ -151,6 +151,10 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         """The verdict that says most: a comparison before its cause, the worst first."""
         return min(self.verdicts, key=lambda v: (not v.red, v.known is None, severity(v.status)))
 
+    def tells(self, pair: Verdict) -> bool:
+        """Does a comparison say more than the stacks' own verdicts beside it?"""
+        return pair.status not in CAUSED or all(v is None or v.status in GREEN for v in self.stacks)
+
     @property
     def size(self) -> int:
         """How much there is to look at, in characters: the smallest input is shown first."""

@@ -192,6 +192,14 @@ def test_both_wrong_is_explained_only_when_both_sides_are(tmp_path):
     assert known(apply(both, whole, TODAY)[0]) == ["stop-text"] * 3
 
 
+def test_an_untestable_comparison_follows_the_side_that_could_not_be_judged(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", 'cap = 2\nstatus = "untestable"'))
+    side = verdict(status="untestable", blame=Blame.DEPENDENCY)
+    assert known(apply(entries, [side, compared(status="untestable")], TODAY)[0]) == ["stop-text"] * 2
+    other = verdict(target=LEGACY, status="untestable", reason="tap is blind")
+    assert known(apply(entries, [side, other, compared(status="untestable")], TODAY)[0]) == ["stop-text", None, None]
+
+
 def test_a_baseline_defect_follows_the_baseline(tmp_path):
     entries = ledger(tmp_path, ('["skyrl-0.2.0:http"]', '["skyrl-0.2.0:legacy"]'))
     judged = [verdict(target=LEGACY), compared(status="baseline-defect")]

@@ -340,4 +340,4 @@ def test_visible_text_has_no_hidden_character_and_loses_nothing_that_was_seen(te
 def test_a_report_needs_no_plan_or_ledger_of_its_own(tmp_path):
     assert set(write_all(synthetic.judgement(), tmp_path)) == set(FORMATS)
     written_without = write_all(synthetic.judgement(), tmp_path / "b", plan=Plan(task=[]), ledger=Ledger())
-    assert "no longer in the ledger" in written_without["report.html"].read_text()
+    assert "not in the ledger at hand" in written_without["report.html"].read_text()
