@@ -283,34 +283,46 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]
     """Errors earn parity only where a check of the scenario judged that they were caused as meant."""
     if not errors:
         return []
-    caused = any(judges_errors(check.name) for check in about.scenario.checks)
-    sides = [(left, error_of(left), error_of(right)) for left, right in errors]
-    differing = [side for side in sides if side[1] != side[2]]
-    one_sided = [side for side in sides if side[1] is None or side[2] is None]
-    shown = sorted(differing or sides, key=lambda side: len(str(side[0].request)))[:3]
+    sides = [_ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right)) for left, right in errors]
+    checks = [check.name for check in about.scenario.checks]
+    uncaused = [s for s in sides if not any(judges_errors(name, s.call.label) for name in checks)]
+    differing = [s for s in sides if s.baseline != s.candidate]
+    shown = sorted(uncaused or differing or sides, key=lambda s: len(str(s.call.request)))[:3]
     details: dict[str, Any] = {
         "facts": len(errors),
-        "numbers": {"differing": float(len(differing)), "one_sided": float(len(one_sided))},
-        "evidence": [
-            {"call": c.method, "label": c.label, "request": c.request, "baseline": a, "candidate": b}
-            for c, a, b in shown
-        ],
+        "numbers": {"differing": float(len(differing)), "uncaused": float(len(uncaused))},
+        "evidence": [s.shown for s in shown],
     }
-    if not caused and len(one_sided) < len(sides):
+    if any(s.baseline and s.candidate for s in uncaused):
         reason = "both sides fail and no check of the scenario judged that the errors were caused as meant"
         return [about(ERRORS, Parity.BOTH_WRONG, reason, Blame.STACK, **details)]
-    if not caused:
-        reason = "a call fails on one side and no check of the scenario judges errors"
+    if uncaused:
+        reason = "a call fails on one side and no check of the scenario judges its error"
         return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
     if differing:
-        kinds = sorted({f"{_name(a)} / {_name(b)}" for _, a, b in differing})
+        kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
         return [about(ERRORS, Parity.OPEN, f"errors differ (baseline / candidate): {', '.join(kinds)}", **details)]
     return [about(ERRORS, Parity.PARITY, **details)]
 
 
-def judges_errors(check: str) -> bool:
-    """Does a check of that name judge the errors that a scenario provokes? By convention its name says "error"."""
-    return "error" in check
+@final
+class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call failed on either side; None: it did not."""
+
+    call: Call
+    baseline: dict[str, Any] | None
+    candidate: dict[str, Any] | None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        about = {"call": self.call.method, "label": self.call.label, "request": self.call.request}
+        return about | {"baseline": self.baseline, "candidate": self.candidate}
+
+
+def judges_errors(check: str, label: str | None) -> bool:
+    """Does a check of that name judge errors of calls of that label? By convention it is called "errors.…:label"."""
+    kind, _, about = check.partition(":")
+    return kind.startswith("errors.") and about == (label or "")
 
 
 def _name(error: dict[str, Any] | None) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from harness.checks.base import Evidence
 from harness.checks.matching import assignment, rows
+from harness.errors import Blame
 from harness.facets import BODIES, PARTITION, deterministic, error_of, outputs, prompt_of, size_of
 from harness.noise import common_prefix, deltas
 from harness.pairing import Pairing, pair
@@ -89,7 +90,8 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
     incomparable = 0
     for left, right in pairing.pairs:
         if error_of(left) is not None or error_of(right) is not None:
-            errors.append((left, right))
+            if not (_given_up(left) and _given_up(right)):
+                errors.append((left, right))
             continue
         _outputs(left, right, again.get(left.id), bound, facets)
         before = numbers.facts
@@ -97,6 +99,11 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
     _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
     return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
+
+
+def _given_up(call: Call) -> bool:
+    """Did the scenario itself end the call, by no longer waiting? That is no error of the stack's."""
+    return call.error is not None and call.error.blame == Blame.HARNESS
 
 
 def _outputs(left: Call, right: Call, again: Call | None, bound: float, facets: dict[str, Facet]) -> None:

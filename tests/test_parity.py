@@ -15,7 +15,7 @@ from harness.errors import Blame
 from harness.facets import deterministic
 from harness.noise import noise_floors
 from harness.parity import Absent, Judged, Missing, compare
-from harness.recording import Call, ScenarioTrace
+from harness.recording import Call, CallError, ScenarioTrace
 from harness.verdict import Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
 
@@ -23,7 +23,7 @@ BOOK = traces.FakeReference()
 GREEDY = {"temperature": 0.0, "max_tokens": 4, "logprobs": 1}
 SCENARIO = recordings.declared(checks=(Check(name="order", fault="f", source="s", judge=lambda e: passed(1)),))
 WITH_ERRORS = recordings.declared(
-    checks=(Check(name="errors_named", fault="f", source="s", judge=lambda e: passed(1)),)
+    checks=(Check(name="errors.named:bad", fault="f", source="s", judge=lambda e: passed(1)),)
 )
 NOISE = [NoiseFloor(facet="outputs.logprobs", unit="nats", floor=1e-6, bound=1e-5, weakest_fault=1e-3, facts=9)]
 
@@ -256,7 +256,7 @@ def test_true_is_not_one():
 
 
 def failing(kind: str = "ValueError", status: int | None = None) -> list[Call]:
-    return [traces.generate([[1]], error=traces.error(kind, status=status), params=GREEDY)]
+    return [traces.generate([[1]], error=traces.error(kind, status=status), params=GREEDY, label="bad")]
 
 
 def test_equal_errors_earn_parity_only_where_a_check_judged_their_cause():
@@ -265,16 +265,32 @@ def test_equal_errors_earn_parity_only_where_a_check_judged_their_cause():
     assert both(failing(), failing(), scenario=WITH_ERRORS)["outputs.errors"].status == Parity.PARITY
 
 
+def test_an_error_of_another_call_than_the_one_that_was_to_fail_earns_nothing():
+    other = [*failing(), traces.generate([[2]], error=traces.error(), params=GREEDY, label="good")]
+    assert both(other, other, scenario=WITH_ERRORS)["outputs.errors"].status == Parity.BOTH_WRONG
+
+
+def test_a_call_that_the_scenario_gave_up_is_no_error_of_either_stack():
+    given_up = [traces.generate([[1]], error=CallError(kind="Cancelled", message="", blame="harness"), params=GREEDY)]
+    assert "outputs.errors" not in both(given_up, given_up)
+    assert both(given_up, [traces.generate([[1]], [[2]], params=GREEDY)])["outputs.errors"].red
+
+
 def test_errors_that_differ_are_open_where_judged_and_red_where_not():
-    returned = [traces.openai("completion", {"prompt": 1}, {"error": {"type": "BadRequestError", "code": 400}})]
-    raised = [traces.openai("completion", {"prompt": 1}, None, error=traces.error("BadRequestError", status=400))]
+    body = {"error": {"type": "BadRequestError", "code": 400}}
+    returned = [traces.openai("completion", {"prompt": 1}, body, label="bad")]
+    raised = [
+        traces.openai(
+            "completion", {"prompt": 1}, None, error=traces.error(body["error"]["type"], status=400), label="bad"
+        )
+    ]
     found = both(returned, raised, scenario=WITH_ERRORS)["outputs.errors"]
     assert found.status == Parity.OPEN
     assert found.reason == (
         "errors differ (baseline / candidate): returned BadRequestError 400 / raised BadRequestError 400"
     )
     assert both(returned, raised)["outputs.errors"].status == Parity.BOTH_WRONG
-    fine = [traces.generate([[1]], [[2]], params=GREEDY)]
+    fine = [traces.generate([[1]], [[2]], params=GREEDY, label="bad")]
     assert both(fine, failing())["outputs.errors"].red
     assert both(fine, failing(), scenario=WITH_ERRORS)["outputs.errors"].status == Parity.OPEN
 
