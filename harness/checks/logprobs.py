@@ -6,6 +6,7 @@ import math
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.tokens import score_of
 
 BOUND = 1e-3
@@ -21,14 +22,14 @@ def _asked(row: Answer) -> bool:
 
 def _wrong_shape(row: Answer) -> str | None:
     if row.logprobs is None:
-        return "log-probabilities were asked for and none came"
+        return ABSENT
     if len(row.logprobs) != len(row.tokens):
-        return "there is not one log-probability per token"
+        return UNEVEN
     for value in row.logprobs:
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            return "a log-probability is not a finite number"
+            return NOT_FINITE
         if value > 0:
-            return "a log-probability is above zero"
+            return POSITIVE
     return None
 
 

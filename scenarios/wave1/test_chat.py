@@ -1,0 +1,113 @@
+"""chat_completion(): an OpenAI-style conversation in, one assistant message out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts
+from harness.capability import Capability
+from harness.checks.errors import names_error, returns_error
+from harness.checks.openai import envelope, usage
+from harness.checks.stopping import ends_as_asked
+from harness.checks.text import text_of_tokens
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+from harness.stack import Stack
+
+CHAT = {Capability.CHAT_COMPLETION}
+METHODS = ("chat_completion",)
+AFTER = greedy("after", methods=METHODS)
+
+
+def body(stack: Stack, messages: list[dict[str, str]], **changes: Any) -> dict[str, Any]:
+    """A greedy request that shows its tokens."""
+    common = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
+    return {"model": stack.model_name, "messages": messages, **common, **changes}
+
+
+@scenario(
+    task=0,
+    promise="chat_completion() answers with an assistant message: the greedy continuation of the rendered template",
+    needs=CHAT,
+    checks=[
+        envelope("chat_completion"),
+        usage("chat_completion"),
+        greedy(methods=METHODS),
+        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"], methods=METHODS),
+    ],
+)
+async def test_a_conversation_is_answered(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.chat_completion; vLLM documentation, OpenAI-Compatible Server."""
+    async with asyncio.TaskGroup() as callers:
+        for messages in prompts.conversations(6):
+            callers.create_task(stack.chat_completion(body(stack, messages)))
+
+
+@scenario(
+    task=0,
+    promise="the content of the answer is its decoded tokens",
+    needs=CHAT,
+    checks=[text_of_tokens(methods=METHODS)],
+)
+async def test_content_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: message content; return_token_ids shows its tokens."""
+    for messages in prompts.conversations(4):
+        await stack.chat_completion(body(stack, messages, allowed_token_ids=list(PLAIN)))
+
+
+@scenario(
+    task=0,
+    promise="the end-of-sequence token ends an answer",
+    needs=CHAT,
+    checks=[
+        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["eos"], methods=METHODS),
+        usage("chat_completion"),
+    ],
+)
+async def test_an_answer_ends(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop"."""
+    few = {"allowed_token_ids": [EOS, *PLAIN[:3]], "ignore_eos": False, "max_tokens": 40}
+    for messages in prompts.conversations(4):
+        await stack.chat_completion(body(stack, messages, temperature=1.0, seed=9, **few))
+
+
+@scenario(
+    task=0,
+    promise="an unknown model and malformed messages are error responses, and the next request works",
+    needs=CHAT,
+    checks=[
+        names_error("unknown_model", "model"),
+        returns_error("unknown_model"),
+        names_error("malformed"),
+        returns_error("malformed"),
+        AFTER,
+    ],
+    deadline_s=160,
+)
+async def test_wrong_conversations(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.chat_completion: "Returns a plain dict, either a
+    ChatCompletionResponse or an ErrorResponse." """
+    one, other, last = prompts.conversations(3)
+    await stack.attempt(stack.chat_completion(body(stack, one, model="no-such-model"), label="unknown_model"))
+    await stack.attempt(stack.chat_completion(body(stack, [{"content": "no role"}]), label="malformed"))
+    await stack.attempt(stack.chat_completion(body(stack, other, temperature=-1), label="malformed"))
+    await stack.chat_completion(body(stack, last), label="after")
+
+
+@scenario(
+    task=0,
+    promise="a conversation longer than the context is an error response, and the next request works",
+    needs=CHAT,
+    checks=[
+        names_error("over_long", "context length", "input length", "maximum", "tokens"),
+        returns_error("over_long"),
+        AFTER,
+    ],
+    deadline_s=100,
+)
+async def test_a_conversation_that_is_too_long(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: a prompt longer than max_model_len is refused."""
+    long = [{"role": "user", "content": "seven times nine " * 200}]
+    await stack.attempt(stack.chat_completion(body(stack, long), label="over_long"))
+    await stack.chat_completion(body(stack, prompts.conversations(1)[0]), label="after")

@@ -1,0 +1,124 @@
+"""completion(): an OpenAI-style body in, choices in the order of the prompts and an honest usage out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts
+from harness.capability import Capability
+from harness.checks.base import Check
+from harness.checks.errors import names_error, returns_error
+from harness.checks.openai import envelope, usage
+from harness.checks.stopping import ends_as_asked
+from harness.checks.text import text_of_tokens
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+from harness.stack import Stack
+
+COMPLETION = {Capability.COMPLETION}
+METHODS = ("completion",)
+ENDS = ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"], methods=METHODS)
+BODY: list[Check] = [envelope("completion"), usage("completion"), greedy(methods=METHODS), ENDS]
+AFTER = greedy("after", methods=METHODS)
+
+
+def body(stack: Stack, prompt: Any, **changes: Any) -> dict[str, Any]:
+    """A greedy request that shows its tokens."""
+    common = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
+    return {"model": stack.model_name, "prompt": prompt, **common, **changes}
+
+
+@scenario(task=0, promise="completion() continues one prompt of token ids", needs=COMPLETION, checks=BODY)
+async def test_one_prompt_of_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: {single, batched} × {string, token ids}."""
+    for prompt in prompts.ragged(4):
+        await stack.completion(body(stack, prompt))
+
+
+@scenario(
+    task=0, promise="choices of a batch of token ids are in the order of its prompts", needs=COMPLETION, checks=BODY
+)
+async def test_a_batch_of_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: "the order will be maintained, i.e. `output["choices"][i]`
+    corresponds to `request["prompt"][i]`"."""
+    await stack.completion(body(stack, prompts.ragged(11)))
+    await stack.completion(body(stack, prompts.ragged(1)))
+
+
+@scenario(task=0, promise="completion() continues texts, alone and in a batch", needs=COMPLETION, checks=BODY)
+async def test_prompts_of_text(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: {single, batched} × {string, token ids}."""
+    await stack.completion(body(stack, prompts.texts(1)[0]))
+    await stack.completion(body(stack, prompts.texts(7)))
+
+
+@scenario(
+    task=0,
+    promise="the text of a choice is its decoded tokens",
+    needs=COMPLETION,
+    checks=[text_of_tokens(methods=METHODS)],
+)
+async def test_text_of_choices(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: completions return text; return_token_ids shows its tokens."""
+    await stack.completion(body(stack, prompts.unique(8), allowed_token_ids=list(PLAIN)))
+
+
+@scenario(
+    task=0,
+    promise="a stop token ends a choice",
+    needs=COMPLETION,
+    checks=[
+        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"], methods=METHODS),
+        usage("completion"),
+    ],
+)
+async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop", and usage counts what was generated."""
+    await stack.completion(body(stack, prompts.unique(8), max_tokens=40, stop_token_ids=list(range(100, 300))))
+
+
+@scenario(
+    task=0,
+    promise="an unknown model is an error response, and the next request works",
+    needs=COMPLETION,
+    checks=[names_error("unknown_model", "model"), returns_error("unknown_model"), AFTER],
+    deadline_s=100,
+)
+async def test_an_unknown_model(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a CompletionResponse or
+    an ErrorResponse." """
+    await stack.attempt(stack.completion(body(stack, prompts.one(), model="no-such-model"), label="unknown_model"))
+    await stack.completion(body(stack, prompts.one()), label="after")
+
+
+@scenario(
+    task=0,
+    promise="malformed parameters are error responses, and the next request works",
+    needs=COMPLETION,
+    checks=[names_error("malformed"), returns_error("malformed"), AFTER],
+    deadline_s=160,
+)
+async def test_malformed_parameters(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.completion: "either a CompletionResponse or an ErrorResponse." """
+    for wrong in ({"temperature": -1}, {"max_tokens": 0}, {"temperature": "hot"}, {"top_p": 7}):
+        await stack.attempt(stack.completion(body(stack, prompts.one(), **wrong), label="malformed"))
+    await stack.completion(body(stack, prompts.one()), label="after")
+
+
+@scenario(
+    task=0,
+    promise="one over-long prompt fails its whole batch: there is no partial success",
+    needs=COMPLETION,
+    checks=[
+        names_error("over_long", "context length", "input length", "maximum", "tokens"),
+        returns_error("over_long"),
+        AFTER,
+    ],
+    deadline_s=100,
+)
+async def test_no_partial_success(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineClient.completion: "If one of the sub-requests fails, we return an error response. That is,
+    there is no partial success, following vLLM's behavior." """
+    batch = [*prompts.unique(5), prompts.over_long(), *prompts.unique(2)]
+    await stack.attempt(stack.completion(body(stack, batch), label="over_long"))
+    await stack.completion(body(stack, prompts.unique(4)), label="after")

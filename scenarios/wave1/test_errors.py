@@ -1,0 +1,116 @@
+"""Bad input to generate(): an error that says what was wrong, no hang, and nothing lost afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.errors import names_error, nothing_for_nothing
+from harness.checks.tokens import greedy
+from harness.contract import GenerateRequest
+from harness.scenario import scenario
+from harness.stack import Stack
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+AFTER = greedy("after")
+
+
+async def still_works(stack: Stack, prompts: Prompts) -> None:
+    """Good requests to every server."""
+    await stack.generate(prompts.unique(2 * stack.topology.engines), label="after", **GREEDY)
+
+
+@scenario(
+    task=0,
+    promise="an empty batch gives nothing or a named error",
+    checks=[nothing_for_nothing("empty"), AFTER],
+)
+async def test_an_empty_batch(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.generate: one output for each prompt."""
+    await stack.attempt(stack.generate([], label="empty", **GREEDY))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="an empty prompt is a named error",
+    checks=[names_error("empty_prompt", "empty", "prompt"), AFTER],
+    deadline_s=100,
+)
+async def test_an_empty_prompt(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LLM.generate: a prompt has at least one token."""
+    await stack.attempt(stack.generate([*prompts.unique(2), []], label="empty_prompt", **GREEDY))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a prompt longer than the context is a named error, alone and in a batch",
+    checks=[names_error("over_long", "length", "long", "context", "tokens"), AFTER],
+    deadline_s=160,
+)
+async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Engine Arguments: --max-model-len, "prompt and output"."""
+    await stack.attempt(stack.generate([prompts.over_long()], label="over_long", **GREEDY))
+    batch = [*prompts.unique(3), prompts.over_long(), *prompts.unique(3)]
+    await stack.attempt(stack.generate(batch, label="over_long", **GREEDY))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="sampling parameters out of range are named errors",
+    checks=[names_error("temperature", "temperature"), names_error("max_tokens", "max_tokens"), AFTER],
+    deadline_s=160,
+)
+async def test_sampling_parameters_out_of_range(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: temperature is not negative, max_tokens at least 1."""
+    await stack.attempt(stack.generate(prompts.unique(2), temperature=-1, max_tokens=8, label="temperature"))
+    await stack.attempt(stack.generate(prompts.unique(2), temperature=0, max_tokens=0, label="max_tokens"))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a sampling parameter of the wrong type is a named error",
+    checks=[names_error("wrong_type"), AFTER],
+    deadline_s=100,
+)
+async def test_sampling_parameters_of_a_wrong_type(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: temperature is a number."""
+    await stack.attempt(stack.generate(prompts.unique(2), temperature="hot", max_tokens=8, label="wrong_type"))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="fewer session ids than prompts are a named error",
+    checks=[names_error("sessions", "session"), AFTER],
+)
+async def test_fewer_session_ids_than_prompts(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, route_prompts_to_engines: "Required: len(session_ids) == num_prompts if provided"."""
+    await stack.attempt(stack.generate(prompts.unique(4), session_ids=["a", "b"], label="sessions", **GREEDY))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0, promise="a request without any prompt is a named error", checks=[names_error("neither", "prompt"), AFTER]
+)
+async def test_neither_prompts_nor_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineInput: "Either prompts or prompt_token_ids must be provided, but not both." """
+    await stack.attempt(stack.generate_request(GenerateRequest(sampling_params=GREEDY), label="neither"))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a request with both messages and tokens is a named error",
+    needs={Capability.GENERATE_MESSAGES},
+    checks=[names_error("both", "prompt"), AFTER],
+)
+async def test_both_prompts_and_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineInput: "Either prompts or prompt_token_ids must be provided, but not both." """
+    both = GenerateRequest(prompt_token_ids=prompts.unique(1), prompts=prompts.conversations(1), sampling_params=GREEDY)
+    await stack.attempt(stack.generate_request(both, label="both"))
+    await still_works(stack, prompts)

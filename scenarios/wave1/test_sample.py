@@ -1,0 +1,60 @@
+"""sample(): several independent continuations of one prompt."""
+
+from __future__ import annotations
+
+from fixtures.prompts import EOS, MAX_MODEL_LEN, Prompts
+from harness.capability import Capability
+from harness.checks.logprobs import of_reference
+from harness.checks.sampling import independent
+from harness.checks.stopping import ends_as_asked
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+from harness.stack import Stack
+
+SAMPLE = {Capability.SAMPLE}
+
+
+@scenario(
+    task=0,
+    promise="sample() gives as many independent samples as were asked for, each with log-probabilities and a reason",
+    needs=SAMPLE,
+    checks=[
+        independent(),
+        of_reference(),
+        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"]),
+    ],
+)
+async def test_samples_are_independent(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."; #934."""
+    for count in (1, 2, 8):
+        await stack.sample(prompts.one(), count, temperature=1.0, max_tokens=16, logprobs=0)
+
+
+@scenario(task=0, promise="samples are independent with a seed as well", needs=SAMPLE, checks=[independent()])
+async def test_seeded_samples_are_independent(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: "independent samples"; vLLM gives each of n outputs a seed of its own."""
+    await stack.sample(prompts.one(), 6, temperature=1.0, seed=11, max_tokens=16)
+
+
+@scenario(task=0, promise="a greedy sample is the reference's", needs=SAMPLE, checks=[greedy()])
+async def test_one_greedy_sample(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.temperature: "Zero means greedy sampling." """
+    for prompt in prompts.ragged(6):
+        await stack.sample(prompt, 1, temperature=0, max_tokens=16)
+
+
+@scenario(task=0, promise="several greedy samples are all the reference's", needs=SAMPLE, checks=[greedy()])
+async def test_several_greedy_samples(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: num_samples and sampling_params are free of each other."""
+    await stack.attempt(stack.sample(prompts.one(), 3, temperature=0, max_tokens=16))
+
+
+@scenario(
+    task=0,
+    promise="stop tokens end samples",
+    needs=SAMPLE,
+    checks=[ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"])],
+)
+async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: stop_reasons, one a sample."""
+    await stack.sample(prompts.one(), 8, temperature=1.0, max_tokens=48, stop_token_ids=list(range(100, 300)))

@@ -1,0 +1,90 @@
+"""An output ends where it was asked to end, and its finish reason says why."""
+
+from __future__ import annotations
+
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_text
+from harness.checks.base import Check
+from harness.checks.stopping import Cause, ends_as_asked, stop_text
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+from harness.stack import Stack
+
+
+def ends_by(*causes: Cause, label: str | None = None) -> Check:
+    """The outputs end as asked, and each of these causes did end one."""
+    labels = () if label is None else (label,)
+    return ends_as_asked(*labels, eos=EOS, max_model_len=MAX_MODEL_LEN, causes=causes)
+
+
+@scenario(task=0, promise='max_tokens ends an output with "length", at exactly that many', checks=[ends_by("length")])
+async def test_max_tokens(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.max_tokens: "Maximum number of tokens to generate per output sequence." """
+    for most in (1, 7, 32):
+        await stack.generate(prompts.ragged(6), temperature=0, max_tokens=most, ignore_eos=True)
+
+
+@scenario(
+    task=0,
+    promise='a stop token ends an output with "stop", and is its last token',
+    checks=[ends_by("stop token"), greedy()],
+)
+async def test_stop_token_ids(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop_token_ids: "The returned output will contain the stop tokens"."""
+    await stack.generate(prompts.unique(16), temperature=0, max_tokens=48, stop_token_ids=list(range(150, 250)))
+
+
+@scenario(
+    task=0,
+    promise="min_tokens come before any stop token",
+    checks=[ends_by("stop token")],
+)
+async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.min_tokens: "before EOS or stop_token_ids can be generated"."""
+    stops = list(range(100, 300))
+    await stack.generate(prompts.unique(12), temperature=0, max_tokens=32, min_tokens=8, stop_token_ids=stops)
+
+
+@scenario(
+    task=0,
+    promise="the end-of-sequence token ends an output, unless it is to be ignored",
+    checks=[ends_by("eos", label="heeded"), ends_by("length", label="ignored")],
+)
+async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.ignore_eos. With one seed the second call meets the token where the first did."""
+    batch, few = prompts.unique(8), [EOS, *PLAIN[:6]]
+    for label, ignored in (("heeded", False), ("ignored", True)):
+        await stack.generate(
+            batch, temperature=1.0, seed=2, max_tokens=32, allowed_token_ids=few, ignore_eos=ignored, label=label
+        )
+
+
+@scenario(
+    task=0,
+    promise="a stop string ends an output, and its text does not hold it",
+    checks=[ends_by("stop string"), stop_text()],
+)
+async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings." """
+    two = list(PLAIN[:2])
+    await stack.generate(
+        prompts.unique(12), temperature=1.0, seed=4, max_tokens=32, allowed_token_ids=two, stop=[plain_text(two)]
+    )
+
+
+@scenario(
+    task=0,
+    promise="a stop string is the end of the text when it is to be included",
+    checks=[ends_by("stop string"), stop_text()],
+)
+async def test_stop_strings_included(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.include_stop_str_in_output. SkyRL's generator always sets it."""
+    two = list(PLAIN[:2])
+    await stack.generate(
+        prompts.unique(12),
+        temperature=1.0,
+        seed=4,
+        max_tokens=32,
+        allowed_token_ids=two,
+        stop=[plain_text(two)],
+        include_stop_str_in_output=True,
+    )

@@ -1,0 +1,68 @@
+"""The text of an answer is the decoding of the tokens beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import BYTES, ENDOFTEXT, EOS, IM_START, PLAIN, Prompts
+from harness.capability import Capability
+from harness.checks.text import text_of_tokens
+from harness.checks.tokenization import DECODED
+from harness.scenario import scenario
+from harness.stack import Stack
+
+SPECIAL_OFTEN: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 6,
+    "max_tokens": 24,
+    "ignore_eos": True,
+    "allowed_token_ids": [ENDOFTEXT, IM_START, EOS, *PLAIN[:9]],
+}
+"""Three special tokens among twelve: they occur in the middle of every few outputs."""
+
+
+@scenario(task=0, promise="text is the decoded tokens", checks=[text_of_tokens()])
+async def test_text_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: "it is guaranteed that
+    tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses"."""
+    await stack.generate(prompts.unique(16), temperature=1.0, seed=8, max_tokens=24, allowed_token_ids=list(PLAIN))
+
+
+@scenario(task=0, promise="text leaves special tokens out by default", checks=[text_of_tokens(special=True)])
+async def test_special_tokens_are_skipped(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True), which is vLLM's default as well."""
+    await stack.generate(prompts.unique(12), **SPECIAL_OFTEN)
+
+
+@scenario(task=0, promise="text keeps special tokens when asked to", checks=[text_of_tokens(special=True)])
+async def test_special_tokens_are_kept(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.skip_special_tokens: "Whether to skip special tokens in the output." """
+    await stack.generate(prompts.unique(12), skip_special_tokens=False, **SPECIAL_OFTEN)
+
+
+@scenario(task=0, promise="text holds the ordinary stop token that ended it", checks=[text_of_tokens()])
+async def test_text_holds_its_stop_token(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop_token_ids: "The returned output will contain the stop tokens unless the
+    stop tokens are special tokens." """
+    await stack.generate(
+        prompts.unique(12),
+        temperature=1.0,
+        seed=8,
+        max_tokens=24,
+        allowed_token_ids=list(PLAIN[:12]),
+        stop_token_ids=list(PLAIN[:4]),
+    )
+
+
+@scenario(task=0, promise="text is the decoded tokens where characters are cut in two", checks=[text_of_tokens()])
+async def test_text_of_bytes_that_are_no_characters(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: the guarantee knows no exception for bytes that are no whole character."""
+    some = [*BYTES, *PLAIN]
+    await stack.generate(prompts.unique(12), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
+
+
+@scenario(task=0, promise="detokenize() reads response tokens back", needs={Capability.TOKENIZE}, checks=[DECODED])
+async def test_detokenized_responses(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, "Data plane": detokenize(), for tokens that were generated, special ones among them."""
+    answer = await stack.generate(prompts.unique(8), **SPECIAL_OFTEN)
+    await stack.detokenize(answer.response_ids)

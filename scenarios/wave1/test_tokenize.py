@@ -1,0 +1,50 @@
+"""tokenize() and detokenize(): the model's own tokenizer, there and back."""
+
+from __future__ import annotations
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.tokenization import DECODED, ENCODED, ROUND_TRIP
+from harness.scenario import scenario
+from harness.stack import Stack
+
+HARD = (
+    "",
+    " ",
+    "  two  spaces and a line end\n",
+    "tab\tand\r\nreturn",
+    "naïve café, Ελληνικά, 日本語, 🎉👩‍🚀",
+    "<|im_start|>user\nwith special tokens<|im_end|>",
+    "<|im_start| not quite one",
+    "\x00\x07 control characters",
+)
+
+
+@scenario(
+    task=0,
+    promise="texts survive tokenize() and detokenize(), many at a time",
+    needs={Capability.TOKENIZE},
+    checks=[ENCODED, DECODED, ROUND_TRIP],
+)
+async def test_texts_go_there_and_back(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, "Data plane": tokenize(), detokenize(). Unicode, white space, special tokens, nothing at all."""
+    texts = [*prompts.texts(24), *HARD]
+    await stack.detokenize(await stack.tokenize(texts))
+
+
+@scenario(
+    task=0,
+    promise="add_special_tokens is heeded",
+    needs={Capability.TOKENIZE},
+    checks=[ENCODED],
+)
+async def test_special_tokens_are_added_or_not(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: tokenize(texts, add_special_tokens)."""
+    for add in (True, False):
+        await stack.tokenize([*prompts.texts(4), *HARD], add_special_tokens=add)
+
+
+@scenario(task=0, promise="generated and special tokens are read back", needs={Capability.TOKENIZE}, checks=[DECODED])
+async def test_tokens_are_read_back(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: detokenize(token_ids). Special tokens, bytes that are no character, ids without a text."""
+    await stack.detokenize([*prompts.unique(8, 16), [0, 1, 2], [1, 40, 41, 2], []])

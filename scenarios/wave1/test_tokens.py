@@ -1,0 +1,111 @@
+"""Tokens and log-probabilities: the model's own when greedy, its distribution when sampled, repeatable with a seed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.checks.logprobs import are_numbers, of_reference
+from harness.checks.sampling import goodness_of_fit, independent, within_filters
+from harness.checks.tokens import different_output, greedy, same_output
+from harness.scenario import scenario
+from harness.stack import Stack
+
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
+
+
+@scenario(
+    task=0,
+    promise="greedy tokens and their log-probabilities are those of the model's own forward pass",
+    checks=[greedy(), of_reference(), are_numbers()],
+)
+async def test_greedy_tokens_and_logprobs_are_the_models(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: "Zero means greedy sampling"; "The API will always return the log probability
+    of the sampled token"."""
+    await stack.generate(prompts.ragged(24), temperature=0, max_tokens=32, logprobs=0, ignore_eos=True)
+
+
+@scenario(task=0, promise="log-probabilities that nobody asked for do not come", checks=[are_numbers(), greedy()])
+async def test_no_logprobs_unless_asked_for(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.logprobs: "When set to None, no probability is returned." """
+    await stack.generate(prompts.unique(4), temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@scenario(
+    task=0,
+    promise="log-probabilities of sampled tokens are the model's own, whatever the temperature",
+    checks=[of_reference(), are_numbers()],
+)
+async def test_logprobs_of_sampled_tokens(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, ModelConfig.logprobs_mode: by default raw, before temperature and filters."""
+    for temperature in (1.0, 0.7):
+        await stack.generate(
+            prompts.unique(8), temperature=temperature, seed=5, max_tokens=16, logprobs=0, ignore_eos=True
+        )
+
+
+@scenario(
+    task=0,
+    promise="the same seed gives the same output, another seed another",
+    checks=[same_output("once", "again"), different_output("once", "other")],
+)
+async def test_a_seed_repeats_its_output(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.seed: "Random seed to use for the generation." """
+    batch = prompts.unique(8)
+    await stack.generate(batch, seed=11, label="once", **SAMPLED)
+    await stack.generate(batch, seed=11, label="again", **SAMPLED)
+    await stack.generate(batch, seed=12, label="other", **SAMPLED)
+
+
+@scenario(
+    task=0,
+    promise="a seeded request gives the same output elsewhere in a batch and under load",
+    checks=[same_output("alone", "in_a_batch"), same_output("alone", "under_load")],
+)
+async def test_a_seed_does_not_depend_on_company(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.seed: a seed belongs to its request, not to the batch or the server."""
+    one = prompts.one()
+    await stack.generate([one], seed=7, label="alone", **SAMPLED)
+    await stack.generate([*prompts.ragged(9), one, *prompts.ragged(4)], seed=7, label="in_a_batch", **SAMPLED)
+    async with asyncio.TaskGroup() as load:
+        load.create_task(stack.generate(prompts.unique(24), temperature=1.0, max_tokens=96, ignore_eos=True))
+        await stack.until_generating(requests=24, tokens=24)
+        await stack.generate([one], seed=7, label="under_load", **SAMPLED)
+
+
+@scenario(task=0, promise="sampled tokens come from the model's distribution", checks=[goodness_of_fit()])
+async def test_samples_follow_the_models_distribution(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: temperature 1.0, and no filter unless one is asked for."""
+    await stack.generate([prompts.one()] * 384, temperature=1.0, max_tokens=1)
+
+
+@scenario(task=0, promise="the temperature shapes the distribution as documented", checks=[goodness_of_fit()])
+async def test_samples_follow_the_temperature(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.temperature: "Lower values make the model more deterministic"."""
+    await stack.generate([prompts.one()] * 512, temperature=0.7, max_tokens=1)
+
+
+@scenario(
+    task=0,
+    promise="top_k, top_p and min_p leave only the tokens that they should",
+    checks=[within_filters("top_k"), within_filters("top_p"), within_filters("min_p"), within_filters("together")],
+)
+async def test_filters_hold(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.top_k, top_p, min_p."""
+    common: dict[str, Any] = {"max_tokens": 4, "seed": 3, "ignore_eos": True}
+    await stack.generate(prompts.unique(16), temperature=1.0, top_k=5, label="top_k", **common)
+    await stack.generate(prompts.unique(16), temperature=1.0, top_p=0.5, label="top_p", **common)
+    await stack.generate(prompts.unique(16), temperature=1.0, min_p=0.2, label="min_p", **common)
+    await stack.generate(prompts.unique(16), temperature=0.7, top_k=8, top_p=0.8, label="together", **common)
+
+
+@scenario(
+    task=0,
+    promise="unseeded rows of one prompt are drawn independently, on one server and across servers",
+    checks=[independent()],
+)
+async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface: several rollouts of a prompt are copies of it in a batch. Servers
+    that draw the same random numbers would hand out the same rollout twice."""
+    await stack.generate([prompts.one()] * 32, temperature=1.0, max_tokens=16, ignore_eos=True)
