@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from harness.errors import Blame
+from harness.recording import CallError
 
 
 class Conformance(StrEnum):
@@ -91,3 +92,76 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         """Stable name: scenario@topology::check[target] or [baseline~target]."""
         pair = f"{self.baseline}~{self.target}" if self.baseline else self.target
         return f"{self.scenario}@{self.topology}::{self.check}[{pair}]"
+
+
+class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the baseline is from its own twin, and the bound derived from that, for one numeric facet."""
+
+    facet: str
+    unit: str
+    floor: float
+    """Largest difference seen between the baseline and its twin."""
+    bound: float
+    """What a comparison allows."""
+    weakest_fault: float | None = None
+    """Smallest difference that a seeded fault of this facet makes; None where none was measured."""
+    faults: dict[str, float] = {}
+    """Name of each seeded fault → the largest difference that it makes in this run's recordings."""
+    facts: int = 0
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run: enough to reproduce it and to say what the verdicts rest on."""
+
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    command: str
+    """A command line that repeats the run."""
+    baseline: str | None
+    candidate: str | None
+    start: str
+    """"ray" (as SkyRL ships it) or "fork" (development): a fork run alone never says that legacy may go."""
+    engine: str
+    headers: list[dict[str, Any]] = []
+    """The headers of the recordings that were judged, as JSON."""
+    seconds: dict[str, float] = {}
+    """Wall time by stage: environment, start, drive, judge, report."""
+    outcome: str = "completed"
+    """"completed", or why the run ended early."""
+    whole_waves: list[int] = []
+    """Waves that were run unfiltered: only of those can be said what was never driven or exercised."""
+    not_started: dict[str, CallError] = {}
+    """"target@topology" of each stack that did not come up, and why."""
+
+
+class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a ledger entry in the light of this run: stale, expired, over its cap, reason changed. Red."""
+
+    entry: str
+    problem: str
+    next_step: str
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """May the legacy stack be removed? `reasons` names everything that stands against it, worst first."""
+
+    may_remove_legacy: bool
+    reasons: list[str]
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a report shows, and nothing that it has to compute."""
+
+    run: RunInfo
+    verdicts: list[Verdict]
+    ledger_problems: list[LedgerProblem] = []
+    noise: list[NoiseFloor] = []
+    gate: Gate | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0 only when everything judged is green or in the ledger, and something was judged at all."""
+        if not self.verdicts or self.ledger_problems or self.run.outcome != "completed":
+            return 1
+        return int(any(v.red for v in self.verdicts))
