@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fixtures.prompts import rendered
 from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Finding
 from harness.contract import (
@@ -379,14 +380,24 @@ class FakeReference:
 
 
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-    """One character a token; special tokens by their name or not at all."""
-    return "".join(
-        ("" if skip_special_tokens else SPECIAL[token]) if token in SPECIAL else chr(token + 29) for token in tokens
-    )
+    """One character a token, "!" to "~" for 3 to 96 as in the tiny models; special tokens by name or not at all."""
+    return "".join(("" if skip_special_tokens else SPECIAL[t]) if t in SPECIAL else chr(t + _shift(t)) for t in tokens)
+
+
+def _shift(token: int) -> int:
+    """From token id to code point: printable ASCII first, a plane nobody types for other ids, then everything else."""
+    return 30 if token < 97 else 0x10000 if token < 1000 else -1000
+
+
+def _token(character: str) -> int:
+    point = ord(character)
+    if 33 <= point < 127:
+        return point - 30
+    return point - 0x10000 if 0x10000 + 97 <= point < 0x10000 + 1000 else point + 1000
 
 
 def encode(text: str) -> list[int]:
-    """The inverse of `decode(…, skip_special_tokens=False)`. Characters from the space on."""
+    """The inverse of `decode(…, skip_special_tokens=False)`."""
     tokens: list[int] = []
     while text:
         for token, name in SPECIAL.items():
@@ -395,12 +406,11 @@ def encode(text: str) -> list[int]:
                 text = text.removeprefix(name)
                 break
         else:
-            tokens.append(ord(text[0]) - 29)
+            tokens.append(_token(text[0]))
             text = text[1:]
     return tokens
 
 
 def render(messages: list[dict[str, str]]) -> list[int]:
-    """The tiny model's chat template, with the generation prompt; line ends become spaces here."""
-    turns = "".join(f"<|im_start|>{m['role']} {m['content']}<|im_end|> " for m in messages)
-    return encode(f"{turns}<|im_start|>assistant ")
+    """The tiny model's chat template, with the generation prompt."""
+    return encode(rendered(messages))

@@ -50,7 +50,7 @@ async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
     checks=[ends_by("eos", label="heeded"), ends_by("length", label="ignored")],
 )
 async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams.ignore_eos. With one seed the second call meets the token where the first did."""
+    """vLLM documentation, SamplingParams.ignore_eos. One seed: the second call meets the token where the first does."""
     batch, few = prompts.unique(8), [EOS, *PLAIN[:6]]
     for label, ignored in (("heeded", False), ("ignored", True)):
         await stack.generate(
