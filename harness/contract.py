@@ -8,6 +8,7 @@ it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capabili
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -312,12 +313,23 @@ METHODS: dict[str, Method] = {
 """Every call of the contract by name. Host and handle are both made from this table."""
 
 
-def capability_of(method: str, request: Message) -> Capability | None:
-    """The capability that this very call needs: finer than the table where an argument decides."""
-    if isinstance(request, PauseRequest):
-        return Capability(f"pause_{request.mode}")
-    if isinstance(request, WakeUpRequest) and request.tags is not None:
-        return Capability.WAKE_UP_TAGS
-    if isinstance(request, GenerateRequest) and request.prompts is not None:
-        return Capability.GENERATE_MESSAGES
-    return METHODS[method].capability
+def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
+    """The capabilities that this very call needs: finer than the table where an argument decides.
+
+    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded.
+    """
+    needed = METHODS[method].capability
+    found = set() if needed is None else {needed}
+    match method:
+        case "pause":
+            found = {Capability(f"pause_{request['mode']}")}
+            found |= {Capability.PAUSE_CLEAR_CACHE} if request["clear_cache"] else set()
+        case "wake_up" if request["tags"] is not None:
+            found.add(Capability.WAKE_UP_TAGS)
+        case "generate" if request["prompts"] is not None:
+            found.add(Capability.GENERATE_MESSAGES)
+        case "reset_prefix_cache" if request["reset_running_requests"]:
+            found.add(Capability.RESET_RUNNING_REQUESTS)
+        case _:
+            pass
+    return frozenset(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.capability import Capability
-from harness.contract import METHODS
+from harness.contract import capabilities_of
 from harness.errors import Blame
 from harness.judge import NEXT_STEP
-from harness.recording import Call, ScenarioTrace
+from harness.recording import ScenarioTrace
 from harness.verdict import Conformance, Verdict
 
 CHECK = "capability.exercised"
@@ -18,23 +18,12 @@ _NO_PROOF = frozenset({"resume", "prepare_weight_sync"})
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
     """The capabilities that the scenario's own calls exercised with success."""
-    found = {_capability(call) for call in trace.calls if call.phase == "scenario" and call.error is None}
-    return {capability for capability in found if capability is not None}
-
-
-def _capability(call: Call) -> Capability | None:
-    """As `contract.capability_of`, from the recorded request, without converting prompts."""
-    match call.method:
-        case "pause":
-            return Capability(f"pause_{call.request['mode']}")
-        case "wake_up" if call.request.get("tags") is not None:
-            return Capability.WAKE_UP_TAGS
-        case "generate" if call.request.get("prompts") is not None:
-            return Capability.GENERATE_MESSAGES
-        case method if method in _NO_PROOF:
-            return None
-        case method:
-            return METHODS[method].capability
+    return {
+        capability
+        for call in trace.calls
+        if call.phase == "scenario" and call.error is None and call.method not in _NO_PROOF
+        for capability in capabilities_of(call.method, call.request)
+    }
 
 
 def unexercised(

@@ -49,7 +49,7 @@ from harness.contract import (
     TokenizeResult,
     WakeUpRequest,
     WorldSizeResult,
-    capability_of,
+    capabilities_of,
 )
 from harness.errors import Blame, CallFailed, CallTimedOut, HarnessError, NotOffered, StackDied, StackError, StartFailed
 from harness.host import CALLS, ErrorReply
@@ -393,8 +393,8 @@ class Stack:
     # --- one call
 
     async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
-        needed = capability_of(method, request)
-        if needed is not None and needed not in self.capabilities:
+        plain = msgspec.to_builtins(request)
+        for needed in sorted(capabilities_of(method, plain) - self.capabilities):
             raise NotOffered(needed, self._request.target)
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -417,7 +417,7 @@ class Stack:
                     Call(
                         id=number,
                         method=method,
-                        request=msgspec.to_builtins(request),
+                        request=plain,
                         result=None if answer is None else msgspec.to_builtins(answer),
                         error=error,
                         started_ns=started_ns,

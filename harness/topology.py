@@ -32,7 +32,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         """Short, stable and fit for a file name: ``disaggregated-2x1``."""
         workers = f"{self.engines}x{self.tensor_parallel}"
         extra = "".join(
-            f"-{label}{size}" for label, size in (("pp", self.pipeline_parallel), ("dp", self.data_parallel)) if size > 1
+            f"-{label}{size}"
+            for label, size in (("pp", self.pipeline_parallel), ("dp", self.data_parallel))
+            if size > 1
         )
         return f"{self.placement}-{workers}{extra}"
 

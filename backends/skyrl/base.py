@@ -42,6 +42,7 @@ CPU_VARIABLES = {
 """Environment of a CPU run: small caches, no pinning, gloo on loopback."""
 
 VARIABLES = {
+    "VLLM_HOST_IP": "127.0.0.1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -51,7 +52,7 @@ VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-"""Environment of every run: no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens the control plane."""
+"""Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens the control plane."""
 
 LOOPBACK_PATCH = {
     "name": "loopback",
@@ -144,7 +145,7 @@ class SkyRLStack:
 
     @staticmethod
     def _only_loopback() -> None:
-        import ray._private.services as services
+        from ray._private import services
 
         services.get_node_ip_address = lambda *_args, **_kwargs: "127.0.0.1"
 

@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import queue
+from multiprocessing import forkserver
 from typing import Any
 
 from harness.errors import StartFailed
@@ -16,6 +17,12 @@ from harness.errors import StartFailed
 START_DEADLINE_S = 180
 PRELOAD = "backends.skyrl.warm"
 """Module that the fork server imports once: it imports SkyRL's server actor, and with it vLLM."""
+
+
+def warm_up() -> None:
+    """Start the fork server, which begins to import in the background. Its environment is this process's, now."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+    forkserver.ensure_running()
 
 
 class ForkedServers:
@@ -29,7 +36,6 @@ class ForkedServers:
     def start(self) -> list[str]:
         """URLs of the servers, in order, once every one answers. Raises `StartFailed` for one that does not."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([PRELOAD])
         urls: Any = context.Queue()
         for index in range(self._count):
             child = context.Process(

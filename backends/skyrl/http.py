@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import httpx
 
 from backends.skyrl.base import SkyRLStack
-from backends.skyrl.forked import ForkedServers
+from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from harness.capability import Capability
 from harness.contract import (
@@ -49,9 +49,11 @@ class HttpStack(SkyRLStack):
             Capability.PAUSE_KEEP,
             Capability.PAUSE_ABORT,
             Capability.PAUSE_WAIT,
+            Capability.PAUSE_CLEAR_CACHE,
             Capability.SLEEP,
             Capability.WAKE_UP_TAGS,
             Capability.RESET_PREFIX_CACHE,
+            Capability.RESET_RUNNING_REQUESTS,
             Capability.HEALTH,
             Capability.IS_PAUSED,
             Capability.WORLD_SIZE,
@@ -66,9 +68,15 @@ class HttpStack(SkyRLStack):
         self._groups: list[Any] = []
         self._servers: ForkedServers | RemoteServers | None = None
         self._urls: list[str] = []
+        self._left_behind: list[Any] = []
         self._direct: httpx.AsyncClient
 
     # --- lifecycle
+
+    def _prepare_process(self) -> None:
+        super()._prepare_process()
+        if self.request.start == "fork" and not self.remote:
+            warm_up()
 
     async def _start_engines(self) -> None:
         self.cfg.generator.inference_engine.router_init_kwargs = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
@@ -136,8 +144,9 @@ class HttpStack(SkyRLStack):
         )
 
     async def _stop_engines(self) -> None:
-        if self.client is not None:
-            await self.client.teardown()
+        for client in (*self._left_behind, self.client):
+            if client is not None:
+                await client.teardown()
         if self._router is not None:
             await asyncio.to_thread(self._router.shutdown)
         for group in self._groups:
@@ -249,9 +258,8 @@ class HttpStack(SkyRLStack):
         return WorldSizeResult(world_size=total)
 
     async def pickle_client(self, _request: Empty) -> Empty:
-        copy = pickle.loads(pickle.dumps(self.client))
-        await self.client.teardown()
-        self.client = copy
+        self._left_behind.append(self.client)  # its calls in flight go on
+        self.client = pickle.loads(pickle.dumps(self.client))
         return Empty()
 
 

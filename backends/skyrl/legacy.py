@@ -26,7 +26,6 @@ from harness.contract import (
     WakeUpRequest,
     WorldSizeResult,
 )
-from harness.errors import NotOffered
 
 
 class LegacyStack(SkyRLStack):
@@ -232,9 +231,7 @@ class LegacyStack(SkyRLStack):
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> Empty:
-        if request.clear_cache:
-            raise NotOffered("pause_keep with clear_cache")
+    async def pause(self, _request: PauseRequest) -> Empty:
         await self.client.pause_generation()
         return Empty()
 
@@ -250,9 +247,7 @@ class LegacyStack(SkyRLStack):
         await self.client.wake_up(tags=request.tags)
         return Empty()
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
-        if request.reset_running_requests:
-            raise NotOffered("reset_prefix_cache with reset_running_requests")
+    async def reset_prefix_cache(self, _request: ResetPrefixCacheRequest) -> Empty:
         await self.client.reset_prefix_cache()
         return Empty()
 

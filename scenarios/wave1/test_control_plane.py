@@ -73,7 +73,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 @scenario(
     task=5,
     promise="pause(abort, clear_cache) reaches the engines with its argument",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT},
+    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PAUSE_CLEAR_CACHE},
     checks=[FAN_OUT, ABORTED],
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
@@ -209,7 +209,7 @@ async def test_control_calls_reach_every_server(stack: Stack, prompts: Prompts) 
 @scenario(
     task=5,
     promise="reset_prefix_cache(reset_running_requests) reaches the engines with its argument",
-    needs={Capability.RESET_PREFIX_CACHE},
+    needs={Capability.RESET_PREFIX_CACHE, Capability.RESET_RUNNING_REQUESTS},
     checks=[FAN_OUT, ALL_COMPLETE],
 )
 async def test_reset_prefix_cache_takes_its_argument_along(stack: Stack, prompts: Prompts) -> None:
