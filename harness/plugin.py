@@ -273,15 +273,16 @@ class Parity:
     def _finish(self, session: Session) -> None:
         from reports.render import write_all
 
+        entries = ledger.load(session.options.ledger)
         judgement = judge_run(session.folder.path, ledger=session.options.ledger)
         began = time.monotonic()
-        write_all(judgement, session.folder.path)
+        write_all(judgement, session.folder.path, ledger=entries)
         seconds = judgement.run.seconds | {"report": round(time.monotonic() - began, 2)}
         self._judgement = msgspec.structs.replace(
             judgement, run=msgspec.structs.replace(judgement.run, seconds=seconds)
         )
         session.folder.write_info(msgspec.structs.replace(self._judgement.run, headers=[]))
-        self._report = write_all(self._judgement, session.folder.path)["report.html"]
+        self._report = write_all(self._judgement, session.folder.path, ledger=entries)["report.html"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._broken is not None:

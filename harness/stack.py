@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 import msgspec
@@ -328,15 +328,16 @@ class Stack:
             error = _as_call_error(_first_leaf(group))
         except Exception as e:  # noqa: BLE001 - recorded with its blame; the judge turns it into a verdict
             error = _as_call_error(e)
+        except BaseException:
+            interrupted = CallError(kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP)
+            self._end(name, take, interrupted)
+            raise
         await _cancel(asyncio.all_tasks() - before)
         try:
             await self._observe()
         except StackError as e:
             error = error or _as_call_error(e)
-        end = ScenarioEnd(
-            scenario=name, take=take, outcome="failed" if error else "completed", error=error, at_ns=time.time_ns()
-        )
-        self._record(end)
+        end = self._end(name, take, error)
         if error is not None and error.kind in FATAL:
             await asyncio.to_thread(self._host.kill)
         return ScenarioTrace(
@@ -347,6 +348,12 @@ class Stack:
             observations=tuple(e for e in self._events if isinstance(e, Observation)),
             end=end,
         )
+
+    def _end(self, name: str, take: int, error: CallError | None) -> ScenarioEnd:
+        outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
+        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, error=error, at_ns=time.time_ns())
+        self._record(end)
+        return end
 
     def _record(self, event: Event) -> None:
         if self._recorder is not None:
