@@ -126,13 +126,20 @@ def _answer(evidence: Evidence, row: matching.Row) -> Answer:
         call=row.call,
         index=row.index,
         prompt=_prompt(evidence, row),
-        tokens=list(row.tokens or ()),
+        tokens=_tokens(evidence, row),
         text=text,
         finish_reason=row.finish_reason,
         logprobs=logprobs,
         params=row.params,
         version=evidence.version_at(row.call.started_ns),
     )
+
+
+def _tokens(evidence: Evidence, row: matching.Row) -> list[int]:
+    """The row's tokens as returned, or, for a body that shows text alone, as the engine made them."""
+    if row.tokens is not None or row.call.method not in OPENAI:
+        return list(row.tokens or ())
+    return [token for execution in matching.assignment(evidence).of(row) for token in execution.tokens]
 
 
 def _prompt(evidence: Evidence, row: matching.Row) -> list[int]:
@@ -189,8 +196,6 @@ def _shape_of_body(call: Call) -> str | None:
         return f"returned {'fewer' if len(found) < rows else 'more'} choices than were asked for"
     if [choice.get("index") for choice in found] != list(range(rows)):
         return "returned choices whose indices are not 0, 1, … in the order of the prompts"
-    if call.request["body"].get("return_token_ids") and not all(choice.get("token_ids") for choice in found):
-        return "returned no token ids though return_token_ids was set"
     return None if all(c.get("finish_reason") for c in found) else "returned a choice without a finish reason"
 
 

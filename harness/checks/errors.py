@@ -72,7 +72,9 @@ def _error(call: Call) -> tuple[str | None, str, int | None]:
 
 
 def returns_error(label: str) -> Check:
-    """A failed call of an OpenAI method returns an ErrorResponse: {"error": {"message", "type", "code": 4xx}}."""
+    """A failed call of an OpenAI method returns an ErrorResponse: {"error": {"message", "type", "code"}}.
+
+    Whether the code blames the right side is judged by `names_error`."""
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, (label,), ("completion", "chat_completion"))
@@ -86,7 +88,7 @@ def returns_error(label: str) -> Check:
             if not isinstance(error, dict):
                 return failed(number, f"{call.method}() did not return an ErrorResponse", [_shown(call)])
             good = isinstance(error.get("message"), str) and isinstance(error.get("type"), str)
-            if not good or not isinstance(error.get("code"), int) or not 400 <= error["code"] < 500:
+            if not good or not isinstance(error.get("code"), int) or not 400 <= error["code"] < 600:
                 return failed(number, f"the ErrorResponse of {call.method}() lacks a field", [_shown(call)])
         return passed(len(calls))
 

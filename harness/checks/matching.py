@@ -265,9 +265,14 @@ class _Matcher:
 
     def _open(self, row: Row, prompt: tuple[int, ...]) -> Iterator[int]:
         for number in self.by_prompt.get(prompt, ()):
-            started = self.executions[number].started_ns
-            if number not in self.taken and row.call.started_ns <= started <= row.call.ended_ns:
+            if number not in self.taken and self._in_time(row, self.executions[number]):
                 yield number
+
+    @staticmethod
+    def _in_time(row: Row, execution: Execution) -> bool:
+        """An engine takes a request up while its call is pending. A batch that failed may have rows on their way still."""
+        late = row.state == "failed"
+        return row.call.started_ns <= execution.started_ns and (late or execution.started_ns <= row.call.ended_ns)
 
     def _pick(self, row: Row, fits: Callable[[Execution], bool]) -> list[int]:
         if row.prompt is None:
@@ -315,7 +320,7 @@ class _Matcher:
         for number, execution in enumerate(self.executions):
             if number in self.taken or execution.prompt in claimed:
                 continue
-            if not row.call.started_ns <= execution.started_ns <= row.call.ended_ns:
+            if not self._in_time(row, execution):
                 continue
             if row.tokens is not None and execution.tokens != row.tokens:
                 continue

@@ -48,10 +48,16 @@ def envelope(method: Method, *labels: str) -> Check:
 
 def _choice_fields(method: Method, call: Call) -> dict[str, bool]:
     found = choices(call)
+    # vLLM's return_token_ids, where it was set: "includes token IDs in the response".
+    ids = (
+        {"choices.token_ids": all(c.get("token_ids") for c in found)}
+        if call.request["body"].get("return_token_ids")
+        else {}
+    )
     if method == "completion":
-        return {"choices.text": all(isinstance(c.get("text"), str) for c in found)}
+        return ids | {"choices.text": all(isinstance(c.get("text"), str) for c in found)}
     messages = [c.get("message") or {} for c in found]
-    return {
+    return ids | {
         "choices.message.role": all(m.get("role") == "assistant" for m in messages),
         "choices.message.content": all(isinstance(m.get("content"), str) for m in messages),
     }

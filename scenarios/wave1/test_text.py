@@ -61,6 +61,17 @@ async def test_text_of_bytes_that_are_no_characters(stack: Stack, prompts: Promp
     await stack.generate(prompts.unique(12), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
 
 
+@scenario(
+    task=0, promise="text is the decoded response alone, whatever the prompt ends with", checks=[text_of_tokens()]
+)
+async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: responses are decoded from response_ids; the prompt is no part of them. A prompt
+    of token ids may end within a character, as a response that was cut off does when it becomes the next prompt."""
+    await stack.generate(
+        prompts.broken_off(8), temperature=1.0, seed=8, max_tokens=8, ignore_eos=True, allowed_token_ids=[*PLAIN]
+    )
+
+
 @scenario(task=0, promise="detokenize() reads response tokens back", needs={Capability.TOKENIZE}, checks=[DECODED])
 async def test_detokenized_responses(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, "Data plane": detokenize(), for tokens that were generated, special ones among them."""

@@ -132,11 +132,7 @@ def damaged(**changes):
             damaged(choice__0__token_ids=ANSWERS[0][:3]),
             "greedy output has another length than max_tokens with ignore_eos",
         ),
-        (
-            "greedy",
-            damaged(choice__0__token_ids=None),
-            "completion() returned no token ids though return_token_ids was set",
-        ),
+        ("envelope", damaged(choice__0__token_ids=None), "completion() has a wrong or missing choices.token_ids"),
         ("text", damaged(choice__0__text=decode(ANSWERS[1])), "text is not the decoding of the tokens"),
         (
             "end",
