@@ -4,7 +4,8 @@
 
 One POST a call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
 Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described: when
-one of them dies, pending calls get `GRACE_S` to end by themselves and are then failed by name.
+one of them dies, pending calls get `GRACE_S` to end by themselves and are then failed by name. Every answer after that says
+``"died": "<role> (pid …) died"``, so that the driver does not go on with half a stack.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import msgspec
 
 from harness.contract import METHODS, Description, Message
-from harness.errors import NotOffered, StackError
+from harness.errors import NotOffered, StackDied, StackError
 from harness.reference import QUERIES
 
 GRACE_S = 15.0
@@ -80,17 +81,20 @@ class Host:
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
+        self._processes: dict[str, int] = {}
         self._died: asyncio.Future[str] | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def call(self, method: str, body: bytes) -> bytes:
         """Answer one call. Every way to fail ends in a reply; nothing is raised to the server."""
         if method not in CALLS:
-            return _failure(ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}"))
+            return self._reply(
+                error=ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")
+            )
         request_type, result_type = CALLS[method]
         function = getattr(self._adapter, method, None)
         if function is None:
-            return _failure(ErrorReply(error="NotOffered", kind="NotOffered", message=method))
+            return self._reply(error=ErrorReply(error="NotOffered", kind="NotOffered", message=method))
         try:
             request = msgspec.json.decode(body, type=request_type)
             result = await self._unless_dead(function(request), method)
@@ -100,10 +104,14 @@ class Host:
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
             trace = traceback.format_exc()
             print(f"[host] {method} failed\n{trace}", file=sys.stderr, flush=True)  # noqa: T201 - the stack's log
-            return _failure(reply_to(e, trace))
+            return self._reply(error=reply_to(e, trace))
         if isinstance(checked, Description):
             self._guard(checked)
-        return msgspec.json.encode({"result": checked})
+        return self._reply(result=checked)
+
+    def _reply(self, **content: Message | ErrorReply) -> bytes:
+        dead = self._dead()
+        return msgspec.json.encode({**content, "died": dead} if dead else content)
 
     async def _unless_dead(self, work: Awaitable[Message], method: str) -> Message:
         if self._died is None or method in ("teardown", "observe", "in_flight"):
@@ -116,42 +124,33 @@ class Host:
         if call.done():
             return call.result()
         call.cancel()
-        raise _died(f"{self._died.result()} while {method} was waiting for it")
+        raise StackDied(f"{self._died.result()} while {method} was waiting")
 
     def _guard(self, description: Description) -> None:
         """Start to watch the processes of a description; a later one replaces the first."""
         if self._watch is not None:
             self._watch.cancel()
+        self._processes = description.processes
         self._died = asyncio.get_running_loop().create_future()
-        self._watch = asyncio.create_task(self._look_after(description.processes, self._died))
+        self._watch = asyncio.create_task(self._look_after(self._died))
 
-    @staticmethod
-    async def _look_after(processes: dict[str, int], died: asyncio.Future[str]) -> None:
-        import psutil
-
-        while not died.done():
-            for role, pid in processes.items():
-                if not _alive(psutil, pid):
-                    died.set_result(f"{role} (pid {pid}) died")
-                    return
+    async def _look_after(self, died: asyncio.Future[str]) -> None:
+        while (dead := self._dead()) is None:
             await asyncio.sleep(WATCH_S)
+        died.set_result(dead)
+
+    def _dead(self) -> str | None:
+        """Which of the described processes died, if one did."""
+        return next((f"{role} (pid {pid}) died" for role, pid in self._processes.items() if not _alive(pid)), None)
 
 
-def _alive(psutil: Any, pid: int) -> bool:
+def _alive(pid: int) -> bool:
+    import psutil
+
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _died(message: str) -> StackError:
-    from harness.errors import StackDied
-
-    return StackDied(message)
-
-
-def _failure(reply: ErrorReply) -> bytes:
-    return msgspec.json.encode({"error": reply})
 
 
 def application(host: Host) -> Any:

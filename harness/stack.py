@@ -7,11 +7,14 @@ records. It imports nothing of a stack.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -63,6 +66,10 @@ JOIN_DEADLINE_S = 90.0
 SOCKET_DEADLINE_S = 60.0
 TEARDOWN_DEADLINE_S = 20.0
 FAREWELL_DEADLINE_S = 30.0
+DEATH_S = 5.0
+"""How long a host whose connection broke may take to be gone: then its exit status is known."""
+LONGEST_TMPDIR = 20
+"""Ray's sockets lie 67 characters below the scratch folder, and the path of a socket has 107 at most (Linux)."""
 CLEAN_ROOM_DEADLINE_S = 60.0
 LOG_TAIL_LINES = 25
 
@@ -91,12 +98,16 @@ class HostProcess:
 
     def __init__(self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path) -> None:
         self.logs = logs
-        self.scratch = Path(tempfile.mkdtemp(prefix="parity-"))
+        usual = tempfile.gettempdir()
+        self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
+        self.died: str | None = None
+        """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
         self._socket = self.scratch / "host.sock"
         self._python, self._adapter, self._variables = python, adapter, variables
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: httpx.AsyncClient | None = None
         self._farewell: Farewell | None = None
+        self._ending = threading.Lock()
 
     @property
     def log(self) -> Path:
@@ -139,7 +150,7 @@ class HostProcess:
                     next_step=f"read {self.log}",
                 )
             try:
-                await self._client.get("/alive")
+                await self._client.get("/alive", timeout=5)
             except httpx.TransportError:
                 await asyncio.sleep(0.05)
             else:
@@ -172,31 +183,44 @@ class HostProcess:
                 )
             try:
                 reply = answer.result()
-            except httpx.TransportError as e:
+            except httpx.RequestError as e:
                 raise self._death(f"the host's connection broke during {method} ({type(e).__name__})") from e
         finally:
             ended.cancel()
             answer.cancel()
-        return self._read(method, reply.content)
+        try:
+            result, error = self._read(method, reply.content)
+        except (msgspec.DecodeError, KeyError) as e:
+            broken = self._death(f"the host's answer to {method} (HTTP {reply.status_code}) cannot be read: {e}")
+            broken.blame = Blame.HARNESS
+            raise broken from e
+        if error is not None:
+            raise self._error(error)
+        return result
 
-    def _read(self, method: str, content: bytes) -> Any:
+    def _read(self, method: str, content: bytes) -> tuple[Message | None, ErrorReply | None]:
+        """Result or error of an answer. Raises DecodeError or KeyError for one that is neither."""
         envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        if "died" in envelope:
+            self.died = msgspec.json.decode(envelope["died"], type=str)
         if "result" in envelope:
-            return msgspec.json.decode(envelope["result"], type=CALLS[method][1])
-        reply = msgspec.json.decode(envelope["error"], type=ErrorReply)
+            return msgspec.json.decode(envelope["result"], type=CALLS[method][1]), None
+        return None, msgspec.json.decode(envelope["error"], type=ErrorReply)
+
+    def _error(self, reply: ErrorReply) -> StackError:
         match reply.error:
             case "NotOffered":
-                raise NotOffered(reply.message)
+                return NotOffered(reply.message)
             case "StartFailed":
-                raise StartFailed(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
+                return StartFailed(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
             case "StackDied":
-                raise StackDied(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
+                return StackDied(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
             case "PortTaken":
                 error = StartFailed(reply.message, next_step="free the port, or leave --base-port out")
                 error.blame = Blame.ENVIRONMENT
-                raise error
+                return error
             case _:
-                raise CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+                return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
 
     async def _until_ended(self) -> None:
         assert self._supervisor is not None
@@ -204,13 +228,23 @@ class HostProcess:
             await asyncio.sleep(0.1)
 
     def _death(self, what: str) -> StackDied:
+        if self._supervisor is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(DEATH_S)  # it sees the host's end by itself, and how it ended
         farewell = self.kill()
         code = None if farewell is None else farewell.exit_code
         how = "" if code is None else f" with signal {-code}" if code < 0 else f" with status {code}"
         return StackDied(f"{what}{how}", log_tail=log_tail(self.log), next_step=f"read {self.log}")
 
     def kill(self) -> Farewell | None:
-        """End everything below the supervisor, now. Idempotent; returns what the supervisor had to do."""
+        """End everything below the supervisor, now. Idempotent; returns what the supervisor had to do.
+
+        Raises a plain `StackError` if that cannot be done: no other stack should be started then.
+        """
+        with self._ending:
+            return self._kill()
+
+    def _kill(self) -> Farewell | None:
         if self._supervisor is None or self._farewell is not None:
             return self._farewell
         if self._supervisor.stdin is not None:
@@ -242,7 +276,9 @@ class HostProcess:
                     print(f"[driver] teardown: {e}", file=log)
         if self._client is not None:
             await self._client.aclose()
-        return await asyncio.to_thread(self.kill)
+        farewell = await asyncio.to_thread(self.kill)
+        shutil.rmtree(self.scratch, ignore_errors=True)  # there still, if it was never launched
+        return farewell
 
 
 class Stack:
@@ -304,7 +340,7 @@ class Stack:
     async def drive(
         self, name: str, take: int, deadline_s: float, scenario: Callable[[], Awaitable[None]]
     ) -> ScenarioTrace:
-        """Clean room, then the scenario; what was recorded of it. Never raises a `StackError`.
+        """Clean room, then the scenario; what was recorded of it. Raises only for a stack that cannot be ended.
 
         The trace's end says whether the scenario could be driven; judging is not done here.
         """
@@ -313,17 +349,19 @@ class Stack:
         self._events = []
         self._record(ScenarioStart(scenario=name, take=take, at_ns=time.time_ns()))
         error: CallError | None = None
+        limit = asyncio.timeout(None)
         try:
             self._phase, self._deadline = "clean_room", time.monotonic() + CLEAN_ROOM_DEADLINE_S
             await self._clean_room()
             self._phase, self._deadline = "scenario", time.monotonic() + deadline_s
-            async with asyncio.timeout(deadline_s):
+            async with limit:
+                limit.reschedule(asyncio.get_running_loop().time() + deadline_s)
                 await scenario()
-        except TimeoutError:
-            error = CallError(
-                kind="ScenarioTimedOut", message=f"not driven to its end within {deadline_s:.0f} s", blame=Blame.STACK
-            )
-            await asyncio.to_thread(self._host.kill)
+        except TimeoutError as e:
+            error = _as_call_error(e)
+            if limit.expired():
+                message = f"not driven to its end within {deadline_s:.0f} s"
+                error = CallError(kind="ScenarioTimedOut", message=message, blame=Blame.STACK)
         except ExceptionGroup as group:
             error = _as_call_error(_first_leaf(group))
         except Exception as e:  # noqa: BLE001 - recorded with its blame; the judge turns it into a verdict
@@ -337,8 +375,10 @@ class Stack:
             await self._observe()
         except StackError as e:
             error = error or _as_call_error(e)
+        if self._host.died is not None:
+            error = _with_death(error, self._host.died)
         end = self._end(name, take, error)
-        if error is not None and error.kind in FATAL:
+        if error is not None and (error.kind in FATAL or self._host.died is not None):
             await asyncio.to_thread(self._host.kill)
         return ScenarioTrace(
             header=self._recorder.header,
@@ -363,7 +403,7 @@ class Stack:
     @property
     def alive(self) -> bool:
         """Has the stack neither died nor been killed?"""
-        return self._host._farewell is None
+        return self._host._farewell is None and self._host.died is None
 
     async def _observe(self) -> None:
         seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
@@ -412,7 +452,7 @@ class Stack:
         error: CallError | None = None
         try:
             answer = await self._host.call(method, request, left)
-        except HarnessError as e:
+        except Exception as e:
             error = _as_call_error(e)
             raise
         except asyncio.CancelledError:
@@ -553,13 +593,16 @@ class Stack:
     async def until_generating(self, *, requests: int, tokens: int = 0) -> None:
         """Wait until engines work on at least `requests` requests and have made at least `tokens` tokens for them.
 
-        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first.
+        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, and `StackDied` when a
+        process of the stack dies meanwhile.
         """
         seen: InFlightResult | None = None
         while time.monotonic() < self._deadline:
             seen = await self.in_flight()
             if seen.requests >= requests and seen.tokens >= tokens:
                 return
+            if self._host.died is not None:
+                raise StackDied(f"{self._host.died} while {requests} requests in flight were awaited; saw {seen}")
             await asyncio.sleep(0.005)
         raise CallTimedOut(
             f"waited for {requests} requests in flight with {tokens} tokens; saw {seen}",
@@ -584,6 +627,13 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
+
+
+def _with_death(error: CallError | None, died: str) -> CallError:
+    """How a scenario ended in the course of which a process of the stack died: its own error, if there was one, and that."""
+    if error is None:
+        return CallError(kind="StackDied", message=f"{died} in the course of the scenario", blame=Blame.STACK)
+    return error if died in error.message else msgspec.structs.replace(error, message=f"{error.message}\n({died})")
 
 
 def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:

@@ -7,8 +7,8 @@ Then it kills what is left, removes the scratch folder and says in one line of J
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import json
 import os
 import select
 import shutil
@@ -26,6 +26,8 @@ PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.1
 GRACE_S = 3.0
 NICENESS = 10
+AUTOGROUP_S = 0.12
+"""The kernel takes a user's autogroup changes ten times a second at most, over all of them."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor's last word. `exit_code` is the host's (negative: signal; None: it was still running)."""
+    """The supervisor's last word. `exit_code` is the host's (negative: signal; None: it was still running, or never ran)."""
 
     exit_code: int | None
     killed: list[str]
@@ -60,15 +62,27 @@ def _yield_to_driver(pid: int) -> None:
     Busy engines on a small machine starve a driver of the same weight for more than a second (measured on 2 cores, Linux
     6.18, autogroup scheduling): too late to act on what it waits for. Ray lowers its workers in the same way.
     """
-    autogroup = Path(f"/proc/{pid}/autogroup")
-    if autogroup.exists():
-        autogroup.write_text(str(NICENESS))
-    else:
+    for _ in range(3):
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
+        except BlockingIOError:
+            time.sleep(AUTOGROUP_S)
+        except OSError:
+            break  # a kernel without autogroups
+        else:
+            return
+    with contextlib.suppress(psutil.Error):
         psutil.Process(pid).nice(NICENESS)
 
 
 def _below() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    """Everything that the stack started and that still runs; a process may end while we look."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def _name(process: psutil.Process) -> str:
@@ -100,7 +114,7 @@ def _reap() -> None:
             return
 
 
-def _end_all(host: subprocess.Popen[bytes]) -> tuple[list[str], list[str]]:
+def _end_all() -> tuple[list[str], list[str]]:
     left = _below()
     names = [_name(p) for p in left]
     shared = _shared_memory_of(left)
@@ -113,7 +127,6 @@ def _end_all(host: subprocess.Popen[bytes]) -> tuple[list[str], list[str]]:
         shared |= _shared_memory_of(left)
         for process in left:
             _signal(process, signal.SIGKILL)
-        host.poll()
         _reap()
         time.sleep(POLL_S)
     _reap()
@@ -132,7 +145,10 @@ def _signal(process: psutil.Process, number: int) -> None:
 
 def _keep_ray_logs(scratch: Path, keep: Path) -> None:
     for logs in scratch.glob("ray/session_2*/logs"):
-        shutil.copytree(logs, keep / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
+        try:
+            shutil.copytree(logs, keep / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
+        except OSError as e:  # a full disk, say: what was copied stays, and the scratch folder goes all the same
+            print(f"[supervisor] Ray's logs were not kept whole: {e}", file=sys.stderr)  # noqa: T201
 
 
 def supervise(job: Job) -> Farewell:
@@ -140,28 +156,46 @@ def supervise(job: Job) -> Farewell:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the lifeline decides, so that cleaning up is never cut short
-    with Path(job.log).open("ab") as log:
-        host = subprocess.Popen(
-            job.command,
-            env=job.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - this process has no threads
-        )
-        _yield_to_driver(host.pid)
-        print(json.dumps({"pid": host.pid}), flush=True)  # noqa: T201 - the line that the driver waits for
-        while host.poll() is None:
-            readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
-            if readable and not os.read(sys.stdin.fileno(), 4096):
-                break
-        exit_code = host.returncode
-        killed, shared = _end_all(host)
-    scratch = Path(job.scratch)
-    _keep_ray_logs(scratch, Path(job.keep))
-    shutil.rmtree(scratch, ignore_errors=True)
+    exit_code = None
+    try:
+        host = _started(job)
+        if host is not None:
+            exit_code = _until_ended(host)
+    finally:
+        killed, shared = _end_all()
+        scratch = Path(job.scratch)
+        _keep_ray_logs(scratch, Path(job.keep))
+        shutil.rmtree(scratch, ignore_errors=True)
     return Farewell(exit_code=exit_code, killed=killed, shared_memory=shared)
+
+
+def _started(job: Job) -> subprocess.Popen[bytes] | None:
+    """The host, or None where it cannot be run at all: the log says why."""
+    with Path(job.log).open("ab") as log:
+        try:
+            host = subprocess.Popen(
+                job.command,
+                env=job.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - this process has no threads
+            )
+        except OSError as e:
+            log.write(f"[supervisor] {job.command[0]} cannot be run: {e}\n".encode())
+            return None
+    _yield_to_driver(host.pid)
+    return host
+
+
+def _until_ended(host: subprocess.Popen[bytes]) -> int | None:
+    """Wait for the host's end: its exit code. None if the lifeline closed first."""
+    while host.poll() is None:
+        readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
+        if readable and not os.read(sys.stdin.fileno(), 4096):
+            return None
+    return host.returncode
 
 
 def main() -> None:
