@@ -1,0 +1,94 @@
+"""The contract as a document: every scenario with its promise and its source, every check with the fault it is for.
+
+    python -m reports.catalogue > docs/contract.md
+
+Pure but for the last line. A test compares docs/contract.md with what this says now.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from harness.catalogue import declared
+from harness.checks.always import ALWAYS
+from harness.checks.base import Check
+from harness.scenario import Scenario
+from harness.topology import Placement
+
+HEAD = """\
+# The contract
+
+What a rollout stack promises, one scenario a promise. Written by `python -m reports.catalogue > docs/contract.md`:
+change the scenarios, not this file.
+
+*Needs* names the capabilities without which a stack is `missing` here (`harness/capability.py` says what each means).
+*Driven in* names the placements. Every scenario is also judged by the checks that belong to all of them.
+"""
+
+
+def catalogue(scenarios: Mapping[str, Scenario]) -> str:
+    """The document, in Markdown. `scenarios` maps names to declarations (`harness.catalogue.declared`)."""
+    every = sorted(scenarios.values(), key=_place)
+    counted = f"{len(every)} scenarios, {len(_checks(every))} checks."
+    return "\n".join([HEAD, counted, "", *_scenarios(every), *_checks_section(every)]) + "\n"
+
+
+def _place(scenario: Scenario) -> tuple[int, str]:
+    return scenario.wave, scenario.name.partition(".")[0]
+
+
+def _scenarios(every: Iterable[Scenario]) -> Iterator[str]:
+    for (wave, area), group in groupby(every, key=_place):
+        module = importlib.import_module(f"scenarios.wave{wave}.test_{area}")
+        yield f"## Wave {wave}: {area}\n"
+        yield f"{_line(module.__doc__ or '')}\n"
+        for scenario in group:
+            yield from _scenario(scenario)
+
+
+def _scenario(scenario: Scenario) -> Iterator[str]:
+    placements = ", ".join(p for p in Placement if p in scenario.placements)
+    yield f"### `{scenario.name}`\n"
+    yield f"{scenario.promise}\n"
+    yield f"- Source: {_line(scenario.source)}"
+    yield f"- Checks: {_names(check.name for check in scenario.checks)}"
+    if scenario.needs:
+        yield f"- Needs: {_names(sorted(scenario.needs))}"
+    yield f"- Task {scenario.task}; driven in: {placements}\n"
+
+
+def _checks(every: Iterable[Scenario]) -> dict[str, Check]:
+    """Name → check. What stands behind a colon is only the label of the calls that it looks at."""
+    found: dict[str, Check] = {}
+    for check in (*ALWAYS, *(check for scenario in every for check in scenario.checks)):
+        found.setdefault(check.name.partition(":")[0], check)
+    return found
+
+
+def _checks_section(every: Iterable[Scenario]) -> Iterator[str]:
+    yield "## Checks\n"
+    yield f"Applied to every scenario: {_names(check.name for check in ALWAYS)}. What follows a colon in a scenario's check"
+    yield "is the label of the calls that it looks at.\n"
+    yield "| check | the fault it is for | where the rule is written |"
+    yield "| --- | --- | --- |"
+    for name, check in sorted(_checks(every).items()):
+        yield f"| `{name}` | {_cell(check.fault)} | {_cell(check.source)} |"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(catalogue(declared()))

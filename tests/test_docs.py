@@ -1,0 +1,138 @@
+"""What the documents say exists: commands, options, files, links, and the example that a reader copies."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import typer
+
+from fixtures.prompts import Prompts
+from harness import cli
+from harness.catalogue import declared
+from harness.scenario import declaration
+from reports.catalogue import catalogue
+from tests.toy_stack import ToyStack
+from tests.traces import FakeReference, judge
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+WRITTEN = [path for path in DOCUMENTS if path.name != "contract.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+OPTION = re.compile(r"--?[a-z][\w-]*")
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every shell command in fences and code spans, each of `… && …` on its own."""
+    lines = [line for kind, body in FENCE.findall(text) if kind == "sh" for line in body.splitlines()]
+    lines += SPAN.findall(FENCE.sub("", text))
+    found = []
+    for line in lines:
+        for part in line.partition(" #")[0].split("&&"):
+            if re.match(r"\s*(\.venv/bin/)?(parity|pytest|tox|python3?)\b", part):
+                words = shlex.split(part)
+                found.append([Path(words[0]).name, *words[1:]])
+    return found
+
+
+def options_of_parity() -> dict[str, set[str]]:
+    group = typer.main.get_command(cli.app)
+    every = {name: {o for p in command.params for o in p.opts} for name, command in group.commands.items()}
+    return {name: {*options, "--help"} for name, options in every.items()}
+
+
+@pytest.fixture(scope="module")
+def options_of_pytest(request) -> set[str]:
+    parser = request.config._parser
+    groups = [*parser._groups, parser._anonymous]
+    return {name for group in groups for option in group.options for name in option.names()}
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+def test_every_command_and_option_exists(document, options_of_pytest):
+    known = options_of_parity()
+    environments = set(re.findall(r"wave\d|\w+", (ROOT / "tox.ini").read_text()))
+    for words in commands(document.read_text()):
+        options = [word.partition("=")[0] for word in words[1:] if OPTION.fullmatch(word.partition("=")[0])]
+        match words:
+            case ["parity", command, *_] if command in known:
+                wrong = [o for o in options if o not in known[command] | {"-x", "--pdb"}]
+            case ["parity", *rest]:
+                wrong = [] if rest in ([], ["COMMAND", "--help"]) else rest
+            case ["pytest", *_]:
+                wrong = [o for o in options if o not in options_of_pytest]
+            case ["tox", "-e", environment, *_]:
+                wrong = [] if environment in environments or re.fullmatch(r"wave[1-6]", environment) else [environment]
+            case [("python" | "python3"), "-m", module, *_]:
+                wrong = [] if module in {"venv", "pip"} or _module(module) else [module]
+            case _:
+                wrong = []
+        assert not wrong, f"{document.name}: {shlex.join(words)}: there is no {wrong}"
+
+
+def _module(name: str) -> bool:
+    return (ROOT / (name.replace(".", "/") + ".py")).is_file()
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+def test_options_in_the_text_exist(document, options_of_pytest):
+    known = set().union(*options_of_parity().values()) | options_of_pytest
+    known |= set(re.findall(r'"(--[a-z-]+)"', "".join(p.read_text() for p in (ROOT / "benchmarks").glob("*.py"))))
+    known |= {"--upgrade", "--adapter", "--socket"}
+    for span in SPAN.findall(FENCE.sub("", document.read_text())):
+        assert not (lost := [o for o in re.findall(r"(?<!\S)--[a-z][a-z-]+", span) if o not in known]), (
+            f"{span}: {lost}"
+        )
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+def test_links_and_files_exist(document):
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (document.parent / path) if path else document
+        assert linked.is_file(), target
+        headings = {
+            re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
+            for h in re.findall(r"^#+ (.+)$", linked.read_text(), re.M)
+        }
+        assert not anchor or anchor in headings, target
+    rooms = r"(?:harness|scenarios|backends|fixtures|reports|tests|benchmarks|docs)/[\w./-]*\w(?:/|\.(?:py|toml|md|json|txt|in))"
+    for named in SPAN.findall(FENCE.sub("", text)):
+        assert not re.fullmatch(rooms, named) or (ROOT / named).exists(), f"{document.name}: there is no {named}"
+
+
+def test_the_catalogue_is_current():
+    assert (ROOT / "docs" / "contract.md").read_text() == catalogue(declared()), (
+        "write it anew: python -m reports.catalogue > docs/contract.md"
+    )
+
+
+def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch):
+    [(_, source)] = [
+        f for f in FENCE.findall((ROOT / "docs" / "writing-a-scenario.md").read_text()) if f[0] == "python"
+    ]
+    module = types.ModuleType("scenarios.wave1.test_company")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, "docs/writing-a-scenario.md", "exec"), vars(module))
+    function = module.test_company_changes_no_answer
+    scenario, reference = declaration(function), FakeReference(vocab_size=512)
+    assert scenario.name == "company.test_company_changes_no_answer"
+    stack = ToyStack(reference)
+    asyncio.run(function(stack, Prompts(scenario.name)))
+    for check in scenario.checks:
+        finding = judge(check, *stack.calls, observations=stack.observations, reference=reference)
+        assert (check.name, finding.status, finding.reason) == (check.name, "pass", "")
