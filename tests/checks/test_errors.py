@@ -76,11 +76,14 @@ def test_an_error_response_is_returned_as_documented():
         "completion() raised ClientResponseError instead of returning an ErrorResponse",
     )
     assert found(check, asked({"choices": []})) == ("fail", "completion() did not return an ErrorResponse")
-    for lacking in ({"code": None}, {"type": None}, {"message": 3}, {"code": 500}, {"code": 200}):
+    for lacking in ({"code": None}, {"type": None}, {"message": 3}, {"code": 200}):
         assert found(check, asked({"error": ERROR["error"] | lacking})) == (
             "fail",
             "the ErrorResponse of completion() lacks a field",
         )
+    server_error = asked({"error": ERROR["error"] | {"code": 500}})
+    assert found(check, server_error)[0] == "pass", "documented in form; that the wrong side is blamed is names_error's"
+    assert found(names_error("bad"), server_error)[0] == "fail"
     assert found(check)[0] == "untestable"
 
 
