@@ -148,6 +148,10 @@ class Parity:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Order by stack and topology, comparisons last; refuse what cannot work before anything is started."""
+        nowhere = [item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None]
+        if nowhere:  # none of the placements asked for
+            self._config.hook.pytest_deselected(items=nowhere)
+            items[:] = [item for item in items if item not in nowhere]
         mine = [item for item in items if _place(item) is not None]
         if not mine:
             return

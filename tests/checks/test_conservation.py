@@ -44,6 +44,14 @@ def test_a_scenario_without_such_calls_has_nothing_to_judge():
     assert scene.judge(CONSERVATION) is None
 
 
+def test_rows_of_a_failed_batch_may_start_late_but_returned_ones_may_not(scene):
+    call = scene.calls[-1]
+    scene.change(call, ended_ns=call.started_ns + 1)
+    assert scene.judge(CONSERVATION).status == "fail"
+    scene.change(scene.calls[-1], result=None, error=traces.error())
+    assert scene.judge(CONSERVATION).status == "pass"
+
+
 def test_a_lost_row(scene):
     damaged_result(scene, response_ids=scene.calls[-1].result["response_ids"][:2])
     assert scene.judge(CONSERVATION).reason == conservation.LOST
