@@ -24,6 +24,10 @@ import psutil
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.1
+SHM = Path("/dev/shm")
+SHM_POLL_S = 0.5
+SHM_STRANGE_S = 3.0
+"""How long a new entry may be there before the process that made it maps it."""
 GRACE_S = 3.0
 NICENESS = 10
 AUTOGROUP_S = 0.12
@@ -92,7 +96,7 @@ def _name(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-def _shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+def _mapped_by(processes: list[psutil.Process]) -> set[Path]:
     found: set[Path] = set()
     for process in processes:
         try:
@@ -101,6 +105,48 @@ def _shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
             continue  # it ended in the meantime: nothing of it is mapped any more
         found.update(Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if " /dev/shm/" in line)
     return {path for path in found if path.exists()}
+
+
+class SharedMemory:
+    """Entries of /dev/shm that the stack made, known by who maps them, as they appear.
+
+    Whoever made one may be gone when it has to be removed, and its resource tracker too: a Ray worker that ends kills its
+    children, so that vLLM's semaphores stay behind (seen with ray 2.51, vllm 0.19).
+    """
+
+    def __init__(self) -> None:
+        self._before = self._entries()
+        self._strange: set[Path] = set()
+        self._first_seen: dict[Path, float] = {}
+        self._next_look = 0.0
+        self.ours: set[Path] = set()
+
+    def look(self) -> None:
+        """Take note of what is new. Cheap where nothing is."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + SHM_POLL_S
+        if new := self._entries() - self._before - self._strange - self.ours:
+            self.add(_below())
+            for path in new - self.ours:
+                if now - self._first_seen.setdefault(path, now) > SHM_STRANGE_S:
+                    self._strange.add(path)
+
+    def add(self, processes: list[psutil.Process]) -> None:
+        """What these processes map is ours, if it was not there before."""
+        self.ours |= _mapped_by(processes) - self._before
+
+    def remove(self) -> list[str]:
+        """Remove what is left of ours: its names."""
+        left = sorted(path for path in self.ours if path.exists())
+        for path in left:
+            path.unlink(missing_ok=True)
+        return [str(path) for path in left]
+
+    @staticmethod
+    def _entries() -> set[Path]:
+        return set(SHM.iterdir()) if SHM.is_dir() else set()
 
 
 def _reap() -> None:
@@ -114,26 +160,24 @@ def _reap() -> None:
             return
 
 
-def _end_all() -> tuple[list[str], list[str]]:
+def _end_all(shared: SharedMemory) -> list[str]:
+    """End everything below, first politely: the names of what was there."""
     left = _below()
     names = [_name(p) for p in left]
-    shared = _shared_memory_of(left)
+    shared.add(left)
     for process in left:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while _below() and time.monotonic() < deadline:
         time.sleep(POLL_S)
     while left := _below():
-        shared |= _shared_memory_of(left)
+        shared.add(left)
         for process in left:
             _signal(process, signal.SIGKILL)
         _reap()
         time.sleep(POLL_S)
     _reap()
-    removed = [path for path in shared if path.exists()]
-    for path in removed:
-        path.unlink(missing_ok=True)
-    return names, [str(p) for p in removed]
+    return names
 
 
 def _signal(process: psutil.Process, number: int) -> None:
@@ -157,16 +201,18 @@ def supervise(job: Job) -> Farewell:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # the lifeline decides, so that cleaning up is never cut short
     exit_code = None
+    shared = SharedMemory()
     try:
         host = _started(job)
         if host is not None:
-            exit_code = _until_ended(host)
+            exit_code = _until_ended(host, shared)
     finally:
-        killed, shared = _end_all()
+        killed = _end_all(shared)
+        removed = shared.remove()
         scratch = Path(job.scratch)
         _keep_ray_logs(scratch, Path(job.keep))
         shutil.rmtree(scratch, ignore_errors=True)
-    return Farewell(exit_code=exit_code, killed=killed, shared_memory=shared)
+    return Farewell(exit_code=exit_code, killed=killed, shared_memory=removed)
 
 
 def _started(job: Job) -> subprocess.Popen[bytes] | None:
@@ -189,9 +235,10 @@ def _started(job: Job) -> subprocess.Popen[bytes] | None:
     return host
 
 
-def _until_ended(host: subprocess.Popen[bytes]) -> int | None:
+def _until_ended(host: subprocess.Popen[bytes], shared: SharedMemory) -> int | None:
     """Wait for the host's end: its exit code. None if the lifeline closed first."""
     while host.poll() is None:
+        shared.look()
         readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
         if readable and not os.read(sys.stdin.fileno(), 4096):
             return None

@@ -1,0 +1,250 @@
+"""Adapters for the host itself: a small correct one over the made-up model of `tests/traces.py`, and faulty ones.
+
+They run in a host under the driver's own interpreter. What a faulty one does, it does when it meets the prompt `TRIGGER`,
+so that it passes the clean room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from harness.capability import Capability
+from harness.contract import (
+    Description,
+    DigestsResult,
+    Empty,
+    Generation,
+    HealthResult,
+    InFlightResult,
+    ObserveResult,
+    ServerDescription,
+)
+from harness.errors import StartFailed
+from harness.reference import ExpectedDigests, Text, Tokens
+from tests import traces
+
+TRIGGER = [500]
+SHARED_MEMORY = "parity-test-{pid}"
+"""Name below /dev/shm of what `Daemonizes` leaves behind."""
+DIGESTS = {"weight": "0" * 16 + ":(2, 2):float32"}
+
+
+class Toy:
+    """Correct, greedy only, one server. `processes` is what it says it cannot do without."""
+
+    processes: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
+
+    def __init__(self):
+        self.reference = traces.FakeReference(vocab_size=512)
+        self.seen = []
+        self.number = 0
+        self.live = 0
+
+    async def start(self, request):
+        self.request = request
+        return self.description()
+
+    async def describe(self, _request):
+        return self.description()
+
+    def description(self):
+        return Description(
+            target=self.request.target,
+            topology=self.request.topology,
+            start=self.request.start,
+            capabilities=[Capability.HEALTH],
+            servers=[ServerDescription(name="server-0")],
+            processes=self.processes,
+        )
+
+    async def teardown(self, _request):
+        return Empty()
+
+    async def generate(self, request):
+        if TRIGGER in request.prompt_token_ids:
+            self.live += 1
+            await self.misbehave()
+            self.live -= 1
+        made = [self.run(prompt, request.sampling_params) for prompt in request.prompt_token_ids]
+        return Generation(
+            response_ids=made, responses=[traces.decode(m) for m in made], stop_reasons=["length"] * len(made)
+        )
+
+    def run(self, prompt, params):
+        tokens = self.reference.greedy(prompt, params["max_tokens"])
+        self.number += 1
+        seen = traces.executed(
+            prompt, tokens, request_id=f"request-{self.number}", params=params, from_ns=time.time_ns()
+        )
+        self.seen += [msgspec.to_builtins(one) for one in seen]
+        return tokens
+
+    async def misbehave(self):
+        """What the faulty ones do."""
+
+    async def digests(self, _request):
+        return DigestsResult(servers={"server-0": [DIGESTS]})
+
+    async def observe(self, _request):
+        seen, self.seen = self.seen, []
+        return ObserveResult(observations=seen)
+
+    async def in_flight(self, _request):
+        return InFlightResult(requests=self.live, tokens=0, servers={})
+
+
+class Oracle(Toy):
+    """The reference of the made-up model."""
+
+    async def score(self, request):
+        return self.reference.score(request.version, request.prompt, request.tokens)
+
+    async def next(self, request):
+        return self.reference.next(request.version, request.prompt)
+
+    async def expected_digests(self, _request):
+        return ExpectedDigests(digests=DIGESTS)
+
+    async def render(self, request):
+        return Tokens(tokens=self.reference.render(request.messages))
+
+    async def decode(self, request):
+        return Text(text=self.reference.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))
+
+    async def encode(self, request):
+        return Tokens(tokens=self.reference.encode(request.text, add_special_tokens=request.add_special_tokens))
+
+
+class Refused(Exception):
+    status_code = 418
+
+
+class Raises(Toy):
+    async def misbehave(self):
+        raise Refused("not like this")
+
+
+class Hangs(Toy):
+    async def misbehave(self):
+        await asyncio.Event().wait()
+
+
+class Blocks(Toy):
+    """Hangs, and the host's event loop with it."""
+
+    async def misbehave(self):
+        time.sleep(3600)
+
+
+class Exits(Toy):
+    async def misbehave(self):
+        print("the last words of the host", flush=True)  # noqa: T201 - into its log
+        os._exit(3)
+
+
+class Killed(Toy):
+    async def misbehave(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Lies(Toy):
+    """Answers with a result of another call."""
+
+    async def generate(self, request):
+        if TRIGGER in request.prompt_token_ids:
+            return HealthResult(healthy=True)
+        return await super().generate(request)
+
+
+class Daemonizes(Toy):
+    """Leaves a grandchild that left its session, ignores SIGTERM and holds shared memory; then hangs."""
+
+    async def misbehave(self):
+        daemonize(Path(self.request.logs) / "grandchild.pid")
+        await asyncio.Event().wait()
+
+
+class LosesEngine(Toy):
+    """Cannot do without a process, which dies in the middle of a call; the call goes on waiting for it."""
+
+    grace_s = 0.5
+
+    async def start(self, request):
+        sys.modules["__main__"].GRACE_S = self.grace_s  # the host is the main module
+        self.engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        self.processes = {"engine": self.engine.pid}
+        return await super().start(request)
+
+    async def misbehave(self):
+        self.engine.kill()
+        await asyncio.Event().wait()
+
+
+class LosesEngineAndSays(LosesEngine):
+    """The same, but the call ends with the stack's own error."""
+
+    async def misbehave(self):
+        self.engine.kill()
+        raise Refused("the engine is gone")
+
+
+class LosesEngineUnnoticed(LosesEngine):
+    """The same, and the call succeeds."""
+
+    async def misbehave(self):
+        self.engine.kill()
+
+
+class NeverClean(Toy):
+    async def digests(self, _request):
+        raise Refused("nobody reads this worker")
+
+
+class NeverStarts(Toy):
+    async def start(self, _request):
+        raise StartFailed("server-1 is not up after 180 s")
+
+
+class BreaksAtStart(Toy):
+    async def start(self, _request):
+        raise Refused("no such option")
+
+
+class Swaps(Toy):
+    """Wrong, and healthy otherwise: results in the reverse order of the prompts."""
+
+    async def generate(self, request):
+        made = await super().generate(request)
+        return msgspec.structs.replace(
+            made, response_ids=made.response_ids[::-1], responses=(made.responses or [])[::-1]
+        )
+
+
+def daemonize(pid_file: Path) -> None:
+    """A process out of its parents' session, deaf to SIGTERM, with an entry in /dev/shm. Returns once it is all that."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            shared = os.open(f"/dev/shm/{SHARED_MEMORY.format(pid=os.getpid())}", os.O_RDWR | os.O_CREAT, 0o600)
+            os.ftruncate(shared, 4096)
+            held = mmap.mmap(shared, 4096)
+            half = pid_file.with_suffix(".half")
+            half.write_text(str(os.getpid()))
+            half.rename(pid_file)
+            while True:
+                time.sleep(3600)
+                held.flush()
+        os._exit(0)
+    while not pid_file.exists():
+        time.sleep(0.02)

@@ -1,0 +1,73 @@
+"""What a stack has of the machine: processes, ports, shared memory, scratch folder. Seen while it runs, looked for after."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+
+class Footprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stack has of the machine at one moment."""
+
+    processes: list[psutil.Process]
+    ports: set[int]
+    shared_memory: set[Path]
+    """Entries that they map."""
+    scratch: Path | None = None
+
+    def left(self) -> list[str]:
+        """What is still there."""
+        found = [f"process {p.pid}" for p in self.processes if alive(p)]
+        found += [f"port {port}" for port in self.ports if port in listening()]
+        found += [str(path) for path in self.shared_memory if path.exists()]
+        if self.scratch is not None and self.scratch.exists():
+            found.append(str(self.scratch))
+        return found
+
+    def wait_until_gone(self, deadline_s: float = 30.0) -> None:
+        """Wait until nothing of it is left. Raises AssertionError saying what is."""
+        deadline = time.monotonic() + deadline_s
+        while left := self.left():
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+
+def footprint(root: int, *, scratch: Path | None = None) -> Footprint:
+    """What the process `root` and everything below it has now."""
+    top = psutil.Process(root)
+    processes = [top, *top.children(recursive=True)]
+    return Footprint(
+        processes=processes,
+        ports={port for p in processes for port in ports_of(p)},
+        shared_memory={path for p in processes for path in mapped(p) if path.exists()},
+        scratch=scratch,
+    )
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def mapped(process: psutil.Process) -> set[Path]:
+    """Shared memory that a process maps; nothing for one that is gone or somebody else's."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
+    return set()
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    with contextlib.suppress(psutil.Error):
+        return {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    return set()
+
+
+def listening() -> set[int]:
+    return {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}

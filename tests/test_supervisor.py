@@ -1,0 +1,222 @@
+"""Nothing of a stack is left behind: not after its own end, not after a crash, Ctrl-C or a killed driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from harness import supervisor
+from harness.stack import PROJECT
+from harness.supervisor import Farewell, Job
+from tests.adapters import SHARED_MEMORY
+from tests.leftovers import alive, footprint
+
+DAEMON = """
+import sys, time
+from pathlib import Path
+from tests.adapters import daemonize
+daemonize(Path(sys.argv[1]))
+"""
+STAYS, ENDS = "time.sleep(3600)", "sys.exit(7)"
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from harness.contract import GenerateRequest, StartRequest
+from harness.stack import HostProcess
+from harness.topology import Topology
+from tests.adapters import TRIGGER
+
+logs = Path(sys.argv[1])
+host = HostProcess(python=Path(sys.executable), adapter="tests.adapters:Daemonizes", variables={}, logs=logs)
+
+async def main():
+    await host.launch()
+    start = dict(target="toy", topology=Topology(), model_path="", scratch=str(host.scratch), logs=str(logs))
+    await host.call("start", StartRequest(**start), 60)
+    print(host.scratch, host._supervisor.pid, flush=True)
+    await host.call("generate", GenerateRequest(prompt_token_ids=[TRIGGER], sampling_params={"max_tokens": 1}), 600)
+
+asyncio.run(main())
+"""
+
+
+def wait_for(path: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+    return path
+
+
+def job(tmp_path: Path, *command: str) -> Job:
+    scratch = tmp_path / "scratch"
+    (scratch / "ray" / "session_2026" / "logs").mkdir(parents=True)
+    (scratch / "ray" / "session_2026" / "logs" / "raylet.out").write_text("what Ray said")
+    return Job(
+        command=list(command),
+        environment={**os.environ, "PYTHONPATH": str(PROJECT)},
+        log=str(tmp_path / "host.log"),
+        scratch=str(scratch),
+        keep=str(tmp_path),
+    )
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Supervises a host that has left a daemon and stays."""
+    code = f"{DAEMON}\n{STAYS}"
+    yield from _supervise(job(tmp_path, sys.executable, "-c", code, str(tmp_path / "daemon.pid")))
+
+
+def _supervise(what: Job) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.supervisor", msgspec.json.encode(what).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=PROJECT,
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def farewell(process: subprocess.Popen[bytes]) -> Farewell:
+    """Close the lifeline and read the last word."""
+    output, _ = process.communicate(timeout=60)
+    return msgspec.json.decode(output, type=Farewell)
+
+
+def test_a_closed_lifeline_ends_everything(supervised: subprocess.Popen[bytes], tmp_path: Path):
+    daemon = psutil.Process(int(wait_for(tmp_path / "daemon.pid").read_text()))
+    before = footprint(supervised.pid, scratch=tmp_path / "scratch")
+    shared = f"/dev/shm/{SHARED_MEMORY.format(pid=daemon.pid)}"
+    assert daemon in before.processes, "the daemon left its session, not its supervisor"
+    assert Path(shared) in before.shared_memory
+
+    said = farewell(supervised)
+
+    assert before.left() == []
+    assert said.exit_code is None, "the host was still running"
+    assert any(name.startswith(f"{daemon.pid} ") for name in said.killed)
+    assert said.shared_memory == [shared]
+    assert (tmp_path / "ray" / "raylet.out").read_text() == "what Ray said"
+
+
+def test_a_host_that_ends_takes_its_daemons_along(tmp_path: Path):
+    code = f"{DAEMON}\n{ENDS}"
+    running = _supervise(job(tmp_path, sys.executable, "-c", code, str(tmp_path / "daemon.pid")))
+    process = next(running)
+    daemon = psutil.Process(int(wait_for(tmp_path / "daemon.pid").read_text()))
+    assert process.stdout is not None
+    said = msgspec.json.decode(process.stdout.read(), type=Farewell)
+    running.close()
+    assert said.exit_code == 7
+    assert any(name.startswith(f"{daemon.pid} ") for name in said.killed)
+    assert not alive(daemon)
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_does_not_cut_cleaning_up_short(
+    supervised: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+):
+    wait_for(tmp_path / "daemon.pid")
+    before = footprint(supervised.pid, scratch=tmp_path / "scratch")
+    supervised.send_signal(number)
+    assert supervised.stdin is not None
+    supervised.stdin.close()
+    supervised.stdin = None
+    supervised.send_signal(number)
+    assert farewell(supervised).killed
+    assert before.left() == []
+
+
+def test_a_host_that_cannot_be_run_is_told_in_its_log(tmp_path: Path):
+    running = _supervise(job(tmp_path, "/nowhere/python", "-m", "harness.host"))
+    said = farewell(next(running))
+    running.close()
+    assert said == Farewell(exit_code=None, killed=[], shared_memory=[])
+    assert "/nowhere/python cannot be run" in (tmp_path / "host.log").read_text()
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill -9"])
+def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
+    """In the middle of a call, with a daemon that ignores SIGTERM below the host."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=PROJECT,
+        start_new_session=True,
+    ) as driver:
+        assert driver.stdout is not None
+        scratch, supervisor_pid = driver.stdout.readline().decode().split()
+        daemon = psutil.Process(int(wait_for(tmp_path / "grandchild.pid").read_text()))
+        seen = footprint(int(supervisor_pid), scratch=Path(scratch))
+        assert daemon in seen.processes
+        assert (seen.scratch or tmp_path).stat().st_mode & 0o777 == 0o700
+        if how == "Ctrl-C":
+            os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the foreground group
+        else:
+            driver.kill()
+        driver.wait(timeout=60)
+    seen.wait_until_gone()
+
+
+def test_shared_memory_of_a_process_that_is_gone_is_removed_too(tmp_path: Path):
+    """Whoever made it was killed, and so was what would have cleaned up after it. A stranger's stays."""
+    shared = supervisor.SharedMemory()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{DAEMON}\n{STAYS}", str(tmp_path / "daemon.pid")],
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        preexec_fn=lambda: supervisor._prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1),
+    ) as host:
+        daemon = psutil.Process(int(wait_for(tmp_path / "daemon.pid").read_text()))
+        made = Path("/dev/shm") / SHARED_MEMORY.format(pid=daemon.pid)
+        stranger = made.with_name(f"{made.name}-stranger")
+        stranger.touch()
+        shared.look()
+        daemon.kill()
+        host.kill()
+    try:
+        assert made.exists()
+        assert shared.remove() == [str(made)]
+        assert not made.exists()
+        assert stranger.exists()
+    finally:
+        stranger.unlink()
+
+
+# --- what cannot be had with real processes at will
+
+
+def test_a_process_that_ends_while_we_look_is_not_left(monkeypatch: pytest.MonkeyPatch):
+    class Ending:
+        def status(self):
+            raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil.Process, "children", lambda *_a, **_k: [Ending()])
+    assert supervisor._below() == []
+
+
+def test_a_busy_kernel_does_not_stop_the_host(monkeypatch: pytest.MonkeyPatch):
+    """A user may change autogroups ten times a second, over all processes: EAGAIN (Linux, sched/autogroup.c)."""
+
+    def busy(*_a: object, **_k: object) -> int:
+        raise BlockingIOError
+
+    with subprocess.Popen([sys.executable, "-c", f"import time; {STAYS}"]) as process:
+        monkeypatch.setattr(Path, "write_text", busy)
+        supervisor._yield_to_driver(process.pid)
+        assert psutil.Process(process.pid).nice() == supervisor.NICENESS
+        process.kill()
