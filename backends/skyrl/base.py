@@ -52,7 +52,10 @@ VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-"""Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens the control plane."""
+"""Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens
+the control plane."""
+
+NO_COLOCATION = frozenset({Capability.SLEEP, Capability.WAKE_UP_TAGS})
 
 LOOPBACK_PATCH = {
     "name": "loopback",
@@ -271,8 +274,9 @@ class SkyRLStack:
         return None
 
     def capabilities(self) -> frozenset[Capability]:
-        """What this start offers."""
-        return self.declared
+        """What this start offers. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
+        path does not support colocation"."""
+        return self.declared - NO_COLOCATION if self.remote else self.declared
 
     # --- weight sync
 

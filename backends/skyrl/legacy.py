@@ -58,7 +58,7 @@ class LegacyStack(SkyRLStack):
 
     def capabilities(self) -> frozenset[Capability]:
         in_process = self.request.start == "fork" and not self.remote
-        return self.declared - {Capability.PICKLE_CLIENT} if in_process else self.declared
+        return super().capabilities() - ({Capability.PICKLE_CLIENT} if in_process else frozenset())
 
     # --- lifecycle
 
