@@ -220,7 +220,7 @@ def _servers(evidence: Evidence) -> Iterator[tuple[str, frozenset[str]]]:
     by_session: dict[str, set[str]] = defaultdict(set)
     for row in found.rows:
         if row.session is not None:
-            by_session[json.dumps(row.session)].update(execution.server for execution in found.of(row))
+            by_session[json.dumps(row.session)].update(execution.server for execution in found.where(row))
     for session, servers in by_session.items():
         if servers:
             yield session, frozenset(servers)

@@ -66,6 +66,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, row: Row) -> list[Execution]:
         return self.served.get((row.call.id, row.index), [])
 
+    def where(self, row: Row) -> list[Execution]:
+        """The executions that took the row up, even where other tokens came back than they made: for routing."""
+        return self.of(row) or [execution for other, execution in self.altered if other is row]
+
 
 def is_error(body: dict[str, Any]) -> bool:
     """Is this OpenAI-style body an error response? (vLLM, ErrorResponse)"""

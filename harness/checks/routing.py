@@ -41,7 +41,7 @@ def _placed(evidence: Evidence) -> Iterator[tuple[Row, tuple[str, ...]]]:
     """Rows beside the servers that worked on them."""
     found = assignment(evidence)
     for row in found.rows:
-        servers = tuple(dict.fromkeys(execution.server for execution in found.of(row)))
+        servers = tuple(dict.fromkeys(execution.server for execution in found.where(row)))
         if servers:
             yield row, servers
 
