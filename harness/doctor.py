@@ -19,6 +19,7 @@ import uv
 from harness.environments import NEEDED_BYTES, REQUIREMENTS, Engine, detect_engine, list_gpus, location, problems
 from harness.errors import EnvironmentBroken
 from harness.interpreters import STACK_PYTHON, find_interpreter
+from harness.ports import holder
 
 GIB = 2**30
 ENGINE_BYTES = GIB
@@ -138,22 +139,6 @@ def ports() -> list[Diagnosis]:
     finding = "; ".join(f"port {port} is held by {who}" for port, who in taken.items())
     step = "end these processes if they are left over, or give --base-port for the servers of the remote placement"
     return [Diagnosis(name="ports", status="warn", finding=finding, next_step=step)]
-
-
-def holder(port: int) -> str:
-    """Who listens on a loopback port: "name (pid)", or "another user's process" where that may not be seen."""
-    for connection in psutil.net_connections(kind="tcp"):
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and connection.laddr
-            and connection.laddr.port == port
-            and connection.pid is not None
-        ):
-            try:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.NoSuchProcess:
-                return f"a process that has just ended (pid {connection.pid})"
-    return "another user's process"
 
 
 def shared_memory() -> list[Diagnosis]:

@@ -66,6 +66,8 @@ JOIN_DEADLINE_S = 90.0
 SOCKET_DEADLINE_S = 60.0
 TEARDOWN_DEADLINE_S = 20.0
 FAREWELL_DEADLINE_S = 30.0
+LAST_WORD_S = 1.0
+"""How much longer than its calls a scenario may take: what was waited for says more than that time was up."""
 DEATH_S = 5.0
 """How long a host whose connection broke may take to be gone: then its exit status is known."""
 LONGEST_TMPDIR = 20
@@ -355,7 +357,7 @@ class Stack:
             await self._clean_room()
             self._phase, self._deadline = "scenario", time.monotonic() + deadline_s
             async with limit:
-                limit.reschedule(asyncio.get_running_loop().time() + deadline_s)
+                limit.reschedule(asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S)
                 await scenario()
         except TimeoutError as e:
             error = _as_call_error(e)

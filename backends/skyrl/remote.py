@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
-import psutil
 
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
+from harness.ports import holder
 
 START_DEADLINE_S = 240
 SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
@@ -94,7 +93,7 @@ class RemoteServers:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 raise PortTaken(
-                    f"port {port} is taken by {_holder(port)}", next_step="free it, or leave --base-port out"
+                    f"port {port} is taken by {holder(port)}", next_step="free it, or leave --base-port out"
                 ) from None
         return port
 
@@ -111,10 +110,3 @@ class RemoteServers:
                 except httpx.TransportError:
                     await asyncio.sleep(0.1)
         raise StartFailed(f"server-{index} at {url} is not healthy after {START_DEADLINE_S} s")
-
-
-def _holder(port: int) -> str:
-    for connection in psutil.net_connections("tcp"):
-        if connection.laddr and connection.laddr.port == port and connection.pid and connection.pid != os.getpid():
-            return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
-    return "another process"

@@ -1,0 +1,41 @@
+"""The remote placement's ports: one that the user named and somebody else holds is an error that names the holder."""
+
+import os
+import socket
+
+import pytest
+
+from backends.skyrl.remote import PortTaken, RemoteServers
+from harness.contract import StartRequest
+from harness.errors import Blame
+from harness.topology import Placement, Topology
+
+
+def servers(tmp_path, base_port):
+    request = StartRequest(
+        target="skyrl-0.2.0:http",
+        topology=Topology(engines=2, placement=Placement.REMOTE),
+        model_path=str(tmp_path),
+        scratch=str(tmp_path),
+        logs=str(tmp_path),
+        base_port=base_port,
+    )
+    return RemoteServers(request, on_cpu=True)
+
+
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"port {port} is taken by .*\(pid {os.getpid()}\)") as caught:
+            await servers(tmp_path, port).start()
+    assert caught.value.blame == Blame.ENVIRONMENT
+    assert "--base-port" in caught.value.next_step
+    assert not list(tmp_path.glob("server-*.log")), "no server was started"
+
+
+def test_without_a_base_port_the_system_chooses_free_ones(tmp_path):
+    chosen = servers(tmp_path, None)
+    assert len({chosen._port(0), chosen._port(1)}) == 2
