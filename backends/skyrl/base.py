@@ -20,12 +20,18 @@ from harness.contract import (
     Description,
     DigestsResult,
     Empty,
+    GenerateRequest,
+    Generation,
     InFlightResult,
     ObserveRequest,
     ObserveResult,
+    OpenAIRequest,
+    OpenAIResponse,
     ServerDescription,
+    SleepRequest,
     StartRequest,
     SyncWeightsRequest,
+    WakeUpRequest,
 )
 from harness.errors import StartFailed
 from harness.topology import Placement
@@ -155,7 +161,6 @@ class SkyRLStack:
     @staticmethod
     def _trainer_on_cpu() -> None:
         import torch
-
         from backends.vllm import gloo_transfer
 
         torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
@@ -278,6 +283,35 @@ class SkyRLStack:
         path does not support colocation"."""
         return self.declared - NO_COLOCATION if self.remote else self.declared
 
+    # --- what both clients offer under the same names
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        batch: dict[str, Any] = {
+            "prompts": request.prompts,
+            "prompt_token_ids": request.prompt_token_ids,
+            "sampling_params": request.sampling_params,
+            "session_ids": request.session_ids,
+        }
+        return generation(await self.client.generate(batch))
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(
+            body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
+        )
+
+    async def sleep(self, request: SleepRequest) -> Empty:
+        await self.client.sleep(level=request.level)
+        return Empty()
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty:
+        await self.client.wake_up(tags=request.tags)
+        return Empty()
+
     # --- weight sync
 
     async def prepare_weight_sync(self, _request: Empty) -> Empty:
@@ -302,6 +336,17 @@ class SkyRLStack:
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+
+def generation(output: Any) -> Generation:
+    """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
+    logprobs = output.get("response_logprobs")
+    return Generation(
+        response_ids=[[int(t) for t in row] for row in output["response_ids"]],
+        responses=list(output["responses"]),
+        stop_reasons=list(output["stop_reasons"]),
+        response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
+    )
 
 
 def _installed() -> dict[str, str]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
-
-from backends.skyrl.base import SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from harness.capability import Capability
@@ -17,21 +15,18 @@ from harness.contract import (
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
-    GenerateRequest,
     Generation,
     HealthResult,
     IsPausedResult,
-    OpenAIRequest,
-    OpenAIResponse,
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
-    SleepRequest,
     TokenizeRequest,
     TokenizeResult,
-    WakeUpRequest,
     WorldSizeResult,
 )
+
+from backends.skyrl.base import SkyRLStack
 
 TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 """vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
@@ -106,9 +101,8 @@ class HttpStack(SkyRLStack):
 
     def _start_as_shipped(self) -> str:
         import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor as shipped
-        from skyrl.backends.skyrl_train.inference_servers.setup import create_inference_servers
-
         from backends.skyrl.actors import loopback_server_actor
+        from skyrl.backends.skyrl_train.inference_servers.setup import create_inference_servers
 
         shipped.VLLMServerActor = loopback_server_actor()
         setup = create_inference_servers(
@@ -177,15 +171,6 @@ class HttpStack(SkyRLStack):
 
     # --- data plane
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        batch: dict[str, Any] = {
-            "prompts": request.prompts,
-            "prompt_token_ids": request.prompt_token_ids,
-            "sampling_params": request.sampling_params,
-            "session_ids": request.session_ids,
-        }
-        return generation(await self.client.generate(batch))
-
     async def sample(self, request: SampleRequest) -> Generation:
         body: dict[str, Any] = {
             "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
@@ -203,16 +188,6 @@ class HttpStack(SkyRLStack):
             response_logprobs=logprobs if any(row is not None for row in logprobs) else None,
         )
 
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
-            body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
-        )
-
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
-            body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
-        )
-
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
         return TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
@@ -228,14 +203,6 @@ class HttpStack(SkyRLStack):
 
     async def resume(self, _request: Empty) -> Empty:
         await self.client.resume()
-        return Empty()
-
-    async def sleep(self, request: SleepRequest) -> Empty:
-        await self.client.sleep(level=request.level)
-        return Empty()
-
-    async def wake_up(self, request: WakeUpRequest) -> Empty:
-        await self.client.wake_up(tags=request.tags)
         return Empty()
 
     async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
@@ -261,14 +228,3 @@ class HttpStack(SkyRLStack):
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client = pickle.loads(pickle.dumps(self.client))
         return Empty()
-
-
-def generation(output: Any) -> Generation:
-    """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
-    logprobs = output.get("response_logprobs")
-    return Generation(
-        response_ids=[[int(t) for t in row] for row in output["response_ids"]],
-        responses=list(output["responses"]),
-        stop_reasons=list(output["stop_reasons"]),
-        response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
-    )

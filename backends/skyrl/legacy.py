@@ -7,25 +7,19 @@ import pickle
 from typing import Any, ClassVar
 
 import httpx
-
-from backends.skyrl.base import SkyRLStack
-from backends.skyrl.http import generation
 from backends.skyrl.remote import RemoteServers
 from backends.vllm import patches
 from harness.capability import Capability
 from harness.contract import (
     Empty,
-    GenerateRequest,
     Generation,
-    OpenAIRequest,
-    OpenAIResponse,
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
-    SleepRequest,
-    WakeUpRequest,
     WorldSizeResult,
 )
+
+from backends.skyrl.base import SkyRLStack, generation
 
 
 class LegacyStack(SkyRLStack):
@@ -101,11 +95,10 @@ class LegacyStack(SkyRLStack):
 
     def _engines_as_shipped(self, tokenizer: Any) -> list[Any]:
         import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
+        from backends.skyrl.actors import probed_engine_actor
         from skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine import (
             create_ray_wrapped_inference_engines,
         )
-
-        from backends.skyrl.actors import probed_engine_actor
 
         shipped.AsyncVLLMRayActor = probed_engine_actor()
         engine = self.cfg.generator.inference_engine
@@ -200,15 +193,6 @@ class LegacyStack(SkyRLStack):
 
     # --- data plane
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        batch: dict[str, Any] = {
-            "prompts": request.prompts,
-            "prompt_token_ids": request.prompt_token_ids,
-            "sampling_params": request.sampling_params,
-            "session_ids": request.session_ids,
-        }
-        return generation(await self.client.generate(batch))
-
     async def sample(self, request: SampleRequest) -> Generation:
         return generation(
             await self.client.sample(
@@ -219,16 +203,6 @@ class LegacyStack(SkyRLStack):
             )
         )
 
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
-            body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
-        )
-
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
-            body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
-        )
-
     # --- control plane
 
     async def pause(self, _request: PauseRequest) -> Empty:
@@ -237,14 +211,6 @@ class LegacyStack(SkyRLStack):
 
     async def resume(self, _request: Empty) -> Empty:
         await self.client.resume_generation()
-        return Empty()
-
-    async def sleep(self, request: SleepRequest) -> Empty:
-        await self.client.sleep(level=request.level)
-        return Empty()
-
-    async def wake_up(self, request: WakeUpRequest) -> Empty:
-        await self.client.wake_up(tags=request.tags)
         return Empty()
 
     async def reset_prefix_cache(self, _request: ResetPrefixCacheRequest) -> Empty:
