@@ -444,7 +444,7 @@ class Stack:
     async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
         plain = msgspec.to_builtins(request)
         for needed in sorted(capabilities_of(method, plain) - self.capabilities):
-            raise NotOffered(needed, self._request.target)
+            raise NotOffered(str(needed), self._request.target)
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise CallTimedOut(f"no time was left for {method}")

@@ -179,7 +179,7 @@ def test_shared_memory_of_a_process_that_is_gone_is_removed_too(tmp_path: Path):
     with subprocess.Popen(
         [sys.executable, "-c", f"{DAEMON}\n{STAYS}", str(tmp_path / "daemon.pid")],
         env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        preexec_fn=lambda: supervisor._prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1),
+        preexec_fn=lambda: supervisor._prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1),  # noqa: PLW1509 - no locks are held
     ) as host:
         daemon = psutil.Process(int(wait_for(tmp_path / "daemon.pid").read_text()))
         made = Path("/dev/shm") / SHARED_MEMORY.format(pid=daemon.pid)

@@ -1,0 +1,251 @@
+"""Every way in which a call can fail ends in its named error, with blame, next step and what the log said last."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+import respx
+
+from harness.capability import Capability
+from harness.contract import Empty, GenerateRequest, Generation, HealthResult, StartRequest
+from harness.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
+from harness.stack import HostProcess
+from harness.topology import Topology
+from tests.adapters import TRIGGER
+from tests.leftovers import Footprint, footprint
+
+pytestmark = pytest.mark.asyncio
+MakeHost = Callable[..., HostProcess]
+
+
+@pytest_asyncio.fixture
+async def hosts(tmp_path: Path) -> AsyncIterator[MakeHost]:
+    """Makes hosts of the adapters in `tests/adapters.py`, and ends them."""
+    made: list[HostProcess] = []
+
+    def make(adapter: str = "Toy", *, python: Path = Path(sys.executable)) -> HostProcess:
+        made.append(
+            HostProcess(python=python, adapter=f"tests.adapters:{adapter}", variables={}, logs=tmp_path / "logs")
+        )
+        return made[-1]
+
+    yield make
+    for host in made:
+        await host.close()
+        assert not host.scratch.exists()
+
+
+def start_request(host: HostProcess) -> StartRequest:
+    return StartRequest(
+        target="toy", topology=Topology(), model_path="", scratch=str(host.scratch), logs=str(host.logs)
+    )
+
+
+async def up(host: HostProcess) -> HostProcess:
+    await host.launch()
+    await host.call("start", start_request(host), 60)
+    return host
+
+
+def seen(host: HostProcess) -> Footprint:
+    assert host._supervisor is not None
+    return footprint(host._supervisor.pid, scratch=host.scratch)
+
+
+GENERATE = GenerateRequest(prompt_token_ids=[[5, 6]], sampling_params={"max_tokens": 3})
+MISBEHAVE = GenerateRequest(prompt_token_ids=[TRIGGER], sampling_params={"max_tokens": 1})
+
+
+async def failure(host: HostProcess, deadline_s: float = 60) -> StackError:
+    """How the call ends that makes a faulty adapter misbehave."""
+    with pytest.raises(StackError) as failed:
+        await host.call("generate", MISBEHAVE, deadline_s)
+    return failed.value
+
+
+async def test_a_call_is_answered_over_a_private_socket(hosts: MakeHost):
+    host = await up(hosts())
+    answer = await host.call("generate", GENERATE, 60)
+    assert isinstance(answer, Generation)
+    assert [len(row) for row in answer.response_ids] == [3]
+    assert host.scratch.stat().st_mode & 0o777 == 0o700
+    assert (host.scratch / "host.sock").is_socket()
+    assert host.died is None
+
+
+async def test_calls_do_not_wait_for_each_other(hosts: MakeHost):
+    host = await up(hosts("Hangs"))
+    hanging = asyncio.create_task(host.call("generate", MISBEHAVE, 600))
+    answers = await asyncio.gather(*(host.call("generate", GENERATE, 60) for _ in range(150)))
+    assert len(answers) == 150
+    assert not hanging.done()
+    hanging.cancel()
+
+
+async def test_what_the_stack_raises_is_told_with_kind_status_and_trace(hosts: MakeHost):
+    host = await up(hosts("Raises"))
+    error = await failure(host)
+    assert isinstance(error, CallFailed)
+    assert (error.kind, error.detail, error.status, error.blame) == ("Refused", "not like this", 418, Blame.STACK)
+    assert "in misbehave" in error.log_tail
+    await host.call("generate", GENERATE, 60)  # it goes on
+
+
+async def test_what_is_not_offered_has_one_error(hosts: MakeHost):
+    host = await up(hosts())
+    with pytest.raises(NotOffered) as refused:
+        await host.call("sleep", Empty(), 60)
+    assert refused.value.capability == Capability.SLEEP
+    assert refused.value.blame == Blame.SETUP
+    assert "`needs`" in refused.value.next_step
+
+
+async def test_a_result_of_another_shape_is_the_stacks_failure(hosts: MakeHost):
+    error = await failure(await up(hosts("Lies")))
+    assert isinstance(error, CallFailed)
+    assert error.kind == "ValidationError"
+    assert "response_ids" in error.detail or "healthy" in error.detail
+
+
+async def test_a_malformed_request_never_reaches_the_adapter(hosts: MakeHost):
+    host = await up(hosts())
+    with pytest.raises(CallFailed, match="ValidationError"):
+        await host.call("generate", HealthResult(healthy=True), 60)
+
+
+@pytest.mark.parametrize(("adapter", "how"), [("Exits", "with status 3"), ("Killed", "with signal 9")])
+async def test_a_host_that_dies_in_a_call_is_told_with_its_end(hosts: MakeHost, adapter: str, how: str):
+    host = await up(hosts(adapter))
+    before = seen(host)
+    error = await failure(host)
+    assert isinstance(error, StackDied)
+    assert error.message.startswith("the host's connection broke during generate")
+    assert error.message.endswith(how)
+    assert error.blame == Blame.STACK
+    assert str(host.log) in error.next_step
+    assert adapter != "Exits" or error.log_tail.endswith("the last words of the host")
+    assert before.left() == []
+    assert isinstance(await failure(host), StackDied), "and stays dead"
+
+
+@pytest.mark.parametrize("adapter", ["Hangs", "Blocks", "Daemonizes"])
+async def test_a_call_that_outlives_its_deadline_ends_the_whole_stack(hosts: MakeHost, adapter: str):
+    host = await up(hosts(adapter))
+    call = asyncio.create_task(host.call("generate", MISBEHAVE, 5))
+    grandchild = host.logs / "grandchild.pid"
+    while adapter == "Daemonizes" and not grandchild.exists():
+        await asyncio.sleep(0.02)
+    before = seen(host)
+    if adapter == "Daemonizes":
+        assert int(grandchild.read_text()) in [p.pid for p in before.processes]
+        assert before.shared_memory
+    with pytest.raises(CallTimedOut) as late:
+        await call
+    assert late.value.message == "generate did not return within 5 s; the stack was killed"
+    assert late.value.blame == Blame.STACK
+    assert str(host.log) in late.value.next_step
+    assert before.left() == []
+
+
+async def test_a_call_that_waits_for_a_dead_process_is_ended(hosts: MakeHost):
+    host = await up(hosts("LosesEngine"))
+    error = await failure(host)
+    assert isinstance(error, StackDied)
+    assert error.message.startswith("engine (pid ")
+    assert error.message.endswith("died while generate was waiting")
+    assert host.died is not None
+    assert host.died in error.message
+
+
+async def test_the_stacks_own_error_comes_first_and_the_death_is_told_beside_it(hosts: MakeHost):
+    host = await up(hosts("LosesEngineAndSays"))
+    assert isinstance(await failure(host), CallFailed)
+    while host.died is None:  # a killed process takes a moment to be gone
+        await host.call("in_flight", Empty(), 20)
+    assert host.died.startswith("engine (pid ")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "error", "said"),
+    [("NeverStarts", StartFailed, "server-1 is not up"), ("BreaksAtStart", CallFailed, "Refused: no such option")],
+)
+async def test_a_stack_that_does_not_come_up_says_why(
+    hosts: MakeHost, adapter: str, error: type[StackError], said: str
+):
+    host = hosts(adapter)
+    await host.launch()
+    with pytest.raises(error, match=said) as failed:
+        await host.call("start", start_request(host), 60)
+    assert failed.value.blame == Blame.STACK
+
+
+@pytest.mark.parametrize(
+    ("adapter", "python", "said"),
+    [
+        ("NoSuchAdapter", Path(sys.executable), "has no attribute 'NoSuchAdapter'"),
+        ("Toy", Path("/nowhere/python"), "/nowhere/python cannot be run"),
+    ],
+)
+async def test_a_host_that_cannot_start_shows_its_log(hosts: MakeHost, adapter: str, python: Path, said: str):
+    host = hosts(adapter, python=python)
+    with pytest.raises(StartFailed, match="ended while starting") as failed:
+        await host.launch()
+    assert said in failed.value.log_tail
+    assert str(host.log) in failed.value.next_step
+
+
+async def test_a_host_that_was_never_launched_leaves_no_scratch_folder(hosts: MakeHost):
+    host = hosts()
+    assert host.scratch.is_dir()
+    await host.close()
+    assert not host.scratch.exists()
+
+
+async def test_the_scratch_folder_is_short_enough_for_sockets(hosts: MakeHost, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp/" + "a-job-with-a-long-name" * 4)
+    await up(hosts())
+
+
+# --- what a real socket cannot be made to give
+
+
+async def off_the_socket(host: HostProcess) -> None:
+    assert host._client is not None
+    await host._client.aclose()
+    host._client = httpx.AsyncClient(base_url="http://host")
+
+
+@pytest.mark.parametrize(
+    ("status", "content"), [(500, b"Internal Server Error"), (200, b'{"result": {"odd": 1}}'), (200, b"{}")]
+)
+async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_stack(
+    hosts: MakeHost, status: int, content: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    host = await up(hosts())
+    before = seen(host)
+    monkeypatch.setattr("harness.stack.DEATH_S", 0.1)
+    with respx.mock(base_url="http://host") as wire:
+        wire.post("/call/generate").respond(status, content=content)
+        await off_the_socket(host)
+        with pytest.raises(StackDied, match=r"the host's answer to generate .* cannot be read") as broken:
+            await host.call("generate", GENERATE, 60)
+    assert broken.value.blame == Blame.HARNESS
+    assert before.left() == []
+
+
+async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.stack.DEATH_S", 0.1)
+    host = await up(hosts())
+    before = seen(host)
+    with respx.mock(base_url="http://host") as wire:
+        wire.post("/call/generate").mock(side_effect=httpx.RemoteProtocolError("half an answer"))
+        await off_the_socket(host)
+        with pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"):
+            await host.call("generate", GENERATE, 60)
+    assert before.left() == []

@@ -1,0 +1,234 @@
+"""A scenario on a stack, driven well and badly: its recording always says how it ended, and nothing of it runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from harness.contract import StartRequest
+from harness.errors import Blame, NotOffered
+from harness.progress import console_progress
+from harness.recording import Recorder, ScenarioTrace
+from harness.recording import traces as read
+from harness.stack import HostProcess, Stack
+from harness.topology import Topology
+from tests import traces
+from tests.adapters import TRIGGER
+from tests.leftovers import footprint
+
+pytestmark = pytest.mark.asyncio
+Body = Callable[[Stack], Awaitable[Any]]
+
+
+class Rig:
+    """One live stack that records to a file."""
+
+    def __init__(self, stack: Stack, host: HostProcess, recorder: Recorder, path: Path) -> None:
+        self.stack, self.host, self.recorder, self.path = stack, host, recorder, path
+
+    async def drive(self, body: Body, *, deadline_s: float = 60.0) -> ScenarioTrace:
+        """Drive a scenario; what the recording says of it."""
+        given = await self.stack.drive("module.test_it", 1, deadline_s, lambda: body(self.stack))
+        self.recorder.close("completed")
+        (kept,) = read(self.path)
+        assert kept == given, "the trace is what the recording holds"
+        return kept
+
+
+@pytest_asyncio.fixture
+async def rigs(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
+    """Starts stacks of the adapters in `tests/adapters.py`, and ends them."""
+    stacks: list[Stack] = []
+
+    async def make(adapter: str = "Toy") -> Rig:
+        logs = tmp_path / "logs"
+        host = HostProcess(python=Path(sys.executable), adapter=f"tests.adapters:{adapter}", variables={}, logs=logs)
+        start = StartRequest(
+            target="toy", topology=Topology(), model_path="", scratch=str(host.scratch), logs=str(logs)
+        )
+        stack = Stack(host, start)
+        stacks.append(stack)
+        await stack.start(console_progress())
+        recorder = Recorder(tmp_path / "recording.jsonl").open(traces.header(target="toy"))
+        stack.record_to(recorder)
+        return Rig(stack, host, recorder, tmp_path / "recording.jsonl")
+
+    yield make
+    for stack in stacks:
+        await stack.close()
+
+
+async def misbehave(stack: Stack) -> None:
+    await stack.generate([TRIGGER], max_tokens=1)
+
+
+async def test_a_scenario_is_recorded_after_its_clean_room(rigs):
+    rig = await rigs()
+    trace = await rig.drive(lambda stack: stack.generate([[5, 6]], label="mine", max_tokens=2))
+    assert (trace.end.outcome, trace.end.error) == ("completed", None)
+    assert [(c.phase, c.method, c.label) for c in trace.calls] == [
+        ("clean_room", "digests", "clean_room"),
+        ("clean_room", "generate", "canary"),
+        ("scenario", "generate", "mine"),
+    ]
+    assert {seen.kind for seen in trace.observations} == {"request", "step", "finish"}
+    assert rig.stack.alive
+
+
+@pytest.mark.parametrize(
+    ("adapter", "kind", "said", "status"),
+    [
+        ("Raises", "Refused", "not like this", 418),
+        ("Lies", "ValidationError", "unknown field `healthy`", None),
+        ("Exits", "StackDied", "with status 3", None),
+        ("Killed", "StackDied", "with signal 9", None),
+        ("Hangs", "CallTimedOut", "generate did not return within", None),
+        ("Blocks", "CallTimedOut", "generate did not return within", None),
+        ("LosesEngine", "StackDied", "died while generate was waiting", None),
+        ("LosesEngineUnnoticed", "StackDied", "died in the course of the scenario", None),
+    ],
+)
+async def test_every_bad_end_is_recorded_by_name(rigs, adapter: str, kind: str, said: str, status: int | None):
+    rig = await rigs(adapter)
+    assert rig.host._supervisor is not None
+    before = footprint(rig.host._supervisor.pid, scratch=rig.host.scratch)
+    trace = await rig.drive(misbehave if adapter != "LosesEngineUnnoticed" else _until_told, deadline_s=5)
+    error = trace.end.error
+    assert error is not None
+    assert (trace.end.outcome, error.kind, error.status, error.blame) == ("failed", kind, status, Blame.STACK)
+    assert said in error.message
+    last = trace.calls[-1]
+    if adapter != "LosesEngineUnnoticed":
+        assert (last.method, last.phase, last.result) == ("generate", "scenario", None)
+        assert last.error is not None
+        assert last.error.kind == kind
+    if kind in ("Refused", "ValidationError"):
+        assert rig.stack.alive
+    else:
+        assert not rig.stack.alive
+        assert before.left() == []
+
+
+async def _until_told(stack: Stack) -> None:
+    """A call that succeeds although a process has died; then wait until the host has noticed."""
+    await misbehave(stack)
+    while stack._host.died is None:
+        await stack.in_flight()
+
+
+async def test_an_error_keeps_its_name_and_tells_the_death_behind_it(rigs):
+    async def body(stack: Stack) -> None:
+        with pytest.raises(Exception, match="the engine is gone"):
+            await misbehave(stack)
+        while stack._host.died is None:
+            await stack.in_flight()
+        await misbehave(stack)
+
+    rig = await rigs("LosesEngineAndSays")
+    trace = await rig.drive(body)
+    assert trace.end.error is not None
+    assert trace.end.error.kind == "Refused"
+    assert "(engine (pid " in trace.end.error.message
+    assert not rig.stack.alive
+
+
+async def test_what_a_scenario_provokes_does_not_end_it(rigs):
+    async def body(stack: Stack) -> None:
+        assert await stack.attempt(stack.generate([TRIGGER], max_tokens=1)) is None
+        await stack.generate([[5]], max_tokens=1)
+
+    trace = await (await rigs("Raises")).drive(body)
+    assert trace.end.outcome == "completed"
+    assert [c.error.kind for c in trace.calls if c.error is not None] == ["Refused"]
+
+
+async def test_a_death_is_not_swallowed_by_an_attempt(rigs):
+    trace = await (await rigs("Exits")).drive(lambda stack: stack.attempt(misbehave(stack)))
+    assert trace.end.error is not None
+    assert trace.end.error.kind == "StackDied"
+
+
+async def test_what_a_scenario_leaves_running_is_cancelled(rigs):
+    left: list[asyncio.Task[None]] = []
+
+    async def body(stack: Stack) -> None:
+        left.append(asyncio.create_task(misbehave(stack)))
+        await stack.until_generating(requests=1)
+
+    trace = await (await rigs("Hangs")).drive(body)
+    assert left[0].cancelled()
+    assert trace.end.outcome == "completed"
+    assert [c.error.kind for c in trace.calls if c.error is not None] == ["Cancelled"]
+
+
+async def test_a_scenario_that_waits_for_ever_times_out_by_name(rigs):
+    rig = await rigs()
+    trace = await rig.drive(lambda _stack: asyncio.Event().wait(), deadline_s=0.3)
+    assert trace.end.error is not None
+    assert (trace.end.error.kind, trace.end.error.blame) == ("ScenarioTimedOut", Blame.STACK)
+    assert not rig.stack.alive
+    assert not rig.host.scratch.exists()
+
+
+async def test_a_timeout_of_the_scenarios_own_is_the_harnesss_fault(rigs):
+    async def body(_stack: Stack) -> None:
+        await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    rig = await rigs()
+    trace = await rig.drive(body)
+    assert trace.end.error is not None
+    assert (trace.end.error.kind, trace.end.error.blame) == ("TimeoutError", Blame.HARNESS)
+    assert rig.stack.alive
+
+
+async def test_a_room_that_cannot_be_cleaned_is_recorded_and_nothing_is_driven_in_it(rigs):
+    driven: list[bool] = []
+
+    async def body(_stack: Stack) -> None:
+        driven.append(True)
+
+    trace = await (await rigs("NeverClean")).drive(body)
+    assert driven == []
+    assert trace.end.error is not None
+    assert (trace.end.error.kind, trace.end.error.status) == ("Refused", 418)
+    assert [(c.phase, c.method) for c in trace.calls] == [("clean_room", "digests")]
+
+
+async def test_a_wait_that_is_in_vain_says_what_was_awaited(rigs):
+    rig = await rigs()
+    trace = await rig.drive(lambda stack: stack.until_generating(requests=3, tokens=20), deadline_s=0.5)
+    assert trace.end.error is not None
+    assert (trace.end.error.kind, trace.end.error.blame) == ("CallTimedOut", Blame.STACK)
+    assert "waited for 3 requests in flight with 20 tokens; saw InFlightResult(requests=0" in trace.end.error.message
+    assert "look at the timeline" in trace.end.error.message
+    assert not rig.stack.alive
+
+
+async def test_a_wait_ends_when_a_process_dies(rigs):
+    async def body(stack: Stack) -> None:
+        pending = asyncio.create_task(misbehave(stack))
+        try:
+            await stack.until_generating(requests=2)
+        finally:
+            pending.cancel()
+
+    trace = await (await rigs("LosesEngine")).drive(body)
+    assert trace.end.error is not None
+    assert trace.end.error.kind == "StackDied"
+    assert "while 2 requests in flight were awaited" in trace.end.error.message
+
+
+async def test_what_is_not_declared_is_refused_before_it_is_sent(rigs):
+    async def body(stack: Stack) -> None:
+        with pytest.raises(NotOffered, match="toy does not offer 'sleep'"):
+            await stack.sleep()
+
+    trace = await (await rigs()).drive(body)
+    assert trace.end.outcome == "completed"
+    assert "sleep" not in [c.method for c in trace.calls]
