@@ -6,6 +6,7 @@ Stacks run one after the other; all scenarios of one target and topology share o
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import platform
 import shutil
@@ -181,32 +182,13 @@ class Session:
                 check_model(given)
                 self._model = given
             else:
-                self._model = self._tiny_model()
+                python = self._python("reference")
+                with self.timed("environment"):
+                    self._model = tiny_model(python, self._progress)
             from fixtures.models import checkpoint_hash
 
             self._model_sha256 = checkpoint_hash(self._model)
         return self._model
-
-    def _tiny_model(self) -> Path:
-        import hashlib
-
-        recipe = hashlib.sha256((PROJECT / "fixtures" / "models.py").read_bytes()).hexdigest()[:12]
-        folder = PROJECT / ".parity" / "models" / f"tiny-qwen2-{recipe}"
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            python = self._python("reference")
-            with self._progress("making the tiny model"), self.timed("environment"):
-                made = subprocess.run(
-                    [str(python), "-m", "fixtures.models", str(folder)],
-                    cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
-                    capture_output=True, text=True, timeout=300, check=False,
-                )  # fmt: skip
-            if made.returncode != 0 and not folder.exists():
-                raise UsageError(
-                    f"the tiny model could not be made:\n{made.stderr[-2000:]}",
-                    next_step="`parity doctor` checks the environment",
-                )
-        return folder
 
     # --- driving
 
@@ -451,6 +433,27 @@ def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
     if first.status == Conformance.MISSING:
         return parity.Missing(target=seat.target, topology=topology, reason=first.reason)
     return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
+
+
+def tiny_model(python: Path, progress: Progress) -> Path:
+    """The tiny checkpoint, made on first use by an interpreter that has torch, and kept. Raises UsageError."""
+    recipe = hashlib.sha256((PROJECT / "fixtures" / "models.py").read_bytes()).hexdigest()[:12]
+    folder = PROJECT / ".parity" / "models" / f"tiny-qwen2-{recipe}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with progress("making the tiny model"):
+        made = subprocess.run(
+            [str(python), "-m", "fixtures.models", str(folder)],
+            cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+    if made.returncode != 0 and not folder.exists():
+        raise UsageError(
+            f"the tiny model could not be made:\n{made.stderr[-2000:]}",
+            next_step="`parity doctor` checks the environment",
+        )
+    return folder
 
 
 def check_model(path: Path) -> None:
