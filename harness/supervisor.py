@@ -209,6 +209,9 @@ def supervise(job: Job) -> Farewell:
     finally:
         killed = _end_all(shared)
         removed = shared.remove()
+        if removed:
+            with Path(job.log).open("a") as log:
+                print(f"[supervisor] shared memory was left behind and is removed: {', '.join(removed)}", file=log)
         scratch = Path(job.scratch)
         _keep_ray_logs(scratch, Path(job.keep))
         shutil.rmtree(scratch, ignore_errors=True)

@@ -46,9 +46,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def registry(path: Path = REGISTRY) -> dict[str, Target]:
-    """All targets by name, in the order of the file. Local ones have no interpreter yet."""
-    entries: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())["targets"]
+def registry(path: Path | None = None) -> dict[str, Target]:
+    """All targets of a file (default: `REGISTRY`) by name, in its order. Local ones have no interpreter yet."""
+    entries: dict[str, dict[str, Any]] = tomllib.loads((path or REGISTRY).read_text())["targets"]
     found: dict[str, Target] = {}
     for name, entry in entries.items():
         fields = dict(entry)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.capability import Capability
 from harness.contract import (
     Description,
     DigestsResult,
@@ -61,7 +60,7 @@ class Toy:
             target=self.request.target,
             topology=self.request.topology,
             start=self.request.start,
-            capabilities=[Capability.HEALTH],
+            capabilities=[],
             servers=[ServerDescription(name="server-0")],
             processes=self.processes,
         )

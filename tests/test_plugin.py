@@ -1,0 +1,243 @@
+"""The pytest plugin, run as a maintainer runs it, on toy stacks: what is collected, what is refused, what exits how."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+
+import pytest
+
+from harness.run_folder import RunFolder
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+import sys
+from pathlib import Path
+import harness.environments, harness.targets
+pytest_plugins = ["harness.plugin"]
+harness.targets.REGISTRY = Path(__file__).with_name("targets.toml")
+harness.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
+"""
+SCENARIOS = '''
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+from harness.topology import Placement
+
+@scenario(task=0, promise="a trigger is an ordinary prompt", checks=[greedy()])
+async def test_trigger(stack, prompts):
+    """Nowhere."""
+    await stack.generate([[500]], temperature=0, max_tokens=3, ignore_eos=True)
+
+@scenario(task=0, promise="greedy tokens are the model's", checks=[greedy()],
+          placements=[Placement.DISAGGREGATED, Placement.COLOCATED])
+async def test_greedy(stack, prompts):
+    """Nowhere."""
+    await stack.generate(prompts.unique(3), temperature=0, max_tokens=4, ignore_eos=True)
+'''
+PLAN = """
+[[task]]
+number = 0
+wave = 1
+title = "The contract"
+[[task.bullet]]
+id = "0.1"
+text = "Greedy tokens are the model's"
+scenarios = ["toy.test_greedy", "toy.test_trigger"]
+"""
+ADAPTERS = {
+    "toy:legacy": "Toy",
+    "toy:http": "Toy",
+    "toy:swaps": "Swaps",
+    "toy:exits": "Exits",
+    "toy:never": "NeverStarts",
+    "reference": "Oracle",
+}
+KNOWN = """
+[[divergence]]
+id = "{id}"
+scenario = "{scenario}"
+check = "*"
+targets = ["toy:swaps", "toy:legacy~toy:swaps"]
+reason = "greedy output parts from the reference's .*|a row came back with other tokens than its engine produced"
+cap = 4
+owner = "toy maintainers"
+expires = 2999-12-31
+source = "tests/adapters.py:1: results in the reverse order"
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A project with two scenarios and toy targets. `scenarios` is its own package: it comes first on the path."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    targets = (
+        f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
+        for name, adapter in ADAPTERS.items()
+    )
+    files = {
+        "targets.toml": "\n".join(targets),
+        "scenarios/__init__.py": "",
+        "scenarios/plan.toml": PLAN,
+        "scenarios/known_divergences.toml": "",
+        "scenarios/wave1/__init__.py": "",
+        "scenarios/wave1/test_toy.py": SCENARIOS,
+        "model/config.json": "{}",
+        "model/model.safetensors": "weights",
+    }
+    for name, content in files.items():
+        path = pytester.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(content))
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") -> pytest.RunResult:
+    """Run the scenarios, disaggregated unless told otherwise."""
+    given = ["--baseline", "toy:legacy", "--candidate", candidate, "--engine", "cpu", "--model", "model"]
+    if not any(a.startswith("--placement") for a in arguments):
+        given += ["--placement", "disaggregated"]
+    return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *given, *arguments)
+
+
+def report(project: pytest.Pytester) -> dict:
+    return json.loads((project.path / "run" / "report.json").read_text())["judgement"]
+
+
+# --- what is collected
+
+
+def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_starts(project: pytest.Pytester):
+    shown = run(project, "--collect-only", "-q", "--placement=disaggregated", "--placement=colocated")
+    ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
+    assert ids == [
+        "test_trigger[toy:legacy@disaggregated-2x1]",
+        "test_greedy[toy:legacy@disaggregated-2x1]",
+        "test_trigger[toy:http@disaggregated-2x1]",
+        "test_greedy[toy:http@disaggregated-2x1]",
+        "test_greedy[toy:legacy@colocated-2x1]",
+        "test_greedy[toy:http@colocated-2x1]",
+        "test_trigger[toy:legacy~toy:http@disaggregated-2x1]",
+        "test_greedy[toy:legacy~toy:http@disaggregated-2x1]",
+        "test_greedy[toy:legacy~toy:http@colocated-2x1]",
+    ]
+    assert not (project.path / ".parity").exists(), "collecting starts nothing"
+
+
+def test_a_single_stack_is_compared_with_nothing(project: pytest.Pytester):
+    shown = run(project, "--collect-only", "-q", "--stack", "toy:http", "--engines", "4")
+    ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
+    assert ids == ["test_trigger[toy:http@disaggregated-4x1]", "test_greedy[toy:http@disaggregated-4x1]"]
+
+
+@pytest.mark.parametrize(("expression", "count"), [("wave1", 6), ("wave2", 0)])
+def test_scenarios_are_marked_with_their_wave(project: pytest.Pytester, expression: str, count: int):
+    shown = run(project, "--collect-only", "-q", "-m", expression)
+    assert sum("::" in line for line in shown.outlines) == count
+
+
+# --- what is refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--candidate", "toy:htp"], "unknown target 'toy:htp': did you mean toy:http"),
+        (["--candidate", "toy:legacy"], "baseline and candidate are the same target"),
+        (["--model", "nowhere"], "nowhere is not a model: it has no config.json"),
+        (["--ledger", "broken.toml"], "broken.toml"),
+        (["--ledger", "nowhere.toml"], "nowhere.toml"),
+        (["--engines", "0"], "--engines and --repeat count from 1"),
+    ],
+)
+def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester, arguments: list[str], said: str):
+    (project.path / "broken.toml").write_text("[[divergence]\n")
+    shown = run(project, "--run-dir", "run", *arguments)
+    assert shown.ret == pytest.ExitCode.USAGE_ERROR
+    errors = [line for line in shown.errlines if line.startswith("ERROR: ")]
+    assert len(errors) == 1
+    assert said in errors[0]
+    assert "Traceback" not in shown.stderr.str() + shown.stdout.str()
+    assert not (project.path / "run").exists()
+
+
+def test_a_folder_is_used_by_one_run_at_a_time(project: pytest.Pytester):
+    with RunFolder.create(project.path / "run"):
+        shown = run(project, "--run-dir", "run")
+    assert shown.ret == 2
+    assert re.search(r"UsageError: another run \(pid \d+\) is using \S*run", shown.stdout.str())
+    assert "next: wait until it has ended, or give another --run-dir" in shown.stdout.str()
+
+
+# --- what is run
+
+
+def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
+    shown = run(project, "--run-dir", "run")
+    shown.assert_outcomes(passed=6)
+    assert shown.ret == 0
+    assert {p.name for p in (project.path / "run").glob("report.*")} == {"report.json", "report.html", "report.md"}
+    assert (project.path / "run" / "junit.xml").exists()
+    assert {v["status"] for v in report(project)["verdicts"]} == {"pass", "parity"}
+
+    again = run(project, "--run-dir", "run")
+    assert again.ret == 2
+    assert "holds a run already" in again.stdout.str()
+    assert "no run is overwritten" in again.stdout.str()
+
+
+def test_a_wrong_stack_is_red(project: pytest.Pytester):
+    shown = run(project, "--run-dir", "run", candidate="toy:swaps")
+    shown.assert_outcomes(passed=4, failed=2)
+    assert shown.ret == 1
+    shown.stdout.fnmatch_lines(
+        ["*FAIL tokens.greedy: greedy output parts from the reference's*", "*REGRESSION tokens.greedy*"]
+    )
+
+
+def test_a_known_divergence_is_expected_to_fail(project: pytest.Pytester):
+    (project.path / "known.toml").write_text(KNOWN.format(id="order", scenario="toy.test_greedy"))
+    shown = run(project, "--run-dir", "run", "--ledger", "known.toml", "-rx", candidate="toy:swaps")
+    shown.assert_outcomes(passed=4, xfailed=2)
+    shown.stdout.fnmatch_lines(["*known divergence: order*"])
+    assert shown.ret == 0
+
+
+def test_a_ledger_entry_that_matches_nothing_is_red(project: pytest.Pytester):
+    known = KNOWN.format(id="order", scenario="toy.test_greedy") + KNOWN.format(id="old", scenario="toy.test_trigger")
+    (project.path / "known.toml").write_text(known)
+    shown = run(project, "--run-dir", "run", "--ledger", "known.toml", candidate="toy:swaps")
+    shown.assert_outcomes(passed=4, xfailed=2)
+    assert shown.ret == 1
+    assert [p["entry"] for p in report(project)["ledger_problems"]] == ["old"]
+
+
+def test_a_stack_that_does_not_start_is_red_with_its_blame(project: pytest.Pytester):
+    shown = run(project, "--run-dir", "run", candidate="toy:never")
+    shown.assert_outcomes(passed=2, failed=4)
+    assert shown.ret == 1
+    shown.stdout.fnmatch_lines(["*UNTESTABLE tokens.greedy: did not start: StartFailed*", "*blame: stack*"])
+    error = report(project)["run"]["not_started"]["toy:never@disaggregated-2x1"]
+    assert error["message"].startswith("server-1 is not up after 180 s")
+
+
+def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(project: pytest.Pytester):
+    shown = run(project, "--run-dir", "run", "-v", candidate="toy:exits")
+    assert shown.ret == 1
+    shown.stdout.fnmatch_lines(
+        [
+            "*test_trigger*toy:exits@disaggregated-2x1* FAILED*",
+            "*test_greedy*toy:exits@disaggregated-2x1* PASSED*",
+            "*FAIL tokens.greedy: could not be driven: StackDied*",
+        ]
+    )
+    assert "the last words of the host" in shown.stderr.str(), "-v streams the stacks' logs"
+
+
+def test_the_harnesss_own_tests_are_left_alone(project: pytest.Pytester):
+    project.makepyfile("def test_plain(): pass")
+    shown = project.runpytest_subprocess("-p", "no:cacheprovider", "--candidate", "toy:htp", "-k", "plain")
+    shown.assert_outcomes(passed=1)
+    assert "parity" not in shown.stdout.str()
