@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 
 import pytest
 
+from harness.recording import traces
 from harness.run_folder import RunFolder
+from tests.leftovers import footprint
 
 pytest_plugins = ["pytester"]
 
@@ -51,6 +57,7 @@ ADAPTERS = {
     "toy:http": "Toy",
     "toy:swaps": "Swaps",
     "toy:exits": "Exits",
+    "toy:hangs": "Hangs",
     "toy:never": "NeverStarts",
     "reference": "Oracle",
 }
@@ -234,6 +241,25 @@ def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(project: pytest
         ]
     )
     assert "the last words of the host" in shown.stderr.str(), "-v streams the stacks' logs"
+
+
+def test_ctrl_c_ends_the_stacks_and_keeps_what_was_recorded(project: pytest.Pytester):
+    recording = project.path / "run" / "recordings" / "toy_hangs@disaggregated-2x1.jsonl"
+    given = ["--stack", "toy:hangs", "--engine", "cpu", "--model", "model", "--placement", "disaggregated"]
+    command = [sys.executable, "-mpytest", "scenarios", "-p", "no:cacheprovider", *given, "--run-dir", "run"]
+    with project.popen(command, stdin=subprocess.DEVNULL) as driver:
+        while not (recording.exists() and b'"canary"' in recording.read_bytes()):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        before = footprint(driver.pid)
+        driver.send_signal(signal.SIGINT)
+        driver.communicate(timeout=60)
+    assert driver.returncode == pytest.ExitCode.INTERRUPTED
+    before.wait_until_gone()
+    (trace,) = traces(recording)
+    assert trace.end.error is not None
+    assert trace.end.error.kind == "Interrupted"
+    assert json.loads((project.path / "run" / "run.json").read_text())["outcome"] == "interrupted"
 
 
 def test_the_harnesss_own_tests_are_left_alone(project: pytest.Pytester):
