@@ -11,7 +11,9 @@ from harness.contract import PauseMode
 from harness.stack import Stack
 
 TOKENS = 16
-"""Tokens per request that are made before a pause; the pause is held for as long as those took."""
+"""Tokens per request that are made before a pause."""
+HOLD = 3
+"""A pause is held for so many times as long as those tokens took: a machine may be busier later than it was then."""
 
 
 @asynccontextmanager
@@ -20,15 +22,14 @@ async def pause_in_flight(
 ) -> AsyncIterator[None]:
     """Pause once `requests` requests are in flight with about `TOKENS` tokens each; resume on leaving.
 
-    The body runs while paused. The pause lasts at least as long as those tokens took: a running engine would have
-    made as many again.
+    The body runs while paused. The pause lasts so long that a running engine would have made at least as many again.
     """
     began = time.monotonic()
     await stack.until_generating(requests=requests, tokens=TOKENS * requests)
     took = time.monotonic() - began
     await stack.pause(mode, clear_cache=clear_cache)
     yield
-    await asyncio.sleep(took)
+    await asyncio.sleep(HOLD * took)
     await stack.resume()
 
 
@@ -40,5 +41,5 @@ async def pause_idle(stack: Stack, mode: PauseMode, prompt: list[int]) -> AsyncI
     took = time.monotonic() - began
     await stack.pause(mode)
     yield
-    await asyncio.sleep(took)
+    await asyncio.sleep(HOLD * took)
     await stack.resume()
