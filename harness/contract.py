@@ -316,19 +316,19 @@ METHODS: dict[str, Method] = {
 def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities that this very call needs: finer than the table where an argument decides.
 
-    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded.
+    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded; an argument that it lacks has its default.
     """
     needed = METHODS[method].capability
     found = set() if needed is None else {needed}
     match method:
         case "pause":
-            found = {Capability(f"pause_{request['mode']}")}
-            found |= {Capability.PAUSE_CLEAR_CACHE} if request["clear_cache"] else set()
-        case "wake_up" if request["tags"] is not None:
+            found = {Capability(f"pause_{request.get('mode', 'keep')}")}
+            found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
+        case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
-        case "generate" if request["prompts"] is not None:
+        case "generate" if request.get("prompts") is not None:
             found.add(Capability.GENERATE_MESSAGES)
-        case "reset_prefix_cache" if request["reset_running_requests"]:
+        case "reset_prefix_cache" if request.get("reset_running_requests"):
             found.add(Capability.RESET_RUNNING_REQUESTS)
         case _:
             pass

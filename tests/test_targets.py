@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,12 @@ def test_a_local_target_is_its_release_without_the_environment():
         assert local.variables == release.variables == {"_SKYRL_USE_NEW_INFERENCE": switch}
 
 
+@pytest.mark.parametrize("name", list(registry()))
+def test_the_registry_and_the_adapter_declare_the_same(name):
+    module, _, adapter = registry()[name].adapter.partition(":")
+    assert getattr(importlib.import_module(module), adapter).declared == registry()[name].capabilities
+
+
 def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
     legacy, http = (registry()[f"skyrl-0.2.0:{kind}"].capabilities for kind in ("legacy", "http"))
     assert legacy - http == {Capability.GENERATE_MESSAGES}
@@ -37,6 +44,8 @@ def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
         Capability.TOKENIZE,
         Capability.PAUSE_ABORT,
         Capability.PAUSE_WAIT,
+        Capability.PAUSE_CLEAR_CACHE,
+        Capability.RESET_RUNNING_REQUESTS,
         Capability.HEALTH,
         Capability.IS_PAUSED,
     }

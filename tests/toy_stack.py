@@ -189,7 +189,9 @@ class ToyStack:
         self, context: list[int], params: dict[str, Any], temperature: float, rng: random.Random, barred: set[int]
     ) -> int:
         bias = {int(token): extra for token, extra in (params.get("logit_bias") or {}).items()}
-        model = [logprob + bias.get(token, 0.0) for token, logprob in enumerate(self.reference.next(0, context).logprobs)]
+        model = [
+            logprob + bias.get(token, 0.0) for token, logprob in enumerate(self.reference.next(0, context).logprobs)
+        ]
         open_to = set(params.get("allowed_token_ids") or range(len(model))) - barred
         if temperature == 0:
             return max(open_to, key=model.__getitem__)
