@@ -12,7 +12,11 @@ from harness.recording import ScenarioTrace
 from harness.verdict import Conformance, Verdict
 
 CHECK = "capability.exercised"
-_NO_PROOF = frozenset({"resume", "prepare_weight_sync"})
+_NO_PROOF: dict[str, frozenset[Capability]] = {
+    "resume": frozenset({Capability.PAUSE_KEEP}),
+    "wake_up": frozenset({Capability.SLEEP}),
+    "prepare_weight_sync": frozenset({Capability.WEIGHT_SYNC}),
+}
 """Calls that go along with others: a resume does not show that pause(keep) was exercised."""
 
 
@@ -21,8 +25,8 @@ def exercised(trace: ScenarioTrace) -> set[Capability]:
     return {
         capability
         for call in trace.calls
-        if call.phase == "scenario" and call.error is None and call.method not in _NO_PROOF
-        for capability in capabilities_of(call.method, call.request)
+        if call.phase == "scenario" and call.error is None
+        for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
     }
 
 

@@ -171,7 +171,6 @@ def test_a_declared_capability_that_nothing_exercised_with_success_is_red():
     seen = exercise.exercised(traces.trace(*calls))
     assert seen == {
         Capability.PAUSE_ABORT,
-        Capability.SLEEP,
         Capability.WAKE_UP_TAGS,
         Capability.GENERATE_MESSAGES,
     }
