@@ -96,30 +96,19 @@ def _name(process: psutil.Process) -> str:
         return str(process.pid)
 
 
-def _mapped_by(processes: list[psutil.Process]) -> set[Path]:
-    found: set[Path] = set()
-    for process in processes:
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-        except OSError:
-            continue  # it ended in the meantime: nothing of it is mapped any more
-        found.update(Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if " /dev/shm/" in line)
-    return {path for path in found if path.exists()}
-
-
 class SharedMemory:
     """Entries of /dev/shm that the stack made, known by who maps them, as they appear.
 
-    Whoever made one may be gone when it has to be removed, and its resource tracker too: a Ray worker that ends kills its
-    children, so that vLLM's semaphores stay behind (seen with ray 2.51, vllm 0.19).
+    Whoever made one may be gone when it has to be removed, and its resource tracker too. They are told apart by inode: a
+    semaphore is mapped under the name that it had before it got its own (glibc, sem_open).
     """
 
     def __init__(self) -> None:
         self._before = self._entries()
-        self._strange: set[Path] = set()
-        self._first_seen: dict[Path, float] = {}
+        self._strange: set[int] = set()
+        self._first_seen: dict[int, float] = {}
         self._next_look = 0.0
-        self.ours: set[Path] = set()
+        self._ours: dict[int, Path] = {}
 
     def look(self) -> None:
         """Take note of what is new. Cheap where nothing is."""
@@ -127,26 +116,41 @@ class SharedMemory:
         if now < self._next_look:
             return
         self._next_look = now + SHM_POLL_S
-        if new := self._entries() - self._before - self._strange - self.ours:
+        if new := self._entries().keys() - self._before.keys() - self._strange - self._ours.keys():
             self.add(_below())
-            for path in new - self.ours:
-                if now - self._first_seen.setdefault(path, now) > SHM_STRANGE_S:
-                    self._strange.add(path)
+            for inode in new - self._ours.keys():
+                if now - self._first_seen.setdefault(inode, now) > SHM_STRANGE_S:
+                    self._strange.add(inode)
 
     def add(self, processes: list[psutil.Process]) -> None:
         """What these processes map is ours, if it was not there before."""
-        self.ours |= _mapped_by(processes) - self._before
+        entries = self._entries()
+        mapped = {inode for process in processes for inode in mapped_by(process)}
+        self._ours |= {inode: entries[inode] for inode in mapped & entries.keys() - self._before.keys()}
 
     def remove(self) -> list[str]:
         """Remove what is left of ours: its names."""
-        left = sorted(path for path in self.ours if path.exists())
+        left = sorted(path for inode, path in self._entries().items() if self._ours.get(inode) == path)
         for path in left:
             path.unlink(missing_ok=True)
         return [str(path) for path in left]
 
     @staticmethod
-    def _entries() -> set[Path]:
-        return set(SHM.iterdir()) if SHM.is_dir() else set()
+    def _entries() -> dict[int, Path]:
+        """inode → path."""
+        if not SHM.is_dir():
+            return {}
+        with os.scandir(SHM) as found:
+            return {entry.inode(): Path(entry.path) for entry in found}
+
+
+def mapped_by(process: psutil.Process) -> set[int]:
+    """Inodes of the shared memory that a process maps; none for one that has ended in the meantime."""
+    try:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if " /dev/shm/" in line}
 
 
 def _reap() -> None:

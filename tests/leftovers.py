@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
 import msgspec
 import psutil
+
+from harness.supervisor import SHM, mapped_by
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +46,7 @@ def footprint(root: int, *, scratch: Path | None = None) -> Footprint:
     return Footprint(
         processes=processes,
         ports={port for p in processes for port in ports_of(p)},
-        shared_memory={path for p in processes for path in mapped(p) if path.exists()},
+        shared_memory={path for p in processes for path in mapped(p)},
         scratch=scratch,
     )
 
@@ -56,11 +59,12 @@ def alive(process: psutil.Process) -> bool:
 
 
 def mapped(process: psutil.Process) -> set[Path]:
-    """Shared memory that a process maps; nothing for one that is gone or somebody else's."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-        return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
-    return set()
+    """Entries of /dev/shm that a process maps."""
+    inodes = mapped_by(process)
+    if not inodes:
+        return set()
+    with os.scandir(SHM) as found:
+        return {Path(entry.path) for entry in found if entry.inode() in inodes}
 
 
 def ports_of(process: psutil.Process) -> set[int]:

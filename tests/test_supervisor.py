@@ -197,6 +197,23 @@ def test_shared_memory_of_a_process_that_is_gone_is_removed_too(tmp_path: Path):
         stranger.unlink()
 
 
+def test_a_semaphore_is_known_though_it_is_mapped_under_another_name(tmp_path: Path):
+    """Of a process that was killed together with its resource tracker, as Ray kills the children of a worker."""
+    code = "import time; from multiprocessing import get_context; lock = get_context('spawn').Lock(); "
+    code += f"print(lock._semlock.name, flush=True); {STAYS}"
+    shared = supervisor.SharedMemory()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        made = Path(f"/dev/shm/sem.{host.stdout.readline().strip()[1:]}")
+        shared.look()
+        for tracker in psutil.Process(host.pid).children():
+            tracker.kill()
+        host.kill()
+    assert made.exists()
+    assert shared.remove() == [str(made)]
+    assert not made.exists()
+
+
 # --- what cannot be had with real processes at will
 
 
