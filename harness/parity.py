@@ -142,7 +142,8 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
         left, right = ours.get(name), theirs.get(name)
         if left is not None and right is not None:
             found.append(_check(about, name, left, right))
-        elif baseline.driven and candidate.driven:
+        elif baseline.driven and candidate.driven and (baseline if left is None else candidate).conforms:
+            # Where the silent side failed a check of its own, that failure is why there is nothing: it is told there.
             side = "baseline" if left is not None else "candidate"
             found.append(
                 about(name, Parity.UNTESTABLE, f"{name} found something to judge on the {side} only", Blame.HARNESS)

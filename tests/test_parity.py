@@ -135,6 +135,12 @@ def test_a_check_that_judged_one_side_only_is_untestable_unless_the_other_was_ne
     assert {name: v.status for name, v in found.items()} == {"order": Parity.REGRESSION}
 
 
+def test_a_side_that_failed_has_told_why_a_check_found_nothing_on_it():
+    left = Judged(evidence=Evidence(OLD, BOOK), verdicts=[verdict("pass"), verdict("pass", check="echo")])
+    found = compare(SCENARIO, left, side(NEW, "fail", reason="refused"), None, NOISE)
+    assert {v.check: v.status for v in found} == {"order": Parity.REGRESSION}
+
+
 # --- calls ----------------------------------------------------------------------------------------------------------
 
 
