@@ -161,6 +161,7 @@ class SkyRLStack:
     @staticmethod
     def _trainer_on_cpu() -> None:
         import torch
+
         from backends.vllm import gloo_transfer
 
         torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+
+from backends.skyrl.base import SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from harness.capability import Capability
@@ -25,8 +27,6 @@ from harness.contract import (
     TokenizeResult,
     WorldSizeResult,
 )
-
-from backends.skyrl.base import SkyRLStack
 
 TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 """vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
@@ -101,8 +101,9 @@ class HttpStack(SkyRLStack):
 
     def _start_as_shipped(self) -> str:
         import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor as shipped
-        from backends.skyrl.actors import loopback_server_actor
         from skyrl.backends.skyrl_train.inference_servers.setup import create_inference_servers
+
+        from backends.skyrl.actors import loopback_server_actor
 
         shipped.VLLMServerActor = loopback_server_actor()
         setup = create_inference_servers(

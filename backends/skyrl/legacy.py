@@ -7,6 +7,8 @@ import pickle
 from typing import Any, ClassVar
 
 import httpx
+
+from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
 from backends.vllm import patches
 from harness.capability import Capability
@@ -18,8 +20,6 @@ from harness.contract import (
     SampleRequest,
     WorldSizeResult,
 )
-
-from backends.skyrl.base import SkyRLStack, generation
 
 
 class LegacyStack(SkyRLStack):
@@ -95,10 +95,11 @@ class LegacyStack(SkyRLStack):
 
     def _engines_as_shipped(self, tokenizer: Any) -> list[Any]:
         import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
-        from backends.skyrl.actors import probed_engine_actor
         from skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine import (
             create_ray_wrapped_inference_engines,
         )
+
+        from backends.skyrl.actors import probed_engine_actor
 
         shipped.AsyncVLLMRayActor = probed_engine_actor()
         engine = self.cfg.generator.inference_engine
