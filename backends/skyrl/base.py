@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
+from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.vllm import patches
 from backends.vllm.plugin import PATCHES, TAP_DIR
@@ -62,6 +63,17 @@ VARIABLES = {
 the control plane."""
 
 NO_COLOCATION = frozenset({Capability.SLEEP, Capability.WAKE_UP_TAGS})
+
+ENDPOINTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/pause",
+    "/resume",
+    "/sleep",
+    "/wake_up",
+    "/reset_prefix_cache",
+)
+"""What both clients call on a server."""
 
 LOOPBACK_PATCH = {
     "name": "loopback",
@@ -245,6 +257,14 @@ class SkyRLStack:
     def roles(self) -> dict[str, int]:
         """Processes beside the engines that the stack cannot do without, role → pid."""
         return {}
+
+    async def list_what_lacks(self, servers: RemoteServers, endpoints: tuple[str, ...]) -> None:
+        """Say in the description what an external server does not offer of what this stack's client calls."""
+        lacking = await servers.lacks((*ENDPOINTS, *endpoints))
+        self.notes.append(
+            f"external servers (SkyRL's vllm_server, vLLM's dev mode on) lack of what the client calls: "
+            f"{', '.join(lacking) or 'nothing'}"
+        )
 
     async def _describe(self) -> Description:
         request = self.request

@@ -32,6 +32,20 @@ TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 """vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
 
 
+ENDPOINTS = (
+    "/inference/v1/generate",
+    "/skyrl/v1/generate",
+    "/tokenize",
+    "/detokenize",
+    "/is_paused",
+    "/get_world_size",
+    "/collective_rpc",
+    "/init_weight_transfer_engine",
+    "/update_weights",
+)
+"""What RemoteInferenceClient calls beside what both clients do."""
+
+
 class HttpStack(SkyRLStack):
     """The contract on `RemoteInferenceClient`."""
 
@@ -78,6 +92,7 @@ class HttpStack(SkyRLStack):
         if self.remote:
             self._servers = RemoteServers(self.request, self.on_cpu)
             self._urls = await self._servers.start()
+            await self.list_what_lacks(self._servers, ENDPOINTS)
             proxy = await asyncio.to_thread(self._start_router)
         elif self.request.start == "fork":
             self._servers = ForkedServers(self._cli_arguments(), self.request.topology.engines)

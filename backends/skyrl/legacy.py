@@ -21,6 +21,9 @@ from harness.contract import (
     WorldSizeResult,
 )
 
+ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/destroy_weights_update_group")
+"""What RemoteInferenceEngine calls beside what both clients do."""
+
 
 class LegacyStack(SkyRLStack):
     """The contract on `InferenceEngineClient`."""
@@ -82,6 +85,7 @@ class LegacyStack(SkyRLStack):
 
         self._servers = RemoteServers(self.request, self.on_cpu)
         self._urls = await self._servers.start()
+        await self.list_what_lacks(self._servers, ENDPOINTS)
         engines: list[Any] = create_remote_inference_engines(
             urls=[url.removeprefix("http://") for url in self._urls],
             model_name=self.request.model_path,

@@ -36,6 +36,7 @@ class RemoteServers:
     def __init__(self, request: StartRequest, on_cpu: bool) -> None:
         self._request = request
         self._on_cpu = on_cpu
+        self.urls: list[str] = []
         self._servers: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> list[str]:
@@ -46,9 +47,16 @@ class RemoteServers:
                 self._servers.append(
                     subprocess.Popen(self._command(port), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
                 )
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        await asyncio.gather(*(self._healthy(index, url) for index, url in enumerate(urls)))
-        return urls
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        await asyncio.gather(*(self._healthy(index, url) for index, url in enumerate(self.urls)))
+        return self.urls
+
+    async def lacks(self, wanted: tuple[str, ...]) -> list[str]:
+        """Which of the endpoints that a stack calls an external server does not have (SkyRL #1014, task 3: "what endpoints
+        are missing right now"), by its own OpenAPI document."""
+        async with httpx.AsyncClient(timeout=30) as client:
+            document = (await client.get(f"{self.urls[0]}/openapi.json")).raise_for_status().json()
+        return [path for path in wanted if path not in document["paths"]]
 
     def pids(self) -> dict[str, int]:
         return {f"external-{index}": server.pid for index, server in enumerate(self._servers)}
