@@ -165,23 +165,28 @@ def _reap() -> None:
 
 
 def _end_all(shared: SharedMemory) -> list[str]:
-    """End everything below, first politely: the names of what was there."""
+    """End everything below, first politely: the names of what was there. Returns once all of it has been reaped."""
     left = _below()
     names = [_name(p) for p in left]
     shared.add(left)
     for process in left:
         _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
-    while _below() and time.monotonic() < deadline:
+    while _remain() and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    while left := _below():
+    while _remain():
+        left = _below()
         shared.add(left)
         for process in left:
             _signal(process, signal.SIGKILL)
-        _reap()
         time.sleep(POLL_S)
-    _reap()
     return names
+
+
+def _remain() -> bool:
+    """Is anything below us, zombies included? A zombie may have threads that still hold its ports."""
+    _reap()
+    return bool(psutil.Process().children(recursive=True))
 
 
 def _signal(process: psutil.Process, number: int) -> None:
