@@ -285,7 +285,8 @@ class Parity:
         judgement = judge_run(session.folder.path, ledger=session.options.ledger)
         began = time.monotonic()
         write_all(judgement, session.folder.path, ledger=entries)
-        seconds = judgement.run.seconds | {"report": round(time.monotonic() - began, 2)}
+        judging = session.seconds.get("judge", 0.0) + judgement.run.seconds["judge"]  # while driving, and now
+        seconds = judgement.run.seconds | {"judge": judging, "report": round(time.monotonic() - began, 2)}
         self._judgement = msgspec.structs.replace(
             judgement, run=msgspec.structs.replace(judgement.run, seconds=seconds)
         )

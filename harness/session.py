@@ -208,8 +208,7 @@ class Session:
             return lacking
         traces = []
         for take in range(1, self.options.takes(seat.target) + 1):
-            with self.timed("drive"):
-                traces.append(self._take(scenario, seat, take, body))
+            traces.append(self._take(scenario, seat, take, body))
             self._ask_the_oracle(scenario, traces[-1])
         with self.timed("judge"):
             verdicts = merge([judge.judge(scenario, trace, self._reference()) for trace in traces])
@@ -223,7 +222,8 @@ class Session:
         stack = self._live(seat)
         if stack is None:
             return self._not_driven(scenario, take, self._hopeless[seat.name])
-        return self._runner.run(stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack)))
+        with self.timed("drive"):
+            return self._runner.run(stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack)))
 
     def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> ScenarioTrace:
         recorder = self._recorder
