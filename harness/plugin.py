@@ -240,10 +240,11 @@ class Parity:
             pytest.fail(f"not driven: {self._broken}", pytrace=False)
         try:
             verdicts = self._verdicts(pyfuncitem, scenario, place)
+            beside = self._begun().of_both(scenario, place.topology) if isinstance(place, Duel) else []
         except HarnessError as e:
             self._broken = e
             pytest.exit(f"{type(e).__name__}: {e}", returncode=2)
-        _settle(verdicts, self._config.getoption("--ledger"))
+        _settle(verdicts, beside, self._config.getoption("--ledger"))
         return True
 
     def _verdicts(self, item: pytest.Function, scenario: Scenario, place: Seat | Duel) -> list[Verdict]:
@@ -337,10 +338,14 @@ def _whole_waves(items: Sequence[pytest.Item]) -> list[int]:
     )
 
 
-def _settle(verdicts: Sequence[Verdict], ledger_path: Path | None) -> None:
-    """Turn an item's verdicts into pytest's outcome: fail, xfail (all red ones are in the ledger), skip, or pass."""
+def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], ledger_path: Path | None) -> None:
+    """Turn an item's verdicts into pytest's outcome: fail, xfail (all red ones are in the ledger), skip, or pass.
+
+    `beside` are each stack's own verdicts, for a comparison: what explains these explains what is compared.
+    """
     __tracebackhide__ = True
-    explained, _ = ledger.apply(ledger.load(ledger_path), verdicts, datetime.now(UTC).date())
+    together, _ = ledger.apply(ledger.load(ledger_path), [*beside, *verdicts], datetime.now(UTC).date())
+    explained = together[len(beside) :]
     if red := [v for v in explained if v.red]:
         pytest.fail("\n\n".join(_told(v) for v in red), pytrace=False)
     if known := sorted({v.known for v in explained if v.known is not None}):

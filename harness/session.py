@@ -392,6 +392,11 @@ class Session:
             twin = takes[1] if self.options.twin and len(takes) > 1 else None
             return parity.compare(scenario, sides[0], sides[1], twin, self._floors())
 
+    def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
+        """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
+        seats = [Seat(target=name, topology=topology) for name in self.options.targets]
+        return [verdict for seat in seats for verdict in self._verdicts.get((scenario.name, seat.name), [])]
+
     def _side(self, scenario: Scenario, seat: Seat) -> parity.Side:
         verdicts = self._verdicts.get((scenario.name, seat.name))
         traces = self._traces.get((scenario.name, seat.name))
