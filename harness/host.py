@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from harness.contract import METHODS, Description, Message
-from harness.errors import NotOffered, StackDied, StackError
+from harness.errors import Blame, NotOffered, StackDied, StackError
 from harness.reference import QUERIES
 
 GRACE_S = 15.0
@@ -37,13 +37,18 @@ CALLS: dict[str, tuple[type[Message], type[Message]]] = {
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call failed inside the host. `error` names the class of `harness.errors` that the driver raises."""
+    """How a call failed inside the host. `error` names the class of `harness.errors` that the driver raises.
+
+    `blame` and `next_step` are those of a `StackError` that the adapter raised itself; empty where it has none to give.
+    """
 
     error: str
     kind: str
     message: str
     status: int | None = None
     trace: str = ""
+    blame: Blame | None = None
+    next_step: str = ""
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -65,7 +70,15 @@ def reply_to(error: BaseException, trace: str) -> ErrorReply:
     if isinstance(error, NotOffered):
         return ErrorReply(error="NotOffered", kind="NotOffered", message=error.capability)
     if isinstance(error, StackError):
-        return ErrorReply(error=type(error).__name__, kind=type(error).__name__, message=error.message, trace=trace)
+        named = next(c.__name__ for c in type(error).__mro__ if c.__module__ == StackError.__module__)
+        return ErrorReply(
+            error=named,
+            kind=type(error).__name__,
+            message=error.message,
+            trace=trace,
+            blame=error.blame,
+            next_step=error.next_step,
+        )
     cause = _cause(error)
     return ErrorReply(
         error="CallFailed",

@@ -22,6 +22,7 @@ from fixtures.prompts import Prompts
 from harness import environments, ledger
 from harness.catalogue import declared
 from harness.errors import HarnessError, UsageError
+from harness.ledger import Ledger
 from harness.logs import LogStream
 from harness.progress import console_progress
 from harness.run import judge_run
@@ -140,6 +141,7 @@ class Parity:
         self._judgement: Judgement | None = None
         self._report: Path | None = None
         self._broken: HarnessError | None = None
+        self._known = Ledger()
         self._whole_waves: list[int] = []
         self._logs: LogStream | None = None
 
@@ -177,7 +179,7 @@ class Parity:
             raise UsageError("--engines and --repeat count from 1")
         if option("--model") is not None:
             check_model(option("--model"))
-        ledger.load(option("--ledger"))
+        self._known = ledger.load(option("--ledger"))
 
     def _options(self) -> Options:
         option = self._config.getoption
@@ -189,7 +191,6 @@ class Parity:
             engine=environments.detect_engine() if engine == "auto" else engine,
             start=option("--start"),
             engines=option("--engines"),
-            placements=[Placement(p) for p in option("--placement")],
             model=option("--model"),
             run_dir=option("--run-dir"),
             target_python=option("--target-python"),
@@ -244,7 +245,7 @@ class Parity:
         except HarnessError as e:
             self._broken = e
             pytest.exit(f"{type(e).__name__}: {e}", returncode=2)
-        _settle(verdicts, beside, self._config.getoption("--ledger"))
+        _settle(verdicts, beside, self._known)
         return True
 
     def _verdicts(self, item: pytest.Function, scenario: Scenario, place: Seat | Duel) -> list[Verdict]:
@@ -282,17 +283,16 @@ class Parity:
     def _finish(self, session: Session) -> None:
         from reports.render import write_all
 
-        entries = ledger.load(session.options.ledger)
         judgement = judge_run(session.folder.path, ledger=session.options.ledger)
         began = time.monotonic()
-        write_all(judgement, session.folder.path, ledger=entries)
+        write_all(judgement, session.folder.path, ledger=self._known)
         judging = session.seconds.get("judge", 0.0) + judgement.run.seconds["judge"]  # while driving, and now
         seconds = judgement.run.seconds | {"judge": judging, "report": round(time.monotonic() - began, 2)}
         self._judgement = msgspec.structs.replace(
             judgement, run=msgspec.structs.replace(judgement.run, seconds=seconds)
         )
         session.folder.write_info(msgspec.structs.replace(self._judgement.run, headers=[]))
-        self._report = write_all(self._judgement, session.folder.path, ledger=entries)["report.html"]
+        self._report = write_all(self._judgement, session.folder.path, ledger=self._known)["report.html"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._broken is not None:
@@ -338,18 +338,18 @@ def _whole_waves(items: Sequence[pytest.Item]) -> list[int]:
     )
 
 
-def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], ledger_path: Path | None) -> None:
+def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledger) -> None:
     """Turn an item's verdicts into pytest's outcome: fail, xfail (all red ones are in the ledger), skip, or pass.
 
     `beside` are each stack's own verdicts, for a comparison: what explains these explains what is compared.
     """
     __tracebackhide__ = True
-    together, _ = ledger.apply(ledger.load(ledger_path), [*beside, *verdicts], datetime.now(UTC).date())
+    together, _ = ledger.apply(known, [*beside, *verdicts], datetime.now(UTC).date())
     explained = together[len(beside) :]
     if red := [v for v in explained if v.red]:
         pytest.fail("\n\n".join(_told(v) for v in red), pytrace=False)
-    if known := sorted({v.known for v in explained if v.known is not None}):
-        pytest.xfail(f"known divergence: {', '.join(known)}")
+    if entries := sorted({v.known for v in explained if v.known is not None}):
+        pytest.xfail(f"known divergence: {', '.join(entries)}")
     if explained and all(v.status == "missing" for v in explained):
         pytest.skip(explained[0].reason)
 

@@ -24,7 +24,6 @@ import psutil
 import harness
 from harness import environments, judge, parity
 from harness.book import Book
-from harness.capability import Capability
 from harness.checks.base import Evidence
 from harness.contract import Description, StartRequest
 from harness.errors import Blame, StackError, UsageError
@@ -37,7 +36,7 @@ from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
 from harness.takes import merge
 from harness.targets import Target, resolve
-from harness.topology import Placement, Topology
+from harness.topology import Topology
 from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
 
 MAX_STARTS = 4
@@ -57,8 +56,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["cpu", "cuda"]
     start: Literal["ray", "fork"] = "ray"
     engines: int = 2
-    placements: list[Placement] = []
-    """Empty: all that the scenarios name."""
     model: Path | None = None
     run_dir: Path | None = None
     target_python: Path | None = None
@@ -151,10 +148,6 @@ class Session:
             whole_waves=self.whole_waves,
             not_started=self.not_started,
         )
-
-    def declared(self, target: str) -> frozenset[Capability]:
-        """What a target declares in the registry."""
-        return self._target(target).capabilities
 
     def _target(self, name: str) -> Target:
         if name not in self._targets:

@@ -213,13 +213,11 @@ class HostProcess:
         match reply.error:
             case "NotOffered":
                 return NotOffered(reply.message)
-            case "StartFailed":
-                return StartFailed(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
-            case "StackDied":
-                return StackDied(reply.message, log_tail=log_tail(self.log), next_step=f"read {self.log}")
-            case "PortTaken":
-                error = StartFailed(reply.message, next_step="free the port, or leave --base-port out")
-                error.blame = Blame.ENVIRONMENT
+            case "StartFailed" | "StackDied":
+                kind = StartFailed if reply.error == "StartFailed" else StackDied
+                next_step = reply.next_step or f"read {self.log}"
+                error = kind(reply.message, log_tail=log_tail(self.log), next_step=next_step)
+                error.blame = reply.blame or kind.blame
                 return error
             case _:
                 return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])

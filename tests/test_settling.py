@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.ledger import load
 from harness.plugin import _settle
 from harness.verdict import Conformance, Parity
 from tests.test_ledger import verdict
@@ -25,7 +26,7 @@ source = "vllm/sampler.py:1: no generator is used"
 def ledger(tmp_path):
     path = tmp_path / "known.toml"
     path.write_text(ENTRY)
-    return path
+    return load(path)
 
 
 def stacks(reason):
