@@ -23,6 +23,8 @@ from harness.reference import (
     EncodeRequest,
     ExpectedDigests,
     ExpectedDigestsRequest,
+    Experts,
+    ExpertsRequest,
     Next,
     NextRequest,
     Query,
@@ -154,11 +156,14 @@ class Book:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
-        return self._answer(ScoreRequest(version=version, prompt=prompt, tokens=tokens), Score)
+    def score(self, request: ScoreRequest) -> Score:
+        return self._answer(request, Score)
 
-    def next(self, version: int, prompt: list[int]) -> Next:
-        return self._answer(NextRequest(version=version, prompt=prompt), Next)
+    def next(self, request: NextRequest) -> Next:
+        return self._answer(request, Next)
+
+    def experts(self, request: ExpertsRequest) -> Experts:
+        return self._answer(request, Experts)
 
     def expected_digests(self, version: int) -> dict[str, str]:
         return self._answer(ExpectedDigestsRequest(version=version), ExpectedDigests).digests

@@ -38,6 +38,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     prompts: list[list[dict[str, Any]]] | None = None
     sampling_params: dict[str, Any] = {}
     session_ids: list[SessionId] | None = None
+    lora_adapter: str | None = None
+    """Name of the loaded adapter that answers; None is the base model."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
@@ -51,6 +53,9 @@ class Generation(Message, frozen=True, kw_only=True):
     responses: list[str] | None
     stop_reasons: list[str | None]
     response_logprobs: list[list[float] | None] | None = None
+    routed_experts: list[list[list[list[int]]] | None] | None = None
+    """Rows × positions × layers × top_k expert indices, the most probable expert first; one position for each token
+    that was fed to the model: prompt and response without its last token (SkyRL, rollout_expert_indices)."""
 
 
 class SampleRequest(Message, frozen=True, kw_only=True):
@@ -147,6 +152,18 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     chunks: int = 1
 
 
+class LoadLoraRequest(Message, frozen=True, kw_only=True):
+    """Load version `version` of an adapter under `name` into every engine. A name that is loaded is replaced
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace)."""
+
+    name: str
+    version: int
+
+
+class UnloadLoraRequest(Message, frozen=True, kw_only=True):
+    name: str
+
+
 class DigestsResult(Message, frozen=True, kw_only=True):
     """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
 
@@ -172,6 +189,28 @@ class InFlightResult(Message, frozen=True, kw_only=True):
     servers: dict[str, int]
 
 
+class ProbeRouterResult(Message, frozen=True, kw_only=True):
+    """Control-plane route ("POST /pause") → HTTP status with which the data-plane address answered it."""
+
+    routes: dict[str, int]
+
+
+class KillServerRequest(Message, frozen=True, kw_only=True):
+    server: str
+
+
+class InjectRequest(Message, frozen=True, kw_only=True):
+    """Break the stack on purpose: the id of a seeded fault (`harness.faults.Fault.id`), None for none."""
+
+    fault: str | None = None
+
+
+class InjectResult(Message, frozen=True, kw_only=True):
+    """How often the fault that was there before took effect: the canary of the fault instrument."""
+
+    fired: int
+
+
 class StartRequest(Message, frozen=True, kw_only=True):
     """All that an adapter needs to start. Paths are absolute. `variables` is the environment it was given, for the record."""
 
@@ -186,6 +225,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
     scratch: str
     """A short, private folder for sockets and Ray's session (mode 0700)."""
     logs: str
+    fault_taps: bool = False
+    """Put the fault instrument (`inject`) into the stack. Never in a run whose verdicts are to count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
 
@@ -260,6 +301,10 @@ class StackAdapter(Protocol):
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
 
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty: ...
+
+    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty: ...
+
     async def pickle_client(self, request: Empty) -> Empty:
         """Replace the client by itself, serialized and read back, as handing it to another process does."""
 
@@ -271,6 +316,15 @@ class StackAdapter(Protocol):
 
     async def in_flight(self, request: Empty) -> InFlightResult:
         """Out of band: what engines work on now."""
+
+    async def probe_router(self, request: Empty) -> ProbeRouterResult:
+        """Out of band: ask the data plane's own address for routes of the control plane, with harmless arguments."""
+
+    async def kill_server(self, request: KillServerRequest) -> Empty:
+        """Out of band: kill a server's processes. The stack is not used again after the scenario."""
+
+    async def inject(self, request: InjectRequest) -> InjectResult:
+        """Out of band: switch to another seeded fault, or to none. Raises `NotOffered` without fault taps."""
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -304,10 +358,15 @@ METHODS: dict[str, Method] = {
         Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
+        Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.LORA),
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
         Method("digests", Empty, DigestsResult),
         Method("observe", ObserveRequest, ObserveResult),
         Method("in_flight", Empty, InFlightResult),
+        Method("probe_router", Empty, ProbeRouterResult, Capability.ROUTER),
+        Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
+        Method("inject", InjectRequest, InjectResult),
     )
 }
 """Every call of the contract by name. Host and handle are both made from this table."""
@@ -326,8 +385,9 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
-        case "generate" if request.get("prompts") is not None:
-            found.add(Capability.GENERATE_MESSAGES)
+        case "generate":
+            found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
+            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "reset_prefix_cache" if request.get("reset_running_requests"):
             found.add(Capability.RESET_RUNNING_REQUESTS)
         case _:

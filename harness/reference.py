@@ -12,12 +12,21 @@ from typing import Protocol
 import msgspec
 
 from harness.contract import Message
+from harness.topology import Quantization
 
 
-class ScoreRequest(Message, frozen=True, kw_only=True):
-    """Teacher-forced scores of `tokens` after `prompt` under policy version `version`."""
+class Weights(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of questions about a model: policy version `version`, under version `adapter` of the LoRA adapter if there is
+    one, held in `quantization` if the engines quantize."""
 
     version: int
+    adapter: int | None = None
+    quantization: Quantization | None = None
+
+
+class ScoreRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
+    """Teacher-forced scores of `tokens` after `prompt`."""
+
     prompt: list[int]
     tokens: list[int]
 
@@ -34,10 +43,9 @@ class Score(Message, frozen=True, kw_only=True):
     margins: list[float]
 
 
-class NextRequest(Message, frozen=True, kw_only=True):
-    """The whole distribution of the token after `prompt` under policy version `version`, at temperature 1."""
+class NextRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole distribution of the token after `prompt`, at temperature 1."""
 
-    version: int
     prompt: list[int]
 
 
@@ -45,6 +53,21 @@ class Next(Message, frozen=True, kw_only=True):
     """Log-probabilities by token id, one entry per id of the vocabulary."""
 
     logprobs: list[float]
+
+
+class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
+    """To which experts each of `tokens` is routed when the model is fed all of them."""
+
+    tokens: list[int]
+
+
+class Experts(Message, frozen=True, kw_only=True):
+    """`indices`: positions × layers × top_k, the most probable expert first; `margins`: positions × layers, the logit of
+    the last expert that was chosen minus that of the first that was not. `count`: experts per layer."""
+
+    indices: list[list[list[int]]]
+    margins: list[list[float]]
+    count: int
 
 
 class ExpectedDigestsRequest(Message, frozen=True, kw_only=True):
@@ -85,12 +108,15 @@ class Text(Message, frozen=True, kw_only=True):
     text: str
 
 
-Query = ScoreRequest | NextRequest | ExpectedDigestsRequest | RenderRequest | DecodeRequest | EncodeRequest
-Answer = Score | Next | ExpectedDigests | Tokens | Text
+Query = (
+    ScoreRequest | NextRequest | ExpertsRequest | ExpectedDigestsRequest | RenderRequest | DecodeRequest | EncodeRequest
+)
+Answer = Score | Next | Experts | ExpectedDigests | Tokens | Text
 
 QUERIES: dict[str, tuple[type[Message], type[Message]]] = {
     "score": (ScoreRequest, Score),
     "next": (NextRequest, Next),
+    "experts": (ExpertsRequest, Experts),
     "expected_digests": (ExpectedDigestsRequest, ExpectedDigests),
     "render": (RenderRequest, Tokens),
     "decode": (DecodeRequest, Text),
@@ -113,9 +139,11 @@ class UnansweredQuery(LookupError):
 class ReferenceBook(Protocol):
     """Read access to the oracle's answers. Raises `UnansweredQuery` for what was never asked."""
 
-    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score: ...
+    def score(self, request: ScoreRequest) -> Score: ...
 
-    def next(self, version: int, prompt: list[int]) -> Next: ...
+    def next(self, request: NextRequest) -> Next: ...
+
+    def experts(self, request: ExpertsRequest) -> Experts: ...
 
     def expected_digests(self, version: int) -> dict[str, str]: ...
 

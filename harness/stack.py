@@ -34,7 +34,11 @@ from harness.contract import (
     Generation,
     HealthResult,
     InFlightResult,
+    InjectRequest,
+    InjectResult,
     IsPausedResult,
+    KillServerRequest,
+    LoadLoraRequest,
     Message,
     ObserveRequest,
     ObserveResult,
@@ -42,6 +46,7 @@ from harness.contract import (
     OpenAIResponse,
     PauseMode,
     PauseRequest,
+    ProbeRouterResult,
     ResetPrefixCacheRequest,
     SampleRequest,
     SessionId,
@@ -50,6 +55,7 @@ from harness.contract import (
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
+    UnloadLoraRequest,
     WakeUpRequest,
     WorldSizeResult,
     capabilities_of,
@@ -295,6 +301,8 @@ class Stack:
         self._calls = 0
         self._deadline = float("inf")
         self._version: int | None = None
+        self._adapters: set[str] = set()
+        self._spoiled = False
         self._canary_seed = 0
         self._events: list[Event] = []
         self.description: Description | None = None
@@ -419,6 +427,8 @@ class Stack:
             await self.wake_up()
         if Capability.WEIGHT_SYNC in self.capabilities and self._version != 0:
             await self.sync_weights(0)
+        for adapter in sorted(self._adapters):
+            await self.unload_lora_adapter(adapter)
         if Capability.RESET_PREFIX_CACHE in self.capabilities:
             await self.reset_prefix_cache()
         await self.digests(label="clean_room")
@@ -483,11 +493,17 @@ class Stack:
         prompts: list[list[int]],
         *,
         session_ids: list[SessionId] | None = None,
+        lora_adapter: str | None = None,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """Continue each prompt; results in the order of the prompts."""
-        request = GenerateRequest(prompt_token_ids=prompts, session_ids=session_ids, sampling_params=sampling_params)
+        """Continue each prompt, under a LoRA adapter if one is named; results in the order of the prompts."""
+        request = GenerateRequest(
+            prompt_token_ids=prompts,
+            session_ids=session_ids,
+            lora_adapter=lora_adapter,
+            sampling_params=sampling_params,
+        )
         return await self._call("generate", request, Generation, label)
 
     async def generate_messages(
@@ -580,8 +596,33 @@ class Stack:
         """server → rank → parameter → digest, out of band."""
         return (await self._call("digests", Empty(), DigestsResult, label)).servers
 
+    async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
+        """Load a version of a LoRA adapter under a name into every engine; one that is there is replaced."""
+        self._adapters.add(name)
+        await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty, label)
+
+    async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
+        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
+        self._adapters.discard(name)
+
     async def pickle_client(self, *, label: str | None = None) -> None:
         await self._call("pickle_client", Empty(), Empty, label)
+
+    # --- probing and breaking, out of band
+
+    async def probe_router(self, *, label: str | None = None) -> dict[str, int]:
+        """Control-plane route → HTTP status with which the data plane's address answered it."""
+        return (await self._call("probe_router", Empty(), ProbeRouterResult, label)).routes
+
+    async def kill_server(self, server: str, *, label: str | None = None) -> None:
+        """Kill a server's processes. The stack is started anew for the next scenario."""
+        self._spoiled = True
+        await self._call("kill_server", KillServerRequest(server=server), Empty, label)
+
+    async def inject(self, fault: str | None) -> int:
+        """Switch to a seeded fault, or to none; how often the one before took effect. Not recorded: scenarios know no faults."""
+        result: InjectResult = await self._host.call("inject", InjectRequest(fault=fault), 60)
+        return result.fired
 
     # --- waiting and provoking
 

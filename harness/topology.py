@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
+
+Quantization = Literal["int8", "fp8"]
 
 
 class Placement(StrEnum):
@@ -26,6 +29,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel: int = 1
     data_parallel: int = 1
     placement: Placement = Placement.DISAGGREGATED
+    quantization: Quantization | None = None
+    """In which the engines hold the weights that they are given in full precision (SkyRL #1014, task 12)."""
 
     @property
     def name(self) -> str:
@@ -36,7 +41,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
             for label, size in (("pp", self.pipeline_parallel), ("dp", self.data_parallel))
             if size > 1
         )
-        return f"{self.placement}-{workers}{extra}"
+        quantized = f"-{self.quantization}" if self.quantization else ""
+        return f"{self.placement}-{workers}{extra}{quantized}"
 
     @property
     def world_size(self) -> int:

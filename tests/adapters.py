@@ -105,10 +105,10 @@ class Oracle(Toy):
     """The reference of the made-up model."""
 
     async def score(self, request):
-        return self.reference.score(request.version, request.prompt, request.tokens)
+        return self.reference.score(request)
 
     async def next(self, request):
-        return self.reference.next(request.version, request.prompt)
+        return self.reference.next(request)
 
     async def expected_digests(self, _request):
         return ExpectedDigests(digests=DIGESTS)

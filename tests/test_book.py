@@ -46,8 +46,8 @@ def path(tmp_path: Path) -> Path:
 def test_every_kind_of_answer_is_read_back_typed(path: Path):
     book = Book.load(path)
     assert book.model_sha256 == "model-hash"
-    assert book.score(1, [1, 2], [3]) == SCORE
-    assert book.next(0, [1]).logprobs == [-0.1, -2.3]
+    assert book.score(ScoreRequest(version=1, prompt=[1, 2], tokens=[3])) == SCORE
+    assert book.next(NextRequest(version=0, prompt=[1])).logprobs == [-0.1, -2.3]
     assert book.expected_digests(2) == {"weight": "ab:2x2:float32"}
     assert book.render([{"role": "user", "content": "hé"}]) == [7, 8]
     assert book.decode([7], skip_special_tokens=True) == "h"
@@ -57,9 +57,9 @@ def test_every_kind_of_answer_is_read_back_typed(path: Path):
 def test_what_was_never_asked_is_no_answer(path: Path):
     book = Book.load(path)
     for ask in (
-        lambda: book.score(0, [1, 2], [3]),
+        lambda: book.score(ScoreRequest(version=0, prompt=[1, 2], tokens=[3])),
         lambda: book.decode([7], skip_special_tokens=False),
-        lambda: Book.empty().next(0, [1]),
+        lambda: Book.empty().next(NextRequest(version=0, prompt=[1])),
     ):
         with pytest.raises(UnansweredQuery):
             ask()

@@ -83,7 +83,9 @@ def test_an_exception_in_a_check_is_untestable_and_shown_with_its_place():
 
 @pytest.mark.usefixtures("alone")
 def test_an_answer_that_was_never_given_is_untestable():
-    found = verdict_of(lambda evidence: passed(len(evidence.reference.next(0, [1]).logprobs)))
+    found = verdict_of(
+        lambda evidence: passed(len(evidence.reference.next(NextRequest(version=0, prompt=[1])).logprobs))
+    )
     assert (found.status, found.blame) == (Conformance.UNTESTABLE, Blame.HARNESS)
     assert "never asked" in found.reason
 

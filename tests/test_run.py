@@ -267,13 +267,18 @@ def test_answers_of_another_model_are_refused(tmp_path, ledger):
 def test_the_reference_answers_of_the_run_are_used(tmp_path, ledger, declared):
     from harness.reference import NextRequest
 
-    ask = Check(name="oracle", fault="f", source="s", judge=lambda e: passed(len(e.reference.next(0, [1]).logprobs)))
+    ask = Check(
+        name="oracle",
+        fault="f",
+        source="s",
+        judge=lambda e: passed(len(e.reference.next(NextRequest(version=0, prompt=[1])).logprobs)),
+    )
     declared[NAMES[0]] = recordings.declared(NAMES[0], checks=(ask,))
     folder = recordings.run_folder(tmp_path / "run", NAMES)
     assert statuses(judge_run(folder.path, ledger=ledger, today=TODAY), pair=False)["oracle"] == "untestable"
     folder.reference.unlink()
     with Book.create(folder.reference, recordings.MODEL) as book:
-        book.add(NextRequest(version=0, prompt=[1]), traces.FakeReference().next(0, [1]))
+        book.add(NextRequest(version=0, prompt=[1]), traces.FakeReference().next(NextRequest(version=0, prompt=[1])))
     assert statuses(judge_run(folder.path, ledger=ledger, today=TODAY), pair=False)["oracle"] == "pass"
 
 

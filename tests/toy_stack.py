@@ -26,6 +26,7 @@ from harness.contract import (
 )
 from harness.errors import CallFailed
 from harness.recording import Call, CallError, Observation
+from harness.reference import NextRequest
 from harness.topology import Topology
 from tests import traces
 
@@ -190,7 +191,8 @@ class ToyStack:
     ) -> int:
         bias = {int(token): extra for token, extra in (params.get("logit_bias") or {}).items()}
         model = [
-            logprob + bias.get(token, 0.0) for token, logprob in enumerate(self.reference.next(0, context).logprobs)
+            logprob + bias.get(token, 0.0)
+            for token, logprob in enumerate(self.reference.next(NextRequest(version=0, prompt=context)).logprobs)
         ]
         open_to = set(params.get("allowed_token_ids") or range(len(model))) - barred
         if temperature == 0:

@@ -32,7 +32,19 @@ from harness.contract import (
     TokenizeResult,
 )
 from harness.recording import Call, CallError, Header, Observation, ScenarioEnd, ScenarioTrace
-from harness.reference import METHOD_OF, Answer, Next, Query, Score, UnansweredQuery, key
+from harness.reference import (
+    METHOD_OF,
+    Answer,
+    Experts,
+    ExpertsRequest,
+    Next,
+    NextRequest,
+    Query,
+    Score,
+    ScoreRequest,
+    UnansweredQuery,
+    key,
+)
 from harness.topology import Topology
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
@@ -326,14 +338,21 @@ class FakeReference:
         """Log-probabilities of `tokens` after `prompt`: for building correct recordings."""
         return self._score(version, prompt, tokens).logprobs
 
-    def score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
-        name = self._name("score", version=version, prompt=prompt, tokens=tokens)
-        found = self._set.get(name)
-        return found if isinstance(found, Score) else self._score(version, prompt, tokens)
+    def score(self, request: ScoreRequest) -> Score:
+        found = self._set.get(self._known_name(request))
+        if isinstance(found, Score):
+            return found
+        return self._score(request.version, request.prompt, request.tokens)
 
-    def next(self, version: int, prompt: list[int]) -> Next:
-        found = self._set.get(self._name("next", version=version, prompt=prompt))
-        return found if isinstance(found, Next) else Next(logprobs=self._distribution(version, prompt))
+    def next(self, request: NextRequest) -> Next:
+        found = self._set.get(self._known_name(request))
+        return found if isinstance(found, Next) else Next(logprobs=self._distribution(request.version, request.prompt))
+
+    def experts(self, request: ExpertsRequest) -> Experts:
+        found = self._set.get(self._known_name(request))
+        if not isinstance(found, Experts):
+            raise UnansweredQuery(f"the made-up model has no experts; set an answer to {request}")
+        return found
 
     def expected_digests(self, version: int) -> dict[str, str]:
         found = self._set.get(self._name("expected_digests", version=version))
@@ -353,9 +372,12 @@ class FakeReference:
 
     def _name(self, method: str, **fields: Any) -> str:
         kinds = {name: kind for kind, name in METHOD_OF.items()}
-        name = key(kinds[method](**fields))
+        return self._known_name(kinds[method](**fields))
+
+    def _known_name(self, query: Any) -> str:
+        name = key(query)
         if self._known is not None and name not in self._known:
-            raise UnansweredQuery(f"{method} was not asked: {fields}")
+            raise UnansweredQuery(f"this was not asked: {query}")
         return name
 
     def _distribution(self, version: int, prompt: Sequence[int]) -> list[float]:

@@ -15,7 +15,8 @@ from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
 from harness.errors import Blame
 from harness.recording import Call
-from harness.reference import Query, UnansweredQuery
+from harness.reference import NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.topology import Quantization
 
 METHODS = ("generate", "sample")
 OPENAI = ("completion", "chat_completion")
@@ -33,6 +34,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[Any] | None
     params: dict[str, Any]
     version: int
+    adapter: int | None = None
+    """Version of the LoRA adapter that was asked for; None is the base model."""
+    quantization: Quantization | None = None
+
+    @property
+    def score(self) -> ScoreRequest:
+        """The question for the teacher-forced scores of these tokens."""
+        return ScoreRequest(prompt=self.prompt, tokens=self.tokens, **self._weights)
+
+    def next_after(self, tokens: int) -> NextRequest:
+        """The question for the distribution of the token after the first `tokens` ones."""
+        return NextRequest(prompt=self.prompt + self.tokens[:tokens], **self._weights)
+
+    @property
+    def _weights(self) -> dict[str, Any]:
+        return {"version": self.version, "adapter": self.adapter, "quantization": self.quantization}
 
     def shown(self, **more: Any) -> dict[str, Any]:
         """The smallest input that shows what is wrong with this row, and what came of it."""
@@ -132,6 +149,8 @@ def _answer(evidence: Evidence, row: matching.Row) -> Answer:
         logprobs=logprobs,
         params=row.params,
         version=evidence.version_at(row.call.started_ns),
+        adapter=evidence.adapter_at(row.call),
+        quantization=evidence.header.topology.quantization,
     )
 
 

@@ -124,6 +124,15 @@ class Evidence:
                 version = call.request["version"]
         return version
 
+    def adapter_at(self, call: Call) -> int | None:
+        """The version of the LoRA adapter that a call asked for: the one last loaded under that name before it."""
+        name = call.request.get("lora_adapter")
+        loads = [
+            c for c in self.calls("load_lora_adapter") if c.error is None and c.request["name"] == name
+        ]  # calls are in order of their start
+        before = [c for c in loads if c.ended_ns <= call.started_ns]
+        return before[-1].request["version"] if before else None
+
 
 def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
     started: dict[tuple[str, str], Observation] = {}

@@ -7,7 +7,6 @@ import math
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
-from harness.checks.tokens import score_of
 
 BOUND = 1e-3
 """Nats, absolute, float32 on a CPU. Rounding makes about 1.2e-5 between vLLM and a Hugging Face forward pass; other
@@ -69,7 +68,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         wrong = _wrong_shape(row)
         if wrong:
             return failed(facts + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
-        score = evidence.reference.score(row.version, row.prompt, row.tokens)
+        score = evidence.reference.score(row.score)
         for at, (got, expected) in enumerate(zip(row.logprobs or (), score.logprobs, strict=True)):
             facts += 1
             if not math.isfinite(expected):
@@ -90,6 +89,6 @@ def of_reference(*labels: str) -> Check:
         fault="log-probabilities of other weights, of another token or position, or after temperature and filters",
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
-        asks=lambda _, rows: (score_of(row) for row in rows if _asked(row)),
+        asks=lambda _, rows: (row.score for row in rows if _asked(row)),
         labels=labels,
     )

@@ -16,8 +16,7 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.tokens import score_of
-from harness.reference import NextRequest, Query
+from harness.reference import Query
 
 FALSE_ALARM = 1e-6
 """How often a correct stack is called wrong by each check of this module."""
@@ -33,7 +32,7 @@ TOLERANCE = 1e-3
 
 
 def _first_tokens(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
-    return (NextRequest(version=row.version, prompt=row.prompt) for row in rows[:1])
+    return (row.next_after(0) for row in rows[:1])
 
 
 def goodness_of_fit(*labels: str) -> Check:
@@ -54,7 +53,7 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("the draws are not of one prompt and one set of sampling parameters")
     if one.params.get("seed") is not None or not one.params.get("temperature", 1.0):
         return untestable("the draws are seeded or greedy: they are not independent")
-    model = evidence.reference.next(one.version, one.prompt).logprobs
+    model = evidence.reference.next(one.next_after(0)).logprobs
     expected = tempered(model, one.params.get("temperature", 1.0))
     drawn = Counter(row.tokens[0] for row in rows)
     cells = _cells(expected, len(rows))
@@ -137,7 +136,7 @@ def allowed(probabilities: list[float], params: dict[str, Any]) -> set[int]:
 def _every_token(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
     for row in rows:
         for at in range(len(row.tokens)):
-            yield NextRequest(version=row.version, prompt=row.prompt + row.tokens[:at])
+            yield row.next_after(at)
 
 
 def within_filters(*labels: str) -> Check:
@@ -161,7 +160,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
             return untestable("a call sampled without a filter")
         for at, token in enumerate(row.tokens):
             facts += 1
-            model = evidence.reference.next(row.version, row.prompt + row.tokens[:at]).logprobs
+            model = evidence.reference.next(row.next_after(at)).logprobs
             probabilities = tempered(model, row.params.get("temperature", 1.0))
             kept = allowed(probabilities, row.params)
             if token not in kept:
@@ -186,7 +185,7 @@ def independent(*labels: str) -> Check:
         fault="one sample handed out several times: a shared seed, a cached result, servers with like random numbers",
         source='SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."',
         rule=_independent,
-        asks=lambda _, rows: (score_of(row) for row in rows),
+        asks=lambda _, rows: (row.score for row in rows),
         labels=labels,
     )
 
@@ -205,7 +204,7 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         for tokens, count in Counter(tuple(row.tokens) for row in group).items():
             first = next(row for row in group if tuple(row.tokens) == tokens)
             distinct += 1
-            chance = sum(evidence.reference.score(first.version, first.prompt, first.tokens).logprobs)
+            chance = sum(evidence.reference.score(first.score).logprobs)
             if chance + math.log(max(pairs, 1)) > math.log(FALSE_ALARM):
                 likely += 1
             elif count > 1:

@@ -44,16 +44,26 @@ def _queries(evidence: Evidence) -> Iterator[ScoreRequest]:
     """First each answer under its own version; then, for those that do not follow it, under all others."""
     answers = _greedy(evidence)
     for row, version in answers:
-        yield ScoreRequest(version=version, prompt=list(row.prompt or ()), tokens=list(row.tokens or ()))
+        yield _score_of(evidence, row, version)
     for row, version in answers:
         if _first_doubt(evidence, row, version) is not None:  # UnansweredQuery in the first round: the next one knows
             for other in _others(evidence, version):
-                yield ScoreRequest(version=other, prompt=list(row.prompt or ()), tokens=list(row.tokens or ()))
+                yield _score_of(evidence, row, other)
+
+
+def _score_of(evidence: Evidence, row: Row, version: int) -> ScoreRequest:
+    return ScoreRequest(
+        version=version,
+        adapter=evidence.adapter_at(row.call),
+        quantization=evidence.header.topology.quantization,
+        prompt=list(row.prompt or ()),
+        tokens=list(row.tokens or ()),
+    )
 
 
 def _first_doubt(evidence: Evidence, row: Row, version: int) -> int | None:
     """Where the answer first parts from that version's greedy choice; None if it follows it to the end."""
-    score = evidence.reference.score(version, list(row.prompt or ()), list(row.tokens or ()))
+    score = evidence.reference.score(_score_of(evidence, row, version))
     best = zip(score.ranks, score.margins, strict=True)
     return next((at for at, (rank, margin) in enumerate(best) if rank > 0 and margin > NEAR_TIE), None)
 

@@ -8,18 +8,12 @@ from typing import Any
 from harness.checks import matching
 from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.reference import ScoreRequest
 
 NEAR_TIE = 1e-4
 """Nats. Below this margin between the two most probable tokens rounding decides (float32: about 1.2e-5 measured)."""
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
 """Sampling parameters under which the most probable token of the model need not be the greedy choice."""
-
-
-def score_of(answer: Answer) -> ScoreRequest:
-    """The teacher-forced scores of an answer's tokens."""
-    return ScoreRequest(version=answer.version, prompt=answer.prompt, tokens=answer.tokens)
 
 
 def is_greedy(answer: Answer) -> bool:
@@ -42,7 +36,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
         length = fixed_length(row.params)
         if length is not None and len(row.tokens) != length:
             return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
-        score = evidence.reference.score(row.version, row.prompt, row.tokens)
+        score = evidence.reference.score(row.score)
         for at, (_, rank, margin) in enumerate(zip(row.tokens, score.ranks, score.margins, strict=True)):
             facts += 1
             if rank == 1 and margin < NEAR_TIE:
@@ -61,7 +55,7 @@ def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:
         fault="tokens of another prompt, of other weights, of a stale cache, or doubled, dropped and cut-off tokens",
         source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
         rule=_greedy,
-        asks=lambda _, rows: (score_of(row) for row in rows if is_greedy(row)),
+        asks=lambda _, rows: (row.score for row in rows if is_greedy(row)),
         labels=labels,
         methods=methods,
     )

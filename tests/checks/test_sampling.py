@@ -12,7 +12,7 @@ from tests.traces import FakeReference, error, generate, judge, sample
 
 REFERENCE = FakeReference(vocab_size=64)
 PROMPT = [3, 4, 5]
-MODEL = REFERENCE.next(0, PROMPT).logprobs
+MODEL = REFERENCE.next(NextRequest(version=0, prompt=PROMPT)).logprobs
 
 
 def drawn(probabilities, count, seed=1):
@@ -49,7 +49,7 @@ def test_draws_at_another_temperature_pass_only_where_it_was_asked_for():
     [
         [[max(range(64), key=MODEL.__getitem__)]] * 512,
         [[t % 64] for t in range(512)],
-        drawn(tempered(REFERENCE.next(1, PROMPT).logprobs, 1.0), 512),
+        drawn(tempered(REFERENCE.next(NextRequest(version=1, prompt=PROMPT)).logprobs, 1.0), 512),
     ],
     ids=["greedy", "uniform", "other weights"],
 )
@@ -79,7 +79,9 @@ def filtered(pick, **params):
     for prompt in PROMPTS:
         tokens = []
         for _ in range(4):
-            tokens.append(pick(tempered(REFERENCE.next(0, prompt + tokens).logprobs, 1.0), rng))
+            tokens.append(
+                pick(tempered(REFERENCE.next(NextRequest(version=0, prompt=prompt + tokens)).logprobs, 1.0), rng)
+            )
         answers.append(tokens)
     return generate(PROMPTS, answers, params={"temperature": 1.0, "max_tokens": 4} | params)
 

@@ -1,0 +1,58 @@
+"""A seeded fault: what is broken on purpose, which checks must catch it, and which must not.
+
+The faults themselves live beside what they break (`backends/miniature/faults.py`, `backends/tap.py`); the kill matrix
+(`harness/prove.py`) drives scenarios under each and compares what turned red with what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+import msgspec
+
+
+@final
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to break a stack. Checks are named without their label ("tokens.greedy", not "tokens.greedy:late").
+
+    `caught_by` are the checks that exist for it, `also` those that must see its consequences. Both together are all
+    that may turn red: any other red is a check that cries wolf, any green among them a check that is blind.
+    """
+
+    name: str
+    """What it breaks, the same name on every stack: "session_moves"."""
+    variant: str = ""
+    """How: "one_server", "under_load", "second_time", "a_little", …"""
+    breaks: str
+    """One sentence for the report."""
+    caught_by: frozenset[str]
+    also: frozenset[str] = frozenset()
+    scenarios: frozenset[str] = frozenset()
+    """Drive only these; empty is every scenario of the suite."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}/{self.variant}" if self.variant else self.name
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """Every check that must turn red."""
+        return self.caught_by | self.also
+
+
+def by_id(faults: Iterable[Fault]) -> dict[str, Fault]:
+    """id → fault. Raises ValueError for an id given twice and for a fault that nothing is to catch."""
+    found: dict[str, Fault] = {}
+    for fault in faults:
+        if fault.id in found:
+            raise ValueError(f"two faults are called {fault.id}")
+        if not fault.caught_by:
+            raise ValueError(f"fault {fault.id} names no check that must catch it")
+        found[fault.id] = fault
+    return found
+
+
+def family(check: str) -> str:
+    """The name of a check without its label: "tokens.greedy:late" → "tokens.greedy"."""
+    return check.partition(":")[0]
