@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Awaitable, Callable
 from functools import cache
 
 import scenarios
+from fixtures.prompts import Prompts
 from harness.errors import UsageError
 from harness.scenario import Scenario, declaration
+from harness.stack import Stack
 
 
 @cache
-def declared() -> dict[str, Scenario]:
-    """Name → declaration, of every test function in scenarios/wave*. Raises UsageError for a name given twice."""
-    found: dict[str, Scenario] = {}
+def functions() -> dict[str, Callable[..., Awaitable[None]]]:
+    """Name → function, of every scenario in scenarios/wave*. Raises UsageError for a name given twice."""
+    found: dict[str, Callable[..., Awaitable[None]]] = {}
     for module in pkgutil.walk_packages(scenarios.__path__, "scenarios."):
         if not module.name.startswith("scenarios.wave") or module.ispkg:
             continue
@@ -26,5 +29,17 @@ def declared() -> dict[str, Scenario]:
                 raise UsageError(
                     f"two scenarios are named {scenario.name}", next_step="module and function name one; rename either"
                 )
-            found[scenario.name] = scenario
+            found[scenario.name] = function
     return found
+
+
+def body(name: str) -> Callable[[Stack], Awaitable[None]]:
+    """What a scenario does to a stack, with its own prompts: as pytest would call it, without pytest."""
+    function = functions()[name]
+    return lambda stack: function(stack=stack, prompts=Prompts(name))
+
+
+@cache
+def declared() -> dict[str, Scenario]:
+    """Name → declaration, of every test function in scenarios/wave*. Raises UsageError for a name given twice."""
+    return {name: scenario for name, function in functions().items() if (scenario := declaration(function))}

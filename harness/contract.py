@@ -18,6 +18,8 @@ from harness.topology import Topology
 
 PauseMode = Literal["abort", "keep", "wait"]
 SessionId = str | int
+Start = Literal["ray", "fork", "inline"]
+"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -216,7 +218,7 @@ class StartRequest(Message, frozen=True, kw_only=True):
 
     target: str
     topology: Topology
-    start: Literal["ray", "fork"] = "ray"
+    start: Start = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
     dtype: str = "float32"

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -92,8 +92,9 @@ def reply_to(error: BaseException, trace: str) -> ErrorReply:
 class Host:
     """The adapter, its calls and the watch over its processes."""
 
-    def __init__(self, adapter: Any) -> None:
+    def __init__(self, adapter: Any, log: TextIO | None = None) -> None:
         self._adapter = adapter
+        self._log = log or sys.stderr  # of a process of its own: it goes into the stack's log
         self._processes: dict[str, int] = {}
         self._died: asyncio.Future[str] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -116,7 +117,7 @@ class Host:
             raise
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
             trace = traceback.format_exc()
-            print(f"[host] {method} failed\n{trace}", file=sys.stderr, flush=True)  # noqa: T201 - the stack's log
+            print(f"[host] {method} failed\n{trace}", file=self._log, flush=True)
             return self._reply(error=reply_to(e, trace))
         if isinstance(checked, Description):
             self._guard(checked)
@@ -153,7 +154,10 @@ class Host:
         died.set_result(dead)
 
     def _dead(self) -> str | None:
-        """Which of the described processes died, if one did."""
+        """Which of the described processes died, if one did; an adapter without processes says so itself (`dead`)."""
+        said = getattr(self._adapter, "dead", None)
+        if said is not None and (dead := said()) is not None:
+            return str(dead)
         return next((f"{role} (pid {pid}) died" for role, pid in self._processes.items() if not _alive(pid)), None)
 
 

@@ -109,9 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     options = metafunc.config
     targets = options.getoption("--stack") or [options.getoption("--baseline"), options.getoption("--candidate")]
     wanted = [Placement(p) for p in options.getoption("--placement")] or list(Placement)
-    topologies = [
-        Topology(engines=options.getoption("--engines"), placement=p) for p in wanted if p in scenario.placements
-    ]
+    topologies = scenario.topologies(options.getoption("--engines"), wanted)
     places: list[Seat | Duel] = [Seat(target=name, topology=t) for t in topologies for name in targets]
     if not options.getoption("--stack"):
         places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]

@@ -12,6 +12,12 @@ Progress = Callable[[str], AbstractContextManager[None]]
 """``with progress("environment x: installing 210 packages"): …`` shows the step while the block runs."""
 
 
+@contextmanager
+def silent(_message: str) -> Iterator[None]:
+    """No progress: for steps that take no time."""
+    yield
+
+
 def console_progress(stream: TextIO | None = None) -> Progress:
     """Progress on `stream` (default: standard error): a spinner on a terminal, plain lines elsewhere."""
     out = sys.stderr if stream is None else stream

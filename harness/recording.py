@@ -14,6 +14,7 @@ from typing import IO, Any, Literal, Self
 import msgspec
 
 from harness.capability import Capability
+from harness.contract import Start
 from harness.errors import RecordingError
 from harness.topology import Topology
 
@@ -31,7 +32,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     """UTC, ISO 8601."""
     target: str
     topology: Topology
-    start: Literal["ray", "fork"]
+    start: Start
     engine: Literal["cpu", "cuda"]
     capabilities: list[Capability]
     packages: dict[str, str]
@@ -164,6 +165,17 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close("failed" if kind else "completed")
+
+
+class Unwritten(Recorder):
+    """A recorder that keeps the header and writes nothing: for drives whose verdicts alone are wanted."""
+
+    def open(self, header: Header) -> Self:
+        self.header = header
+        return self
+
+    def add(self, event: Event) -> None:
+        pass
 
 
 class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,6 @@ from harness.recording import CallError, ScenarioTrace
 from harness.run_folder import RunFolder
 from harness.scenario import Scenario
 from harness.takes import merge
-from harness.topology import Placement
 from harness.verdict import Conformance, Judgement, NoiseFloor, RunInfo, Verdict
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
@@ -216,8 +215,7 @@ def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
 def _names(info: RunInfo, topology: str, here: Iterable[Recorded], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
     """Scenarios that were driven here on any stack, and those that should have been."""
     driven = (name for r in here for name in r.index.scenarios)
-    placement = Placement(topology.partition("-")[0])
-    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and placement in s.placements)
+    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and s.belongs(topology))
     yield from dict.fromkeys([*driven, *due])
 
 
@@ -295,10 +293,10 @@ class _Judging:
             yield Judged(evidence=evidence, verdicts=verdicts), verdicts
 
     def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:
-        if recorded is not None:
-            lacking = missing(scenario, target, self.topology, recorded.index.header.capabilities)
-            if lacking:
-                return Missing(target=target, topology=self.topology, reason=lacking[0].reason), lacking
+        able = self.info.declared.get(target) if recorded is None else recorded.index.header.capabilities
+        lacking = [] if able is None else missing(scenario, target, self.topology, able)
+        if lacking:
+            return Missing(target=target, topology=self.topology, reason=lacking[0].reason), lacking
         reason, blame = self._why_absent(target, recorded)
         side = Absent(target=target, topology=self.topology, reason=reason, blame=blame)
         return side, absent(scenario, target, self.topology, reason, blame)

@@ -10,7 +10,7 @@ import msgspec
 
 from harness.capability import Capability
 from harness.checks.base import Check
-from harness.topology import Placement
+from harness.topology import Placement, Quantization, Topology
 
 
 @final
@@ -28,6 +28,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     source: str
     """The function's docstring: where the promise is written."""
+    quantization: Quantization | None = None
+    """Engines hold their weights so: a start of its own."""
+
+    def topologies(self, engines: int, placements: Iterable[Placement]) -> list[Topology]:
+        """Where it is driven, of these placements."""
+        return [
+            Topology(engines=engines, placement=p, quantization=self.quantization)
+            for p in placements
+            if p in self.placements
+        ]
+
+    def belongs(self, topology: str) -> bool:
+        """Is it driven in a topology of that name?"""
+        return (
+            Topology.placement_of(topology) in self.placements
+            and Topology.quantization_of(topology) == self.quantization
+        )
 
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
@@ -42,13 +59,15 @@ def scenario(
     checks: Iterable[Check],
     needs: Iterable[Capability] = (),
     placements: Iterable[Placement] = (Placement.DISAGGREGATED,),
+    quantization: Quantization | None = None,
     deadline_s: float = 60.0,
 ) -> Callable[[F], F]:
     """Declare a test function as a scenario.
 
     `task` is the plan's task that it belongs to, `promise` one sentence, `checks` what judges its recording (at
-    least one), `needs` the capabilities without which it is `missing`, `placements` where it is driven, `deadline_s`
-    how long driving may take in all. The function's docstring names the source of the promise.
+    least one), `needs` the capabilities without which it is `missing`, `placements` where it is driven, `quantization`
+    in which the engines are to hold their weights, `deadline_s` how long driving may take in all. The function's
+    docstring names the source of the promise.
 
     Raises ValueError for a scenario without checks, docstring or placement: it could not go red.
     """
@@ -81,6 +100,7 @@ def scenario(
                 placements=placed,
                 deadline_s=deadline_s,
                 source=source,
+                quantization=quantization,
             ),
         )
         return function

@@ -25,17 +25,20 @@ import harness
 from harness import environments, judge, parity
 from harness.book import Book
 from harness.checks.base import Evidence
-from harness.contract import Description, StartRequest
+from harness.clock import SimulatedLoop
+from harness.contract import Description, Start, StartRequest
 from harness.errors import Blame, StackError, UsageError
+from harness.faults import Fault
+from harness.inline import InlineHost
 from harness.noise import noise_floors
-from harness.progress import Progress
-from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace
+from harness.progress import Progress, silent
+from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
 from harness.reference import METHOD_OF
 from harness.run_folder import RUNNING, RunFolder
 from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
 from harness.takes import merge
-from harness.targets import Target, resolve
+from harness.targets import Target, known, resolve
 from harness.topology import Topology
 from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
 
@@ -64,6 +67,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     base_port: int | None = None
     ledger: Path | None = None
     command: str = ""
+    fault_taps: bool = False
+    """Start the stacks with the fault instrument (`Session.inject`)."""
+    record: bool = True
+    """Write recordings; without them only the verdicts of this session remain."""
 
     @property
     def targets(self) -> list[str]:
@@ -96,14 +103,16 @@ class Session:
 
     def __init__(self, options: Options, progress: Progress) -> None:
         self.options = options
+        _refuse_two_models(options)
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
         self.whole_waves: list[int] = []
         """Waves of which every scenario was selected: what they lack is then red."""
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._progress = progress
-        self._runner = asyncio.Runner()
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.targets}
+        self._inline = all(target.inline for target in self._targets.values())
+        self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
         self._pythons: dict[str, Path] = {}
         self._model: Path | None = None
         self._model_sha256 = ""
@@ -111,10 +120,12 @@ class Session:
         self._stack: Stack | None = None
         self._recorder: Recorder | None = None
         self._starts: dict[str, int] = {}
+        self._deaths: dict[str, int] = {}
+        self._fault: Fault | None = None
         self.not_started: dict[str, CallError] = {}
         """Seats whose very first start failed: they have no recording."""
         self._hopeless: dict[str, CallError] = {}
-        self._oracle: HostProcess | None = None
+        self._oracle: HostProcess | InlineHost | None = None
         self._book: Book | None = None
         self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
@@ -141,13 +152,18 @@ class Session:
             command=options.command,
             baseline=options.baseline if options.compares else None,
             candidate=options.candidate if options.compares else None,
-            start=options.start,
+            start=self._start_kind,
             engine=options.engine,
+            declared={name: sorted(self._target(name).capabilities) for name in options.targets},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
             whole_waves=self.whole_waves,
             not_started=self.not_started,
         )
+
+    @property
+    def _start_kind(self) -> Start:
+        return "inline" if self._inline else self.options.start
 
     def _target(self, name: str) -> Target:
         if name not in self._targets:
@@ -169,6 +185,9 @@ class Session:
 
     def _model_path(self) -> Path:
         """The checkpoint: the user's, or the tiny one, made on the spot and kept."""
+        if self._model is None and self._inline:
+            self._model = Path("miniature")
+            self._model_sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
         if self._model is None:
             given = self.options.model
             if given is not None:
@@ -186,7 +205,14 @@ class Session:
     # --- driving
 
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
-        """Drive a scenario on a seat, as often as asked, and judge what was recorded. Its conformance verdicts."""
+        """Drive a scenario on a seat, as often as asked, and judge what was recorded. Its conformance verdicts.
+
+        One that needs what the target does not even declare is `missing`, without a start.
+        """
+        lacking = judge.missing(scenario, seat.target, seat.topology.name, self._target(seat.target).capabilities)
+        if lacking:
+            self._verdicts[scenario.name, seat.name] = lacking
+            return lacking
         self._sit(seat)
         if self._recorder is None:
             error = self.not_started[seat.name]
@@ -234,10 +260,11 @@ class Session:
         if self._stack is not None and self._stack.alive:
             return self._stack
         if self._stack is not None:
+            self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
             self._runner.run(self._stack.close())
             self._stack = None
         if seat.name not in self._hopeless:
-            if self._starts[seat.name] < MAX_STARTS:
+            if self._deaths.get(seat.name, 0) < MAX_STARTS:
                 error = self._start(seat)
             else:
                 error = CallError(
@@ -263,23 +290,21 @@ class Session:
             self.not_started[seat.name] = error
             return
         header = self._header(seat, self._stack.description)
-        self._recorder = Recorder(self.folder.recording(seat.target, seat.topology)).open(header)
+        kind = Recorder if self.options.record else Unwritten
+        self._recorder = kind(self.folder.recording(seat.target, seat.topology)).open(header)
         self._stack.record_to(self._recorder)
 
     def _start(self, seat: Seat) -> CallError | None:
         """Start the seat's stack; what went wrong, if anything did."""
         number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
-        target, python = self._target(seat.target), self._python(seat.target)
-        logs = self.folder.logs(seat.target, seat.topology) / ("" if number == 1 else f"start-{number}")
-        variables = {
-            **target.variables,
-            "VLLM_CACHE_ROOT": str(PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3]),
-        }
-        host = HostProcess(python=python, adapter=target.adapter, variables=variables, logs=logs)
+        logs = self.folder.logs(seat.target, seat.topology)
+        if number > 1 and not self._inline:
+            logs /= f"start-{number}"
+        host = self._host(seat.target, logs)
         request = StartRequest(
             target=seat.target,
             topology=seat.topology,
-            start=self.options.start,
+            start=self._start_kind,
             engine=self.options.engine,
             model_path=str(self._model_path()),
             dtype=self._dtype,
@@ -287,11 +312,14 @@ class Session:
             scratch=str(host.scratch),
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
+            fault_taps=self.options.fault_taps,
         )
         stack = Stack(host, request)
         try:
             with self.timed("start"):
-                self._runner.run(stack.start(self._progress))
+                self._runner.run(stack.start(self._progress if not self._inline else silent))
+                if self._fault is not None:
+                    self._runner.run(stack.inject(self._fault.id))
         except StackError as e:
             self._runner.run(stack.close())
             return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
@@ -301,13 +329,44 @@ class Session:
         self._stack = stack
         return None
 
+    def _host(self, name: str, logs: Path) -> HostProcess | InlineHost:
+        """A host for a target's adapter, not launched yet."""
+        target = self._target(name)
+        if target.inline:
+            return InlineHost(adapter=target.adapter, logs=logs)
+        python = self._python(name)
+        cache = PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3]
+        variables = {**target.variables, "VLLM_CACHE_ROOT": str(cache)}
+        return HostProcess(python=python, adapter=target.adapter, variables=variables, logs=logs)
+
+    def inject(self, seat: Seat, fault: Fault | None) -> int:
+        """Drive `seat` under this fault from now on; how often the one before took effect since it was injected.
+
+        A death of the stack under it counts as one. Needs `Options.fault_taps`. A dead stack is started anew first.
+        Raises StackError if the stack cannot be started or has no fault instrument.
+        """
+        self._sit(seat)
+        self._hopeless.pop(seat.name, None)
+        stack = self._live(seat)
+        deaths = self._deaths.pop(seat.name, 0)
+        if stack is None:
+            error = self._hopeless.get(seat.name) or self.not_started[seat.name]
+            raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
+        self._fault = fault
+        return deaths + self._runner.run(stack.inject(None if fault is None else fault.id))
+
+    def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
+        """What was last recorded of a scenario on a seat: one trace a take that is kept."""
+        return self._traces.get((scenario.name, seat.name), [])
+
     def _rise(self, outcome: Literal["completed", "failed"] = "completed") -> None:
         """End the current seat: its recording first, then its processes."""
         if self._recorder is not None:
             self._recorder.close(outcome)
             self._recorder = None
         if self._stack is not None:
-            with self._progress(f"{self._seat.name if self._seat else 'stack'}: taking it down"), self.timed("stop"):
+            progress = silent if self._inline else self._progress
+            with progress(f"{self._seat.name if self._seat else 'stack'}: taking it down"), self.timed("stop"):
                 self._runner.run(self._stack.close())
             self._stack = None
         self._seat = None
@@ -319,7 +378,7 @@ class Session:
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             target=seat.target,
             topology=seat.topology,
-            start=self.options.start,
+            start=self._start_kind,
             engine=self.options.engine,
             capabilities=description.capabilities,
             packages=description.packages,
@@ -338,25 +397,28 @@ class Session:
 
     # --- the oracle
 
+    @property
+    def _oracle_name(self) -> str:
+        """The target that answers as the oracle: the same for all targets of a run."""
+        return self._target(self.options.targets[0]).reference
+
     def _consult(self) -> None:
         """Start the oracle and open its book, once."""
         if self._book is not None:
             return
         self._book = Book.create(self.folder.reference, self._model_sha256)
-        target = self._target("reference")
         logs = self.folder.path / "logs" / "reference"
-        self._oracle = HostProcess(
-            python=self._python("reference"), adapter=target.adapter, variables=target.variables, logs=logs
-        )
+        self._oracle = self._host(self._oracle_name, logs)
         request = StartRequest(
-            target="reference",
+            target=self._oracle_name,
             topology=Topology(engines=1),
             engine="cpu",
             model_path=str(self._model_path()),
             scratch=str(self._oracle.scratch),
             logs=str(logs.absolute()),
         )
-        with self._progress("reference: loading the model"), self.timed("start"):
+        progress = silent if self._inline else self._progress
+        with progress("reference: loading the model"), self.timed("start"):
             self._runner.run(self._oracle.launch())
             self._runner.run(self._oracle.call("start", request, 180))
 
@@ -424,6 +486,16 @@ class Session:
             self._runner.close()
             self.folder.write_info(self.info(outcome))
             self.folder.close()
+
+
+def _refuse_two_models(options: Options) -> None:
+    """Raises UsageError for targets that no oracle knows both: they do not run the same model."""
+    oracles = {known(name).reference for name in options.targets}
+    if len(oracles) > 1:
+        raise UsageError(
+            f"{' and '.join(options.targets)} run different models: nothing can be compared",
+            next_step="drive them in runs of their own (--stack)",
+        )
 
 
 def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:

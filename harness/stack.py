@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import httpx
 import msgspec
 
 from harness.capability import Capability
+from harness.clock import monotonic, now_ns
 from harness.contract import (
     Description,
     DetokenizeRequest,
@@ -97,6 +98,57 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
 
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host said: a result or an error, and which process of the stack is dead, if one is."""
+
+    result: Message | None = None
+    error: ErrorReply | None = None
+    died: str | None = None
+
+
+def read_answer(method: str, content: bytes) -> Answered:
+    """An answer of `harness.host.Host`. Raises DecodeError or KeyError for what is none."""
+    envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    died = msgspec.json.decode(envelope["died"], type=str) if "died" in envelope else None
+    if "result" in envelope:
+        return Answered(result=msgspec.json.decode(envelope["result"], type=CALLS[method][1]), died=died)
+    return Answered(error=msgspec.json.decode(envelope["error"], type=ErrorReply), died=died)
+
+
+def as_stack_error(reply: ErrorReply, log: Path) -> StackError:
+    """The error that stands for a host's reply. `log` is the stack's."""
+    match reply.error:
+        case "NotOffered":
+            return NotOffered(reply.message)
+        case "StartFailed" | "StackDied":
+            kind = StartFailed if reply.error == "StartFailed" else StackDied
+            error = kind(reply.message, log_tail=log_tail(log), next_step=reply.next_step or f"read {log}")
+            error.blame = reply.blame or kind.blame
+            return error
+        case _:
+            return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+
+
+class HostHandle(Protocol):
+    """The driver's end of a host, in a process of its own (`HostProcess`) or in the driver's (`harness.inline`)."""
+
+    died: str | None
+    """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
+
+    @property
+    def ended(self) -> bool:
+        """Was it killed, or taken down?"""
+
+    async def launch(self) -> None: ...
+
+    async def call(self, method: str, request: Message, deadline_s: float) -> Any: ...
+
+    async def end(self) -> None:
+        """Kill it now, with everything below it."""
+
+    async def close(self) -> Farewell | None: ...
+
+
 class HostProcess:
     """One adapter in its own process group and environment, below a supervisor.
 
@@ -120,6 +172,10 @@ class HostProcess:
     @property
     def log(self) -> Path:
         return self.logs / "host.log"
+
+    @property
+    def ended(self) -> bool:
+        return self._farewell is not None
 
     async def launch(self) -> None:
         """Start supervisor and host and wait until the socket answers. Raises `StartFailed`."""
@@ -197,36 +253,15 @@ class HostProcess:
             ended.cancel()
             answer.cancel()
         try:
-            result, error = self._read(method, reply.content)
+            answered = read_answer(method, reply.content)
         except (msgspec.DecodeError, KeyError) as e:
             broken = self._death(f"the host's answer to {method} (HTTP {reply.status_code}) cannot be read: {e}")
             broken.blame = Blame.HARNESS
             raise broken from e
-        if error is not None:
-            raise self._error(error)
-        return result
-
-    def _read(self, method: str, content: bytes) -> tuple[Message | None, ErrorReply | None]:
-        """Result or error of an answer. Raises DecodeError or KeyError for one that is neither."""
-        envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        if "died" in envelope:
-            self.died = msgspec.json.decode(envelope["died"], type=str)
-        if "result" in envelope:
-            return msgspec.json.decode(envelope["result"], type=CALLS[method][1]), None
-        return None, msgspec.json.decode(envelope["error"], type=ErrorReply)
-
-    def _error(self, reply: ErrorReply) -> StackError:
-        match reply.error:
-            case "NotOffered":
-                return NotOffered(reply.message)
-            case "StartFailed" | "StackDied":
-                kind = StartFailed if reply.error == "StartFailed" else StackDied
-                next_step = reply.next_step or f"read {self.log}"
-                error = kind(reply.message, log_tail=log_tail(self.log), next_step=next_step)
-                error.blame = reply.blame or kind.blame
-                return error
-            case _:
-                return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+        self.died = answered.died or self.died
+        if answered.error is not None:
+            raise as_stack_error(answered.error, self.log)
+        return answered.result
 
     async def _until_ended(self) -> None:
         assert self._supervisor is not None
@@ -272,6 +307,9 @@ class HostProcess:
         )
         return self._farewell
 
+    async def end(self) -> None:
+        await asyncio.to_thread(self.kill)
+
     async def close(self) -> Farewell | None:
         """Take the stack down in an orderly way, then kill what is left."""
         if self._supervisor is not None and self._supervisor.poll() is None and self._farewell is None:
@@ -293,7 +331,7 @@ class Stack:
     Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
     """
 
-    def __init__(self, host: HostProcess, request: StartRequest) -> None:
+    def __init__(self, host: HostHandle, request: StartRequest) -> None:
         self._host = host
         self._request = request
         self._recorder: Recorder | None = None
@@ -355,13 +393,13 @@ class Stack:
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
         self._events = []
-        self._record(ScenarioStart(scenario=name, take=take, at_ns=time.time_ns()))
+        self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         error: CallError | None = None
         limit = asyncio.timeout(None)
         try:
-            self._phase, self._deadline = "clean_room", time.monotonic() + CLEAN_ROOM_DEADLINE_S
+            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S
             await self._clean_room()
-            self._phase, self._deadline = "scenario", time.monotonic() + deadline_s
+            self._phase, self._deadline = "scenario", monotonic() + deadline_s
             async with limit:
                 limit.reschedule(asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S)
                 await scenario()
@@ -383,11 +421,11 @@ class Stack:
             await self._observe()
         except StackError as e:
             error = error or _as_call_error(e)
-        if self._host.died is not None:
+        if self._host.died is not None and not self._spoiled:
             error = _with_death(error, self._host.died)
         end = self._end(name, take, error)
         if error is not None and (error.kind in FATAL or self._host.died is not None):
-            await asyncio.to_thread(self._host.kill)
+            await self._host.end()
         return ScenarioTrace(
             header=self._recorder.header,
             scenario=name,
@@ -399,7 +437,7 @@ class Stack:
 
     def _end(self, name: str, take: int, error: CallError | None) -> ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
-        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, error=error, at_ns=time.time_ns())
+        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, error=error, at_ns=now_ns())
         self._record(end)
         return end
 
@@ -410,8 +448,13 @@ class Stack:
 
     @property
     def alive(self) -> bool:
-        """Has the stack neither died nor been killed?"""
-        return self._host._farewell is None and self._host.died is None
+        """Has the stack neither died nor been killed, by a scenario or by us?"""
+        return not self._host.ended and self._host.died is None and not self._spoiled
+
+    @property
+    def spoiled(self) -> bool:
+        """Did a scenario break it on purpose? Starting it anew is then no sign of a fault."""
+        return self._spoiled
 
     async def _observe(self) -> None:
         seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
@@ -442,7 +485,7 @@ class Stack:
         """Wait until earlier requests have left the engines. Raises `CallTimedOut`, naming how many have not."""
         seen = await self.in_flight()
         while seen.requests:
-            if time.monotonic() > self._deadline:
+            if monotonic() > self._deadline:
                 raise CallTimedOut(f"{seen.requests} requests of an earlier scenario never left the engines")
             await asyncio.sleep(0.02)
             seen = await self.in_flight()
@@ -453,11 +496,11 @@ class Stack:
         plain = msgspec.to_builtins(request)
         for needed in sorted(capabilities_of(method, plain) - self.capabilities):
             raise NotOffered(str(needed), self._request.target)
-        left = self._deadline - time.monotonic()
+        left = self._deadline - monotonic()
         if left <= 0:
             raise CallTimedOut(f"no time was left for {method}")
         self._calls += 1
-        number, phase, started_ns = self._calls, self._phase, time.time_ns()
+        number, phase, started_ns = self._calls, self._phase, now_ns()
         answer: Message | None = None
         error: CallError | None = None
         try:
@@ -478,7 +521,7 @@ class Stack:
                         result=None if answer is None else msgspec.to_builtins(answer),
                         error=error,
                         started_ns=started_ns,
-                        ended_ns=time.time_ns(),
+                        ended_ns=now_ns(),
                         phase="clean_room" if phase == "clean_room" else "scenario",
                         label=label,
                     )
@@ -638,7 +681,7 @@ class Stack:
         process of the stack dies meanwhile.
         """
         seen: InFlightResult | None = None
-        while time.monotonic() < self._deadline:
+        while monotonic() < self._deadline:
             seen = await self.in_flight()
             if seen.requests >= requests and seen.tokens >= tokens:
                 return

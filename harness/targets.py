@@ -6,6 +6,7 @@ The registry is `backends/targets.toml`. Nothing is installed or started here.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import subprocess
 import tomllib
@@ -17,6 +18,7 @@ import msgspec
 
 from harness.capability import Capability
 from harness.errors import EnvironmentBroken, UsageError
+from harness.faults import Fault, by_id
 
 REGISTRY = Path(__file__).resolve().parents[1] / "backends" / "targets.toml"
 IMPORT_DEADLINE_S = 120.0
@@ -25,7 +27,7 @@ LOCAL_NEEDS = ("skyrl", "vllm", "msgspec", "starlette", "uvicorn", "psutil")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack that can be driven. Exactly one of `environment` and `python` is set once it is resolved."""
+    """A stack that can be driven: in an `environment`, by a `python` that the user names, or `inline`."""
 
     name: str
     about: str
@@ -38,11 +40,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     capabilities: frozenset[Capability]
     """Declared; what is probed may differ, and that is a finding."""
+    inline: bool = False
+    """Made of nothing but Python: driven in the driver's own process, with a model of its own and no checkpoint."""
+    reference: str = "reference"
+    """The target that is asked as the oracle."""
+    faults: str | None = None
+    """ "module:NAME" of the seeded faults that it can be broken with."""
 
     @property
     def local(self) -> bool:
         """Does the user name the interpreter?"""
-        return self.environment is None
+        return self.environment is None and not self.inline
+
+    def seeded(self) -> dict[str, Fault]:
+        """Fault id → fault. Raises UsageError for a target that cannot be broken on purpose."""
+        if self.faults is None:
+            raise UsageError(
+                f"no faults are seeded for {self.name!r}", next_step="`parity targets` says which have some"
+            )
+        module, _, attribute = self.faults.partition(":")
+        return by_id(getattr(importlib.import_module(module), attribute))
 
 
 @cache
@@ -54,7 +71,7 @@ def registry(path: Path | None = None) -> dict[str, Target]:
         fields = dict(entry)
         if (like := fields.pop("like", None)) is not None:
             fields = {**entries[like], **fields}
-            del fields["environment"]
+            fields.pop("environment", None)
         found[name] = msgspec.convert({"name": name, **fields}, Target)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -43,6 +43,17 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         )
         quantized = f"-{self.quantization}" if self.quantization else ""
         return f"{self.placement}-{workers}{extra}{quantized}"
+
+    @staticmethod
+    def placement_of(name: str) -> Placement:
+        """The placement in a topology's name."""
+        return Placement(name.partition("-")[0])
+
+    @staticmethod
+    def quantization_of(name: str) -> str | None:
+        """The quantization in a topology's name; None for full precision."""
+        last = name.rpartition("-")[2]
+        return last if last in get_args(Quantization) else None
 
     @property
     def world_size(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from harness.capability import Capability
 from harness.errors import Blame
 from harness.recording import CallError
 
@@ -121,7 +122,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None
     candidate: str | None
     start: str
-    """"ray" (as SkyRL ships it) or "fork" (development): a fork run alone never says that legacy may go."""
+    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack): only "ray" can say that legacy may go."""
     engine: str
     headers: list[dict[str, Any]] = []
     """The headers of the recordings that were judged, as JSON."""
@@ -131,6 +132,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"completed", or why the run ended early."""
     whole_waves: list[int] = []
     """Waves that were run unfiltered: only of those can be said what was never driven or exercised."""
+    declared: dict[str, list[Capability]] = {}
+    """What each target declares before it is started: a scenario that needs more is missing without a start."""
     not_started: dict[str, CallError] = {}
     """"target@topology" of each stack that did not come up, and why."""
 

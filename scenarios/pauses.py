@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from harness.clock import monotonic
 from harness.contract import PauseMode
 from harness.stack import Stack
 
@@ -24,9 +24,9 @@ async def pause_in_flight(
 
     The body runs while paused. The pause lasts so long that a running engine would have made at least as many again.
     """
-    began = time.monotonic()
+    began = monotonic()
     await stack.until_generating(requests=requests, tokens=TOKENS * requests)
-    took = time.monotonic() - began
+    took = monotonic() - began
     await stack.pause(mode, clear_cache=clear_cache)
     yield
     await asyncio.sleep(HOLD * took)
@@ -36,9 +36,9 @@ async def pause_in_flight(
 @asynccontextmanager
 async def pause_idle(stack: Stack, mode: PauseMode, prompt: list[int]) -> AsyncIterator[None]:
     """Pause while nothing is in flight; resume on leaving. `prompt` is answered first: so long do tokens take."""
-    began = time.monotonic()
+    began = monotonic()
     await stack.generate([prompt], max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-    took = time.monotonic() - began
+    took = monotonic() - began
     await stack.pause(mode)
     yield
     await asyncio.sleep(HOLD * took)
