@@ -14,6 +14,7 @@ from backends.vllm.probes import tensor_digest
 from fixtures import policy
 from harness.capability import Capability
 from harness.contract import Description, Empty, StartRequest
+from harness.errors import NotOffered
 from harness.reference import (
     DecodeRequest,
     EncodeRequest,
@@ -33,6 +34,9 @@ FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """vLLM's fused parameter → the Hugging Face parameters that it is made of, in order, along the first dimension (vLLM, Qwen2)."""
+
+UNKNOWN = {"adapter": Capability.LORA, "quantization": Capability.QUANTIZED}
+"""What may be asked and is not modelled here: refused by name, not answered for the plain model."""
 
 
 class Reference:
@@ -88,6 +92,9 @@ class Reference:
         return Tokens(tokens=[int(t) for t in ids])
 
     async def _run(self, function: Any, request: Any) -> Any:
+        for field, capability in UNKNOWN.items():
+            if getattr(request, field, None) is not None:
+                raise NotOffered(capability, self._request.target)
         async with self._one_at_a_time:
             return await asyncio.to_thread(function, request)
 

@@ -36,6 +36,7 @@ from harness.reference import (
     UnansweredQuery,
     key,
 )
+from harness.topology import Quantization
 
 FORMAT = 1
 """Version of this file format. A reader refuses any other."""
@@ -165,8 +166,9 @@ class Book:
     def experts(self, request: ExpertsRequest) -> Experts:
         return self._answer(request, Experts)
 
-    def expected_digests(self, version: int) -> dict[str, str]:
-        return self._answer(ExpectedDigestsRequest(version=version), ExpectedDigests).digests
+    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]:
+        query = ExpectedDigestsRequest(version=version, quantization=quantization)
+        return self._answer(query, ExpectedDigests).digests
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return self._answer(RenderRequest(messages=messages), Tokens).tokens

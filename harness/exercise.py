@@ -8,7 +8,7 @@ from harness.capability import Capability
 from harness.contract import capabilities_of
 from harness.errors import Blame
 from harness.judge import NEXT_STEP
-from harness.recording import ScenarioTrace
+from harness.recording import Call, ScenarioTrace
 from harness.verdict import Conformance, Verdict
 
 CHECK = "capability.exercised"
@@ -20,14 +20,33 @@ _NO_PROOF: dict[str, frozenset[Capability]] = {
 """Calls that go along with others: a resume does not show that pause(keep) was exercised."""
 
 
+_AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})
+"""Two ways of ending a generate() that pause(abort) meets. Exercised is the one that the stack declares."""
+
+
 def exercised(trace: ScenarioTrace) -> set[Capability]:
     """The capabilities that the scenario's own calls exercised with success."""
-    return {
+    own = [call for call in trace.calls if call.phase == "scenario" and call.error is None]
+    found = {
         capability
-        for call in trace.calls
-        if call.phase == "scenario" and call.error is None
+        for call in own
         for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
     }
+    return found | _of_answers(trace, own)
+
+
+def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
+    """What no request names: it shows in what came back, and when."""
+    answered = [call for call in own if call.method == "generate" and (call.result or {}).get("response_ids")]
+    aborts = [call for call in own if call.method == "pause" and call.request.get("mode") == "abort"]
+    found: set[Capability] = set()
+    if any(c.started_ns < pause.started_ns < c.ended_ns for pause in aborts for c in answered):
+        found |= _AFTER_ABORT & set(trace.header.capabilities)
+    if any(any((call.result or {}).get("routed_experts") or ()) for call in answered):
+        found.add(Capability.ROUTED_EXPERTS)
+    if answered and trace.header.topology.quantization is not None:
+        found.add(Capability.QUANTIZED)
+    return found
 
 
 def unexercised(

@@ -62,18 +62,21 @@ class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Experts(Message, frozen=True, kw_only=True):
-    """`indices`: positions × layers × top_k, the most probable expert first; `margins`: positions × layers, the logit of
-    the last expert that was chosen minus that of the first that was not. `count`: experts per layer."""
+    """`indices`: positions × layers × top_k, the most probable expert first; `margins`: positions × layers, the smallest
+    distance between neighbours among the top_k + 1 highest logits: below it, choice or order may be another. `count`:
+    experts per layer."""
 
     indices: list[list[list[int]]]
     margins: list[list[float]]
     count: int
 
 
-class ExpectedDigestsRequest(Message, frozen=True, kw_only=True):
-    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, per rank 0 of TP=1."""
+class ExpectedDigestsRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, per rank 0 of
+    TP=1; as held in `quantization` if the engines quantize. An adapter moves none of them."""
 
     version: int
+    quantization: Quantization | None = None
 
 
 class ExpectedDigests(Message, frozen=True, kw_only=True):
@@ -145,7 +148,7 @@ class ReferenceBook(Protocol):
 
     def experts(self, request: ExpertsRequest) -> Experts: ...
 
-    def expected_digests(self, version: int) -> dict[str, str]: ...
+    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]: ...
 
     def render(self, messages: list[dict[str, str]]) -> list[int]: ...
 

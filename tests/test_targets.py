@@ -43,6 +43,7 @@ def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
     assert http - legacy == {
         Capability.TOKENIZE,
         Capability.PAUSE_ABORT,
+        Capability.PARTIAL_ANSWERS,
         Capability.PAUSE_WAIT,
         Capability.PAUSE_CLEAR_CACHE,
         Capability.RESET_RUNNING_REQUESTS,

@@ -43,9 +43,10 @@ from harness.reference import (
     Score,
     ScoreRequest,
     UnansweredQuery,
+    Weights,
     key,
 )
-from harness.topology import Topology
+from harness.topology import Quantization, Topology
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 MODEL = "/models/tiny"
@@ -122,6 +123,8 @@ def generate(
     session_ids: list[str | int] | None = None,
     messages: list[list[dict[str, Any]]] | None = None,
     params: dict[str, Any] | None = None,
+    lora_adapter: str | None = None,
+    experts: list[list[list[list[int]]] | None] | None = None,
     **about: Any,
 ) -> Call:
     """A generate call. Without `response_ids` it has no result (give `error=`); `messages` replaces `prompts`.
@@ -135,8 +138,9 @@ def generate(
             prompts=messages,
             sampling_params=params or {},
             session_ids=session_ids,
+            lora_adapter=lora_adapter,
         ),
-        _generation(response_ids, stop_reasons, responses, logprobs),
+        _generation(response_ids, stop_reasons, responses, logprobs, experts),
         **about,
     )
 
@@ -172,6 +176,7 @@ def _generation(
     stop_reasons: Sequence[str | None] | None,
     responses: list[str] | None,
     logprobs: list[list[float] | None] | None,
+    experts: list[list[list[list[int]]] | None] | None = None,
 ) -> Generation | None:
     if response_ids is None:
         return None
@@ -180,6 +185,7 @@ def _generation(
         responses=responses if responses is not None else [decode(ids) for ids in response_ids],
         stop_reasons=list(stop_reasons) if stop_reasons is not None else ["length"] * len(response_ids),
         response_logprobs=logprobs,
+        routed_experts=experts,
     )
 
 
@@ -304,7 +310,7 @@ class FakeReference:
         self.vocab_size = vocab_size
         self.sharpness = sharpness
         self._set: dict[str, Answer] = {}
-        self._next: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+        self._next: dict[tuple[Any, ...], list[float]] = {}
         self._known: set[str] | None = None
 
     def set(self, query: Query, answer: Answer) -> None:
@@ -317,11 +323,20 @@ class FakeReference:
         book._known = {key(query) for query in queries}
         return book
 
-    def greedy(self, prompt: list[int], length: int, *, version: int = 0) -> list[int]:
+    def greedy(
+        self,
+        prompt: list[int],
+        length: int,
+        *,
+        version: int = 0,
+        adapter: int | None = None,
+        quantization: Quantization | None = None,
+    ) -> list[int]:
         """The greedy continuation of `prompt`: for building correct recordings."""
+        weights = Weights(version=version, adapter=adapter, quantization=quantization)
         tokens: list[int] = []
         for _ in range(length):
-            logprobs = self._distribution(version, prompt + tokens)
+            logprobs = self._distribution(weights, prompt + tokens)
             tokens.append(max(range(self.vocab_size), key=logprobs.__getitem__))
         return tokens
 
@@ -330,33 +345,47 @@ class FakeReference:
         rng = random.Random(seed)
         tokens: list[int] = []
         for _ in range(length):
-            weights = [math.exp(x / temperature) for x in self._distribution(0, prompt + tokens)]
-            tokens.append(rng.choices(range(self.vocab_size), weights)[0])
+            logprobs = self._distribution(Weights(version=0), prompt + tokens)
+            tokens.append(rng.choices(range(self.vocab_size), [math.exp(x / temperature) for x in logprobs])[0])
         return tokens
 
-    def logprobs(self, prompt: list[int], tokens: list[int], *, version: int = 0) -> list[float]:
+    def logprobs(
+        self, prompt: list[int], tokens: list[int], *, version: int = 0, quantization: Quantization | None = None
+    ) -> list[float]:
         """Log-probabilities of `tokens` after `prompt`: for building correct recordings."""
-        return self._score(version, prompt, tokens).logprobs
+        return self._score(Weights(version=version, quantization=quantization), prompt, tokens).logprobs
 
     def score(self, request: ScoreRequest) -> Score:
         found = self._set.get(self._known_name(request))
         if isinstance(found, Score):
             return found
-        return self._score(request.version, request.prompt, request.tokens)
+        return self._score(request, request.prompt, request.tokens)
 
     def next(self, request: NextRequest) -> Next:
         found = self._set.get(self._known_name(request))
-        return found if isinstance(found, Next) else Next(logprobs=self._distribution(request.version, request.prompt))
+        return found if isinstance(found, Next) else Next(logprobs=self._distribution(request, request.prompt))
 
     def experts(self, request: ExpertsRequest) -> Experts:
         found = self._set.get(self._known_name(request))
-        if not isinstance(found, Experts):
-            raise UnansweredQuery(f"the made-up model has no experts; set an answer to {request}")
-        return found
+        return found if isinstance(found, Experts) else self._experts(request)
 
-    def expected_digests(self, version: int) -> dict[str, str]:
-        found = self._set.get(self._name("expected_digests", version=version))
-        return found.digests if found is not None else {"weight": f"{version:08x}:2x2:float32"}  # type: ignore[union-attr]
+    def routed(self, tokens: list[int], *, version: int = 0) -> list[list[list[int]]]:
+        """Positions × layers × top_k of the made-up model: for building correct recordings."""
+        return self._experts(ExpertsRequest(version=version, tokens=tokens)).indices
+
+    def _experts(self, request: ExpertsRequest) -> Experts:
+        """Two layers of eight experts, of which two are chosen, by what came before and under any weights alike."""
+        indices = []
+        for position in range(1, len(request.tokens) + 1):
+            rng = random.Random(f"{request.version} {request.adapter} {request.tokens[:position]}")
+            indices.append([rng.sample(range(8), 2) for _ in range(2)])
+        return Experts(indices=indices, margins=[[1.0, 1.0] for _ in indices], count=8)
+
+    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]:
+        found = self._set.get(self._name("expected_digests", version=version, quantization=quantization))
+        if found is not None:
+            return found.digests  # type: ignore[union-attr]
+        return {"weight": f"{version:08x}:2x2:{quantization or 'float32'}"}
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         found = self._set.get(self._name("render", messages=messages))
@@ -380,20 +409,25 @@ class FakeReference:
             raise UnansweredQuery(f"this was not asked: {query}")
         return name
 
-    def _distribution(self, version: int, prompt: Sequence[int]) -> list[float]:
-        at = (version, tuple(prompt))
+    def _distribution(self, weights: Weights, prompt: Sequence[int]) -> list[float]:
+        """An adapter gives another distribution; quantization moves each logit a little."""
+        base = (
+            (weights.version, tuple(prompt)) if weights.adapter is None else (weights.adapter, weights.version, *prompt)
+        )
+        at = (weights.quantization, base)
         if at not in self._next:
-            digest = hashlib.sha256(repr(at).encode()).digest()
-            rng = random.Random(digest)
+            rng = random.Random(hashlib.sha256(repr(base).encode()).digest())
             logits = [rng.gauss(0.0, self.sharpness) for _ in range(self.vocab_size)]
+            if weights.quantization is not None:
+                logits = [x + rng.gauss(0.0, 0.05) for x in logits]
             total = math.log(math.fsum(math.exp(x) for x in logits))
             self._next[at] = [x - total for x in logits]
         return self._next[at]
 
-    def _score(self, version: int, prompt: list[int], tokens: list[int]) -> Score:
+    def _score(self, weights: Weights, prompt: list[int], tokens: list[int]) -> Score:
         logprobs, ranks, margins = [], [], []
         for position, token in enumerate(tokens):
-            row = self._distribution(version, [*prompt, *tokens[:position]])
+            row = self._distribution(weights, [*prompt, *tokens[:position]])
             logprobs.append(row[token])
             ranks.append(sum(x > row[token] for x in row))
             first, second = sorted(row, reverse=True)[:2]

@@ -57,6 +57,7 @@ class HttpStack(SkyRLStack):
             Capability.TOKENIZE,
             Capability.PAUSE_KEEP,
             Capability.PAUSE_ABORT,
+            Capability.PARTIAL_ANSWERS,
             Capability.PAUSE_WAIT,
             Capability.PAUSE_CLEAR_CACHE,
             Capability.SLEEP,

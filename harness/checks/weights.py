@@ -24,7 +24,7 @@ def _versions(evidence: Evidence) -> list[int]:
 
 def _queries(evidence: Evidence) -> Iterator[ExpectedDigestsRequest]:
     for version in _versions(evidence) if _read(evidence) else ():
-        yield ExpectedDigestsRequest(version=version)
+        yield ExpectedDigestsRequest(version=version, quantization=evidence.header.topology.quantization)
 
 
 def _ranks(call: Call) -> Iterator[tuple[str, int, dict[str, str]]]:
@@ -40,7 +40,8 @@ def _judge_every_parameter(evidence: Evidence) -> Finding:
     if evidence.header.topology.world_size != evidence.header.topology.engines:
         return untestable("the reference knows whole parameters only: compare sharded workers with each other")
     try:
-        known = {version: evidence.reference.expected_digests(version) for version in _versions(evidence)}
+        held_in = evidence.header.topology.quantization
+        known = {version: evidence.reference.expected_digests(version, held_in) for version in _versions(evidence)}
     except UnansweredQuery:
         return untestable("the reference was not asked for the digests of a version")
     facts, wrong = 0, []

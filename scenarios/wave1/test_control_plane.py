@@ -57,7 +57,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 @scenario(
     task=5,
     promise="pause(abort) ends requests in flight with the tokens they have and the finish reason abort",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT},
+    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
     checks=[FAN_OUT, ABORTED, FROZEN, HELD, greedy("late")],
 )
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
@@ -73,7 +73,12 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 @scenario(
     task=5,
     promise="pause(abort, clear_cache) reaches the engines with its argument",
-    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PAUSE_CLEAR_CACHE},
+    needs={
+        Capability.PAUSE_KEEP,
+        Capability.PAUSE_ABORT,
+        Capability.PARTIAL_ANSWERS,
+        Capability.PAUSE_CLEAR_CACHE,
+    },
     checks=[FAN_OUT, ABORTED],
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
