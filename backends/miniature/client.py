@@ -1,0 +1,212 @@
+"""The client: batches to requests and back, OpenAI bodies, control calls to all servers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from backends.miniature import model, tokenizer
+from backends.miniature.engine import BadRequest, Engine, Output
+from backends.miniature.router import Router
+from harness.contract import GenerateRequest, Generation, PauseMode, SampleRequest, SessionId
+
+MODEL = "miniature"
+
+
+class Client:
+    """What a trainer talks to. It can be pickled: the way to the servers is found again by `connect`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self.fired = 0
+
+    def connect(self, router: Router, engines: list[Engine]) -> None:
+        self.router, self.engines = router, engines
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("router", "engines")}
+
+    # --- data plane
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """SkyRL API reference, InferenceEngineInterface.generate. Raises BadRequest before anything is sent."""
+        if (request.prompt_token_ids is None) == (request.prompts is None):
+            raise BadRequest("either prompts or prompt_token_ids are needed, and not both")
+        prompts = request.prompt_token_ids
+        if prompts is None:
+            prompts = [tokenizer.render(messages) for messages in request.prompts or []]
+        sessions = request.session_ids if request.session_ids is not None else [None] * len(prompts)
+        if len(sessions) != len(prompts):
+            raise BadRequest(f"{len(sessions)} session ids for {len(prompts)} prompts")
+        rows = await self.gather(
+            [
+                self.row(session, self.prompt_of_turn(prompt), request.sampling_params, adapter=request.lora_adapter)
+                for session, prompt in zip(sessions, prompts, strict=True)
+            ]
+        )
+        return self.generation(rows)
+
+    async def gather(self, calls: Sequence[Any]) -> list[Output]:
+        """All rows in their order; one that fails takes the others with it."""
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(call) for call in calls]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def prompt_of_turn(self, prompt: list[int]) -> list[int]:
+        """Token ids are sent as they were given."""
+        return prompt
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        """One row, one request."""
+        return await self.router.generate(session, prompt, params, **more)
+
+    def generation(self, rows: list[Output]) -> Generation:
+        """Rows as columns."""
+        asked = any(row.logprobs is not None for row in rows)
+        return Generation(
+            response_ids=[row.tokens for row in rows],
+            responses=[row.text for row in rows],
+            stop_reasons=[row.reason for row in rows],
+            response_logprobs=[row.logprobs for row in rows] if asked else None,
+            routed_experts=[row.experts for row in rows],
+        )
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        """SkyRL #934: independent continuations on one server, seeded by seed + i as vLLM's n choices are."""
+        params, seed = request.sampling_params, request.sampling_params.get("seed")
+        each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
+        session = request.session_id
+        if session is None:
+            session = f"call {next(self._numbers)} {self.router._random.random()}"
+        return self.generation(
+            await self.gather([self.row(session, request.prompt_token_ids, one, copy=i) for i, one in enumerate(each)])
+        )
+
+    # --- OpenAI bodies
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        """SkyRL API reference, InferenceEngineClient.completion: single or batched, text or token ids; an error is a body."""
+        given = body["prompt"]
+        single = isinstance(given, str) or all(isinstance(token, int) for token in given)
+        prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in ([given] if single else given)]
+        return await self._answered(body, prompts, "text_completion")
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        """SkyRL API reference, InferenceEngineClient.chat_completion; an error is a body."""
+        if any(set(message) != {"role", "content"} for message in body["messages"]):
+            return error_body("a message needs a role and a content", 400)
+        return await self._answered(body, [tokenizer.render(body["messages"])], "chat.completion")
+
+    async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        if body["model"] != MODEL:
+            return error_body(f"the model {body['model']} does not exist", 404)
+        session, params = body.get("session_id"), sampling_params(body)
+        try:
+            rows = await self.gather([self.row(session, prompt, params) for prompt in prompts])
+        except BadRequest as e:
+            return error_body(str(e), 400)
+        return {
+            "id": f"cmpl-{next(self._numbers)}",
+            "object": kind,
+            "created": 1,
+            "model": body["model"],
+            "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
+            "usage": self.usage(rows),
+        }
+
+    def choice(self, index: int, row: Output, kind: str) -> dict[str, Any]:
+        shared = {"index": index, "finish_reason": row.reason, "token_ids": row.tokens}
+        if kind == "text_completion":
+            return shared | {"text": row.text}
+        return shared | {"message": {"role": "assistant", "content": row.text}}
+
+    def usage(self, rows: list[Output]) -> dict[str, int]:
+        """Counted over all prompts and choices."""
+        prompt, made = sum(len(row.prompt) for row in rows), sum(len(row.tokens) for row in rows)
+        return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+    # --- tokenizer
+
+    def tokenize(self, texts: list[str]) -> list[list[int]]:
+        return [tokenizer.encode(text) for text in texts]
+
+    def detokenize(self, token_ids: list[list[int]]) -> list[str]:
+        return [tokenizer.decode(ids, skip_special_tokens=False) for ids in token_ids]
+
+    # --- control plane
+
+    async def everywhere(self, op: str, **arguments: Any) -> None:
+        """SkyRL #904, "Control plane (fan-out)": one call to every server, at once. The first error is raised, after all."""
+        calls = (self.tell(engine, op, **arguments) for engine in self.engines)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        if errors := [result for result in found if isinstance(result, BaseException)]:
+            raise errors[0]
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        """One control call to one server."""
+        await engine.control(op, **arguments)
+
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        await self.everywhere("pause_generation", mode=mode, clear_cache=clear_cache)
+
+    def paused(self) -> dict[str, bool]:
+        return {engine.name: engine.frozen for engine in self.engines}
+
+    # --- weight sync
+
+    async def sync_weights(self, version: int, chunks: int) -> None:
+        """The trainer's parameters to all servers, in so many pieces; they count once the last is there."""
+        tensors = dict(model.policy(version))
+        names = list(tensors)
+        await self.everywhere("start_weight_update")
+        for part in range(chunks):
+            piece = names[part * len(names) // chunks : (part + 1) * len(names) // chunks]
+            await self.everywhere("update_weights", names=piece, tensors={name: tensors[name] for name in piece})
+        await self.everywhere("finish_weight_update")
+
+    async def load_lora_adapter(self, name: str, version: int) -> None:
+        """Only the adapter's factors travel (SkyRL #1014, task 11)."""
+        await self.everywhere("load_lora_adapter", name=name, factors=dict(model.adapter(version)))
+
+
+class RetryingClient(Client):
+    """Goes on with what pause(abort) cut short: prompt and tokens so far are sent again (SkyRL #1014, task 5)."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await super().row(session, prompt, params, **more)
+        while done.reason == "abort":
+            again = await super().row(
+                session, prompt + done.tokens, self.remaining(params, done), prior=len(done.tokens), **more
+            )
+            done = self.joined(done, again)
+        return done
+
+    def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
+        """What was made already is no part of the budget any more. (An engine counts min_tokens from the answer's start.)"""
+        return params | {"max_tokens": params.get("max_tokens", 16) - len(done.tokens)}
+
+    def joined(self, done: Output, again: Output) -> Output:
+        """Both parts as one answer to the first prompt."""
+        again.prompt = done.prompt
+        again.tokens = done.tokens + again.tokens
+        again.text = done.text + again.text
+        if again.logprobs is not None:
+            again.logprobs = (done.logprobs or []) + again.logprobs
+        return again
+
+
+def sampling_params(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an OpenAI body that are sampling parameters."""
+    others = {"model", "prompt", "messages", "session_id", "return_token_ids", "n"}
+    return {name: value for name, value in body.items() if name not in others}
+
+
+def error_body(message: str, code: int) -> dict[str, Any]:
+    """vLLM's ErrorResponse."""
+    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": code}}

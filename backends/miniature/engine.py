@@ -1,0 +1,511 @@
+"""One server of the miniature: continuous batching, prefix cache, pause modes, sleep, weights, adapters, and its tap.
+
+A step makes one token for every running request and takes `STEP_S` of the loop's time. What the tap writes down has the form
+of `harness.recording.Observation`, as the tap of a real engine has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from typing import Any, Literal, final
+
+import numpy as np
+
+from backends.miniature import model, tokenizer
+from fixtures.prompts import EOS
+from harness.clock import now_ns
+from harness.contract import PauseMode
+
+STEP_S = 0.001
+"""What a step takes, on the loop's clock."""
+BLOCK = 128
+"""Tokens of a block of the prefix cache, as on vLLM's CPU engine."""
+MOST_RUNNING = 64
+"""Requests that are worked on at once; others wait."""
+
+CacheKey = tuple[int, tuple[int, ...]]
+"""(loading of the adapter, 0 for the base model; the tokens)"""
+
+
+class BadRequest(ValueError):
+    """The caller's mistake."""
+
+    status = 400
+
+
+class EngineDead(ConnectionError):
+    """The server is not there any more."""
+
+    status = 503
+
+
+class Output:
+    """What a request came to."""
+
+    def __init__(self, request: Request, text: str) -> None:
+        self.prompt = request.prompt
+        self.tokens = list(request.tokens)
+        self.text = text
+        self.reason = request.reason
+        self.logprobs: list[float] | None = list(request.logprobs) if request.wants_logprobs else None
+        self.experts: list[list[list[int]]] = [list(position) for position in request.experts]
+
+
+class Request:
+    """One request, on its way through an engine. `prior` is how many tokens at the prompt's end were answered before."""
+
+    def __init__(
+        self, number: str, prompt: list[int], params: dict[str, Any], adapter: str | None, prior: int, copy: int
+    ) -> None:
+        self.id = number
+        self.prompt = list(prompt)
+        self.params = dict(params)
+        self.adapter = adapter
+        self.prior = prior
+        self.copy = copy
+        seed = params.get("seed")
+        self.random = random.Random(None if seed is None else f"{seed} {prompt}")
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.experts: list[list[list[int]]] = []
+        self.reason: Literal["stop", "length", "abort"] | None = None
+        self.state: model.Array | None = None
+        self.row: model.Array | None = None
+        """Log-probabilities of its next token, once its tokens are fed."""
+        self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.params.get("logprobs") is not None
+
+    @property
+    def context(self) -> list[int]:
+        return self.prompt + self.tokens
+
+    @property
+    def answer(self) -> list[int]:
+        """What the caller will see of it, what was answered before an interruption included."""
+        return self.prompt[len(self.prompt) - self.prior :] + self.tokens
+
+
+class Engine:
+    """One server. Every promise that could be broken has a method of its own."""
+
+    def __init__(self, name: str, *, max_model_len: int, quantization: str | None, seed: int) -> None:
+        self.name = name
+        self.max_model_len = max_model_len
+        self.quantization = quantization
+        self.seen: list[dict[str, Any]] = []
+        self.fired = 0
+        self.dead = False
+        self.asleep: set[str] = set()
+        self.frozen = False
+        self.closed = False
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.held: list[Request] = []
+        self.adapters: dict[str, tuple[int, model.Parameters]] = {}
+        self.cache: dict[CacheKey, tuple[model.Array, list[list[list[int]]]]] = {}
+        self._requests = itertools.count(1)
+        self._loads = itertools.count(1)
+        self._free = random.Random(f"{name} {seed}")
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._networks: dict[int, model.Network] = {}
+        self._staged: dict[str, model.Array] | None = None
+        self.version = 0
+        self.syncs = 0
+        self.held_parameters: dict[str, model.Array] = {}
+        self.hold(model.quantize(model.policy(0), quantization))
+        self._loop = asyncio.create_task(self._run())
+
+    # --- the tap
+
+    def tell(self, kind: str, **data: Any) -> None:
+        self.seen.append({"kind": kind, "server": self.name, "at_ns": now_ns(), "data": data})
+
+    async def control(self, op: str, **arguments: Any) -> None:
+        """A control call, as it reached this server: noted with its arguments, its end and its error."""
+        if self.dead:
+            raise EngineDead(f"{self.name} is dead")
+        at_ns, error = now_ns(), None
+        try:
+            await getattr(self, op)(**arguments)
+        except BaseException as e:
+            error = f"{type(e).__name__}: {e}"
+            raise
+        finally:
+            shown = {
+                k: v if isinstance(v, str | int | float | bool | list | None) else "…" for k, v in arguments.items()
+            }
+            data = {"op": op, "arguments": shown, "ended_ns": now_ns(), "error": error}
+            self.seen.append({"kind": "control", "server": self.name, "at_ns": at_ns, "data": data})
+
+    # --- requests
+
+    async def generate(
+        self, prompt: list[int], params: dict[str, Any], adapter: str | None = None, prior: int = 0, copy: int = 0
+    ) -> Output:
+        """One request, from its arrival to its end. Raises BadRequest and EngineDead."""
+        if self.dead:
+            raise EngineDead(f"{self.name} is dead")
+        if self.asleep:
+            raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
+        self.refuse_wrong(prompt, params, adapter)
+        request = Request(f"{self.name}-{next(self._requests)}", prompt, params, adapter, prior, copy)
+        self.tell(
+            "request",
+            request_id=request.id,
+            prompt_token_ids=request.prompt,
+            sampling_params=self.effective(request),
+            parent_id=None,
+        )
+        self.arrive(request)
+        self._poke()
+        try:
+            return await request.done
+        except asyncio.CancelledError:
+            self.drop(request)
+            raise
+
+    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
+        """Raises BadRequest for what no answer can be given to."""
+        if not prompt:
+            raise BadRequest("a prompt cannot be empty")
+        if len(prompt) >= self.max_model_len:
+            raise BadRequest(
+                f"the prompt has {len(prompt)} tokens, more than the maximum context length of {self.max_model_len} allows"
+            )
+        temperature, most, top_p = (
+            params.get("temperature", 1.0),
+            params.get("max_tokens", 16),
+            params.get("top_p", 1.0),
+        )
+        if not isinstance(temperature, int | float) or temperature < 0:
+            raise BadRequest("temperature must be a number that is not negative")
+        if not isinstance(most, int) or most < 1:
+            raise BadRequest("max_tokens must be at least 1")
+        if not isinstance(top_p, int | float) or not 0 < top_p <= 1:
+            raise BadRequest("top_p must be in (0, 1]")
+        if adapter is not None and adapter not in self.adapters:
+            raise BadRequest(f"there is no adapter {adapter}")
+
+    def effective(self, request: Request) -> dict[str, Any]:
+        """The sampling parameters that take effect."""
+        return request.params
+
+    def arrive(self, request: Request) -> None:
+        """New requests wait for their turn, and during a pause for its end."""
+        (self.held if self.closed else self.waiting).append(request)
+
+    def drop(self, request: Request) -> None:
+        """The caller is gone."""
+        for queue in (self.running, self.waiting, self.held):
+            if request in queue:
+                queue.remove(request)
+        self.tell("abort", request_ids=[request.id])
+
+    # --- the loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            self.step()
+            await asyncio.sleep(self.step_s())
+            self._poke()
+
+    def step_s(self) -> float:
+        return STEP_S
+
+    def _poke(self) -> None:
+        busy = bool(self.running or self.waiting)
+        (self._work.set if busy and not self.frozen and not self.dead else self._work.clear)()
+        (self._idle.clear if busy else self._idle.set)()
+
+    def step(self) -> None:
+        """One token for every running request."""
+        while self.waiting and len(self.running) < MOST_RUNNING:
+            self.running.append(self.waiting.pop(0))
+        self.read([request for request in self.running if request.row is None])
+        made = {}
+        for request in list(self.running):
+            token = self.choose(request)
+            made[request.id] = [token]
+            request.logprobs.append(self.logprob(request, token))
+            request.tokens.append(token)
+            request.reason = self.ended(request)
+        if made:
+            self.tell("step", tokens=made)
+        for request in [r for r in self.running if r.reason is not None]:
+            self.running.remove(request)
+            self.finish(request)
+        for request in self.running:
+            assert request.state is not None
+            network = self.network(request.adapter)
+            request.state = network.feed(request.state, request.tokens[-1], len(request.context) - 1)
+            request.row = None
+
+    def read(self, requests: list[Request]) -> None:
+        """What comes next in each request: its context is fed first if that has not been done."""
+        for request in requests:
+            if request.state is None:
+                self.prefill(request)
+        for loading in {self.loading(r.adapter) for r in requests if r.row is None}:
+            same = [r for r in requests if r.row is None and self.loading(r.adapter) == loading]
+            states = np.stack([r.state for r in same if r.state is not None])
+            rows, experts, _ = self.network(same[0].adapter).read(states)
+            for request, row, chosen in zip(same, rows, experts.tolist(), strict=True):
+                request.row = row
+                request.experts.append(self.routed(chosen))
+
+    def prefill(self, request: Request) -> None:
+        """Feed the prompt, from where the prefix cache ends."""
+        network, tokens = self.network(request.adapter), request.context
+        known, state, experts = self.cached(request)
+        states = []
+        for position in range(known, len(tokens)):
+            state = network.feed(state, tokens[position], position)
+            states.append(state)
+            if (position + 1) % BLOCK == 0:
+                self.remember(request, tokens[: position + 1], state, [])
+        if len(states) > 1:
+            experts = experts + [self.routed(c) for c in network.read(np.stack(states[:-1]))[1].tolist()]
+        for length in range(BLOCK, len(tokens), BLOCK):
+            self.remember(request, tokens[:length], None, experts[:length])
+        request.state, request.experts = state, experts
+
+    def routed(self, chosen: list[list[int]]) -> list[list[int]]:
+        """Layers × top_k experts of one position, as they are reported."""
+        return chosen
+
+    # --- prefix cache
+
+    def cache_key(self, adapter: str | None, tokens: list[int]) -> CacheKey:
+        """States are shared by requests with the same first tokens under the same weights."""
+        return (self.loading(adapter), tuple(tokens))
+
+    def cached(self, request: Request) -> tuple[int, model.Array, list[list[list[int]]]]:
+        """Length, state and experts of the longest known beginning of a request, one token short of it at most."""
+        tokens = request.context
+        for length in range((len(tokens) - 1) // BLOCK * BLOCK, 0, -BLOCK):
+            found = self.cache.get(self.cache_key(request.adapter, tokens[:length]))
+            if found is not None and len(found[1]) == length:
+                return length, found[0], list(found[1])
+        return 0, self.network(request.adapter).start, []
+
+    def remember(
+        self, request: Request, tokens: list[int], state: model.Array | None, experts: list[list[list[int]]]
+    ) -> None:
+        key = self.cache_key(request.adapter, tokens)
+        known = self.cache.get(key)
+        if state is not None:
+            self.cache[key] = (state, known[1] if known else [])
+        elif known is not None:
+            self.cache[key] = (known[0], experts)
+
+    def forget(self) -> None:
+        """Drop the prefix cache."""
+        self.cache.clear()
+
+    # --- sampling
+
+    def choose(self, request: Request) -> int:
+        """The next token of a request, by its sampling parameters (vLLM documentation, SamplingParams)."""
+        assert request.row is not None
+        params = request.params
+        row = np.asarray(request.row, dtype=np.float64).copy()
+        for token, bias in (params.get("logit_bias") or {}).items():
+            row[int(token)] += bias
+        open_to = np.ones(len(row), dtype=bool)
+        if params.get("allowed_token_ids"):
+            open_to[:] = False
+            open_to[list(params["allowed_token_ids"])] = True
+        if len(request.answer) < (params.get("min_tokens") or 0):
+            open_to[list(self.stops(request))] = False
+        row[~open_to] = -np.inf
+        temperature = params.get("temperature", 1.0)
+        if temperature == 0:
+            return int(row.argmax())
+        return self.draw(request, row / temperature)
+
+    def draw(self, request: Request, row: Any) -> int:
+        """A token by chance, out of what top_k, top_p and min_p leave."""
+        params = request.params
+        order = np.argsort(-row, kind="stable")
+        weights = np.exp(row[order] - row[order[0]])
+        weights /= weights.sum()
+        keep = np.ones(len(row), dtype=bool)
+        if (top_k := params.get("top_k") or 0) > 0:
+            keep[top_k:] = False
+        if min_p := params.get("min_p"):
+            keep &= weights >= min_p * weights[0]
+        if (top_p := params.get("top_p", 1.0)) < 1:
+            left = np.where(keep, weights, 0)
+            left /= left.sum()
+            keep &= np.cumsum(left) - left < top_p
+        kept = np.where(keep, weights, 0)
+        at = np.searchsorted(np.cumsum(kept), self.chance(request) * kept.sum(), side="right")
+        return int(order[min(int(at), len(order) - 1)])
+
+    def chance(self, request: Request) -> float:
+        """A number in [0, 1): the request's own sequence if it has a seed, else any."""
+        return (self._free if request.params.get("seed") is None else request.random).random()
+
+    def logprob(self, request: Request, token: int) -> float:
+        """The log-probability of a chosen token, at temperature 1 (vLLM: logprobs are of the raw logits)."""
+        assert request.row is not None
+        return min(0.0, float(request.row[token]))
+
+    def stops(self, request: Request) -> set[int]:
+        return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
+
+    def ended(self, request: Request) -> Literal["stop", "length"] | None:
+        """Why a request is over after its last token; None if it is not."""
+        params, answer = request.params, request.answer
+        if len(answer) >= (params.get("min_tokens") or 0):
+            if answer[-1] in self.stops(request):
+                return "stop"
+            if self.stop_string(request) is not None:
+                return "stop"
+        if len(request.tokens) >= params.get("max_tokens", 16) or len(request.context) >= self.max_model_len:
+            return "length"
+        return None
+
+    def stop_string(self, request: Request) -> str | None:
+        """The stop string that the text holds by now."""
+        stop = request.params.get("stop") or []
+        text = self.decode(request, request.answer)
+        return next((s for s in ([stop] if isinstance(stop, str) else stop) if s in text), None)
+
+    # --- the end of a request
+
+    def finish(self, request: Request) -> None:
+        """A request leaves the engine: its reason is told, its caller gets it."""
+        self.tell("finish", request_id=request.id, reason=request.reason)
+        if not request.done.done():
+            request.done.set_result(self.output(request))
+
+    def output(self, request: Request) -> Output:
+        return Output(request, self.text(request))
+
+    def text(self, request: Request) -> str:
+        """The decoded tokens, cut at a stop string (vLLM documentation, include_stop_str_in_output)."""
+        text = self.decode(request, request.tokens)
+        met = self.stop_string(request) if request.reason == "stop" else None
+        if met is None or met not in text:
+            return text
+        return text[: text.index(met) + (len(met) if request.params.get("include_stop_str_in_output") else 0)]
+
+    def decode(self, request: Request, tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=request.params.get("skip_special_tokens", True))
+
+    # --- control plane
+
+    async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
+        """vLLM documentation, /pause: keep freezes requests, abort ends them, wait lets them finish; new ones wait."""
+        self.closed = True
+        if mode == "abort":
+            self.abort_all()
+        elif mode == "wait":
+            self._poke()
+            await self._idle.wait()
+        self.frozen = True
+        if clear_cache:
+            self.forget()
+            self.recompute()
+        self._poke()
+
+    def abort_all(self) -> None:
+        """End every request with what it has."""
+        for request in [*self.running, *self.waiting]:
+            request.reason = "abort"
+            self.finish(request)
+        self.running, self.waiting = [], []
+
+    def recompute(self) -> None:
+        """Running requests feed their tokens again before they go on."""
+        for request in self.running:
+            request.state, request.row, request.experts = None, None, []
+
+    async def resume_generation(self) -> None:
+        self.frozen = self.closed = False
+        self.waiting += self.held
+        self.held = []
+        self._poke()
+
+    async def sleep(self, *, level: int) -> None:
+        """vLLM documentation, Sleep Mode: the cache goes, at level 2 the weights as well."""
+        self.asleep = {"weights", "kv_cache"}
+        self.forget()
+        if level == 2:
+            self.hold({name: np.zeros_like(tensor) for name, tensor in self.held_parameters.items()})
+
+    async def wake_up(self, *, tags: list[str] | None) -> None:
+        self.asleep -= set(tags if tags is not None else ("weights", "kv_cache"))
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        self.forget()
+        if reset_running_requests:
+            self.recompute()
+
+    # --- weights
+
+    def hold(self, held: model.Parameters) -> None:
+        """These are the engine's parameters from now on."""
+        self.held_parameters = dict(held)
+        self._networks.clear()
+
+    def loading(self, adapter: str | None) -> int:
+        """Which loading of an adapter answers under this name: 0 is the base model."""
+        return 0 if adapter is None else self.adapters[adapter][0]
+
+    def network(self, adapter: str | None) -> model.Network:
+        """What a request under this adapter is computed with."""
+        loading = self.loading(adapter)
+        if loading not in self._networks:
+            factors = None if adapter is None else self.adapters[adapter][1]
+            parameters = model.with_adapter(model.dequantize(self.held_parameters), factors)
+            self._networks[loading] = model.Network(parameters)
+        return self._networks[loading]
+
+    async def start_weight_update(self) -> None:
+        self._staged = {}
+
+    async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
+        """One chunk of a sync: kept aside until the last one is there. The names travel beside the tensors."""
+        assert self._staged is not None, "start_weight_update comes first"
+        self._staged.update({name: tensors[name] for name in names})
+
+    async def finish_weight_update(self) -> None:
+        """All chunks are there: from now on they are the weights."""
+        assert self._staged is not None, "start_weight_update comes first"
+        staged, self._staged = self._staged, None
+        self.syncs += 1
+        self.hold({**self.held_parameters, **self.quantized(staged)})
+
+    def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
+        return model.quantize(tensors, self.quantization)
+
+    async def load_lora_adapter(self, *, name: str, factors: dict[str, model.Array]) -> None:
+        self.adapters[name] = (next(self._loads), factors)
+
+    async def unload_lora_adapter(self, *, name: str) -> None:
+        self.adapters.pop(name, None)
+
+    # --- its end
+
+    def kill(self) -> None:
+        """The server's processes are gone."""
+        self.dead = True
+        self._loop.cancel()
+        for request in [*self.running, *self.waiting, *self.held]:
+            if not request.done.done():
+                request.done.set_exception(EngineDead(f"{self.name} died"))
+        self.running, self.waiting, self.held = [], [], []
+
+    @final
+    def stop(self) -> None:
+        """An orderly end: nothing of it stays behind."""
+        self._loop.cancel()

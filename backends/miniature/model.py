@@ -1,0 +1,149 @@
+"""The miniature's language model: a small recurrent mixture of experts whose probabilities are an explicit function.
+
+The state after a token is tanh(recur · state + embed[token] + a code of the position); each layer adds what the two most
+probable of its four experts make of it; the logits are out · features. Fourteen named parameters, so that weights can be
+lost, mixed up or left behind one by one. Version k of the policy, version k of a LoRA adapter and what quantization leaves of
+a tensor are functions of name and k.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+VOCABULARY = 512
+HIDDEN = 16
+LAYERS = 2
+EXPERTS = 4
+TOP_K = 2
+LONGEST = 2048
+RANK = 2
+STRENGTH = 0.5
+"""Standard deviation of what a policy version changes, in units of the parameter's own (as `fixtures.policy`)."""
+
+Array = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int8]
+Parameters = Mapping[str, Array]
+
+SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.9} | {
+    f"layers.{layer}.{name}": 0.4
+    for layer in range(LAYERS)
+    for name in ("gate", *(f"experts.{expert}" for expert in range(EXPERTS)))
+}
+"""Parameter → standard deviation, in the order in which a trainer sends them."""
+
+
+def _shape(name: str) -> tuple[int, int]:
+    rows = VOCABULARY if name in ("embed", "out") else EXPERTS if name.endswith("gate") else HIDDEN
+    return (rows, HIDDEN)
+
+
+def _noise(name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")).normal(size=shape)
+
+
+@lru_cache(maxsize=64)
+def policy(version: int) -> Parameters:
+    """Policy version `version`: parameter → float32 tensor. 0 is the checkpoint."""
+    made = {}
+    for name, spread in SPREAD.items():
+        tensor = spread * _noise(name, _shape(name))
+        if version:
+            tensor = tensor + STRENGTH * spread * _noise(f"{name}:{version}", tensor.shape)
+        made[name] = tensor.astype(np.float32)
+    return made
+
+
+@lru_cache(maxsize=64)
+def adapter(version: int) -> Parameters:
+    """Version `version` of the LoRA adapter: two pairs of low-rank factors, for `recur` and `out`."""
+    made = {}
+    for name in ("recur", "out"):
+        rows, columns = _shape(name)
+        made[f"{name}.lora_a"] = _noise(f"{name}:lora_a:{version}", (RANK, columns)).astype(np.float32)
+        made[f"{name}.lora_b"] = (0.2 * _noise(f"{name}:lora_b:{version}", (rows, RANK))).astype(np.float32)
+    return made
+
+
+def with_adapter(parameters: Parameters, factors: Parameters | None) -> Parameters:
+    """The parameters that a LoRA adapter makes of a model's."""
+    if factors is None:
+        return parameters
+    added = {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in ("recur", "out")}
+    return {name: tensor + added[name] if name in added else tensor for name, tensor in parameters.items()}
+
+
+def quantize(parameters: Parameters, kind: str | None) -> Parameters:
+    """What an engine holds of full-precision tensors: int8 with a scale for each tensor, or themselves."""
+    if kind is None:
+        return dict(parameters)
+    if kind != "int8":
+        raise ValueError(f"the miniature quantizes to int8, not to {kind}")
+    held: dict[str, Array] = {}
+    for name, tensor in parameters.items():
+        scale = np.float32(np.abs(tensor).max() / 127)
+        held[name] = np.round(tensor / scale).astype(np.int8)
+        held[f"{name}.scale"] = np.array([scale], dtype=np.float32)
+    return held
+
+
+def dequantize(held: Parameters) -> Parameters:
+    """The tensors that an engine computes with."""
+    return {
+        name: tensor.astype(np.float32) * held[f"{name}.scale"] if f"{name}.scale" in held else tensor
+        for name, tensor in held.items()
+        if not name.endswith(".scale")
+    }
+
+
+def digest(tensor: Array) -> str:
+    """ "sha256-prefix:shape:dtype" of a tensor's bytes, as `harness.contract.DigestsResult` has it."""
+    return f"{hashlib.sha256(tensor.tobytes()).hexdigest()[:16]}:{tensor.shape}:{tensor.dtype}"
+
+
+_FREQUENCY = np.sqrt(np.arange(2, HIDDEN + 2))
+POSITION = 0.7 * np.sin(np.outer(np.arange(LONGEST), _FREQUENCY))
+"""positions × hidden: no output runs in circles, since no two positions are alike."""
+
+
+class Network:
+    """The parameters, ready to be computed with, in one precision. All methods are pure."""
+
+    def __init__(self, parameters: Parameters, dtype: type = np.float32) -> None:
+        ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
+        self.start = np.zeros(HIDDEN, dtype=dtype)
+        self._position = POSITION.astype(dtype)
+        self._embed, self._recur, self._out = ready["embed"], ready["recur"], ready["out"].T
+        self._gates = [ready[f"layers.{layer}.gate"].T for layer in range(LAYERS)]
+        self._experts = [
+            np.stack([ready[f"layers.{layer}.experts.{expert}"].T for expert in range(EXPERTS)])
+            for layer in range(LAYERS)
+        ]
+
+    def feed(self, state: Array, token: int, position: int) -> Array:
+        """The state (hidden) after one more token at `position`."""
+        fed: Array = np.tanh(self._recur @ state + self._embed[token] + self._position[position])
+        return fed
+
+    def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
+        """Of states (positions × hidden): log-probabilities of the next token (positions × vocabulary), the experts
+        that each layer chose (positions × layers × top_k), and by how much (positions × layers)."""
+        features, chosen, margins = states, [], []
+        for gate, experts in zip(self._gates, self._experts, strict=True):
+            scores = features @ gate
+            order = np.argsort(-scores, axis=1, kind="stable")
+            picked = np.take_along_axis(scores, order, axis=1)
+            best = order[:, :TOP_K]
+            weights = np.exp(picked[:, :TOP_K] - picked[:, :1])
+            weights = weights / weights.sum(axis=1, keepdims=True)
+            made = np.tanh(np.einsum("th,tkhj->tkj", features, experts[best]))
+            features = features + np.einsum("tk,tkj->tj", weights, made)
+            chosen.append(best)
+            margins.append(picked[:, TOP_K - 1] - picked[:, TOP_K])
+        logits = features @ self._out
+        top = logits.max(axis=1, keepdims=True)
+        logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+        return logits, np.stack(chosen, axis=1), np.stack(margins, axis=1)

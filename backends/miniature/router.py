@@ -1,0 +1,67 @@
+"""The way from a client to the servers: sessions stick, other requests are spread at random."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from typing import Any
+
+from backends.miniature.engine import Engine, EngineDead, Output
+from harness.contract import SessionId
+
+HOP_S = 0.0002
+"""What the way to a server takes at least, on the loop's clock; at most twice that."""
+
+CONTROL_ROUTES = (
+    "POST /pause",
+    "POST /resume",
+    "GET /is_paused",
+    "POST /sleep",
+    "POST /wake_up",
+    "POST /reset_prefix_cache",
+    "GET /get_world_size",
+    "POST /collective_rpc",
+    "POST /update_weights",
+    "POST /v1/load_lora_adapter",
+)
+"""Routes of servers that have no business behind the data plane's address."""
+
+
+class Router:
+    """The data plane's address."""
+
+    def __init__(self, engines: list[Engine], seed: int) -> None:
+        self.engines = engines
+        self.fired = 0
+        self._random = random.Random(f"router {seed}")
+
+    async def generate(
+        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+    ) -> Output:
+        """One request to one server and back. Raises EngineDead if the server is gone, or every server is."""
+        await asyncio.sleep(HOP_S * (1 + self._random.random()))
+        return await self.forward(self.server_of(session), prompt, params, **more)
+
+    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        return await engine.generate(prompt, params, **more)
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        """SkyRL #934: hash_with_sha256(str(session_id)) % engines; any server that lives without a session."""
+        if session is not None:
+            return self.engines[self.hashed(session) % len(self.engines)]
+        alive = [engine for engine in self.engines if not engine.dead]
+        if not alive:
+            raise EngineDead("no server is alive")
+        return self._random.choice(alive)
+
+    def hashed(self, session: SessionId) -> int:
+        return int.from_bytes(hashlib.sha256(str(session).encode()).digest()[:8], "big")
+
+    def healthy(self) -> bool:
+        """SkyRL #899, review of /health: true if at least one engine is healthy."""
+        return any(not engine.dead for engine in self.engines)
+
+    def status_of(self, _route: str) -> int:
+        """The status with which a control-plane route is answered here."""
+        return 404

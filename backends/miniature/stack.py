@@ -1,0 +1,243 @@
+"""The adapter: the miniature behind the contract, put together of parts that a fault may replace."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, ClassVar
+
+import msgspec
+
+from backends.miniature import faults, model
+from backends.miniature.client import Client, RetryingClient
+from backends.miniature.engine import Engine
+from backends.miniature.router import CONTROL_ROUTES, Router
+from harness.capability import Capability
+from harness.contract import (
+    Description,
+    DetokenizeRequest,
+    DetokenizeResult,
+    DigestsResult,
+    Empty,
+    GenerateRequest,
+    Generation,
+    HealthResult,
+    InFlightResult,
+    InjectRequest,
+    InjectResult,
+    IsPausedResult,
+    KillServerRequest,
+    LoadLoraRequest,
+    ObserveRequest,
+    ObserveResult,
+    OpenAIRequest,
+    OpenAIResponse,
+    PauseRequest,
+    ProbeRouterResult,
+    ResetPrefixCacheRequest,
+    SampleRequest,
+    ServerDescription,
+    SleepRequest,
+    StartRequest,
+    SyncWeightsRequest,
+    TokenizeRequest,
+    TokenizeResult,
+    UnloadLoraRequest,
+    WakeUpRequest,
+    WorldSizeResult,
+)
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a miniature is made of: the classes of its parts."""
+
+    engine: type[Engine] = Engine
+    router: type[Router] = Router
+    client: type[Client] = Client
+
+
+ALL = frozenset(Capability) - {Capability.SCORE, Capability.RETRY_ABORTED, Capability.PARTIAL_ANSWERS}
+
+
+class Miniature:
+    """The contract on the miniature's parts."""
+
+    declared: ClassVar[frozenset[Capability]] = ALL | {Capability.PARTIAL_ANSWERS}
+    parts: ClassVar[Parts] = Parts()
+
+    def __init__(self) -> None:
+        self.request: StartRequest
+        self.engines: list[Engine] = []
+        self.router: Router
+        self.client: Client
+        self._fired_before = 0
+        self._fault: str | None = None
+        self.crashed: str | None = None
+
+    # --- lifecycle
+
+    async def start(self, request: StartRequest) -> Description:
+        self.request = request
+        self._build(self.parts)
+        return await self.describe(Empty())
+
+    def _build(self, parts: Parts) -> None:
+        """Servers, router and client of these classes, fresh."""
+        request = self.request
+        for engine in self.engines:
+            engine.stop()
+        self.engines = [
+            parts.engine(
+                f"server-{index}",
+                max_model_len=request.max_model_len,
+                quantization=request.topology.quantization,
+                seed=request.seed,
+            )
+            for index in range(request.topology.engines)
+        ]
+        self.router = parts.router(self.engines, request.seed)
+        self.client = parts.client()
+        self.client.connect(self.router, self.engines)
+
+    async def describe(self, _request: Empty) -> Description:
+        request = self.request
+        return Description(
+            target=request.target,
+            topology=request.topology,
+            start=request.start,
+            capabilities=sorted(self.declared - self._not_here()),
+            servers=[ServerDescription(name=engine.name) for engine in self.engines],
+            packages={"numpy": model.np.__version__},
+        )
+
+    def _not_here(self) -> frozenset[Capability]:
+        """What this start does not offer: weights are held in full precision unless the topology says otherwise."""
+        return frozenset() if self.request.topology.quantization else frozenset({Capability.QUANTIZED})
+
+    async def teardown(self, _request: Empty) -> Empty:
+        for engine in self.engines:
+            engine.stop()
+        return Empty()
+
+    def dead(self) -> str | None:
+        """For the host: why nothing can be asked any more."""
+        return self.crashed
+
+    # --- breaking it
+
+    async def inject(self, request: InjectRequest) -> InjectResult:
+        """Put it together anew, of the parts that this fault replaces."""
+        fired = sum(part.fired for part in (*self.engines, self.router, self.client))
+        parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
+        self._build(parts)
+        return InjectResult(fired=fired)
+
+    async def kill_server(self, request: KillServerRequest) -> Empty:
+        next(engine for engine in self.engines if engine.name == request.server).kill()
+        return Empty()
+
+    # --- data plane
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return await self.client.generate(request)
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        return await self.client.sample(request)
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(body=await self.client.chat_completion(dict(request.body)))
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return OpenAIResponse(body=await self.client.completion(dict(request.body)))
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
+        return TokenizeResult(token_ids=self.client.tokenize(request.texts))
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult:
+        return DetokenizeResult(texts=self.client.detokenize(request.token_ids))
+
+    # --- control plane
+
+    async def pause(self, request: PauseRequest) -> Empty:
+        await self.client.pause(request.mode, clear_cache=request.clear_cache)
+        return Empty()
+
+    async def resume(self, _request: Empty) -> Empty:
+        await self.client.everywhere("resume_generation")
+        return Empty()
+
+    async def sleep(self, request: SleepRequest) -> Empty:
+        await self.client.everywhere("sleep", level=request.level)
+        return Empty()
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty:
+        await self.client.everywhere("wake_up", tags=request.tags)
+        return Empty()
+
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
+        await self.client.everywhere("reset_prefix_cache", reset_running_requests=request.reset_running_requests)
+        return Empty()
+
+    async def health(self, _request: Empty) -> HealthResult:
+        return HealthResult(healthy=self.router.healthy())
+
+    async def is_paused(self, _request: Empty) -> IsPausedResult:
+        return IsPausedResult(servers=self.client.paused())
+
+    async def world_size(self, _request: Empty) -> WorldSizeResult:
+        return WorldSizeResult(world_size=self.request.topology.world_size)
+
+    # --- weights and client
+
+    async def prepare_weight_sync(self, _request: Empty) -> Empty:
+        return Empty()
+
+    async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
+        await self.client.sync_weights(request.version, request.chunks)
+        return Empty()
+
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+        await self.client.load_lora_adapter(request.name, request.version)
+        return Empty()
+
+    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty:
+        await self.client.everywhere("unload_lora_adapter", name=request.name)
+        return Empty()
+
+    async def pickle_client(self, _request: Empty) -> Empty:
+        self.client = pickle.loads(pickle.dumps(self.client))
+        self.client.connect(self.router, self.engines)
+        return Empty()
+
+    # --- observation
+
+    async def digests(self, _request: Empty) -> DigestsResult:
+        return DigestsResult(
+            servers={
+                engine.name: [{name: model.digest(tensor) for name, tensor in engine.held_parameters.items()}]
+                for engine in self.engines
+            }
+        )
+
+    async def observe(self, _request: ObserveRequest) -> ObserveResult:
+        seen: list[dict[str, Any]] = []
+        for engine in self.engines:
+            seen += engine.seen
+            engine.seen = []
+        return ObserveResult(observations=sorted(seen, key=lambda s: s["at_ns"]))
+
+    async def in_flight(self, _request: Empty) -> InFlightResult:
+        live = [(e.name, r) for e in self.engines for r in (*e.running, *e.waiting, *e.held)]
+        servers: dict[str, int] = {}
+        for name, _ in live:
+            servers[name] = servers.get(name, 0) + 1
+        return InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
+
+    async def probe_router(self, _request: Empty) -> ProbeRouterResult:
+        return ProbeRouterResult(routes={route: self.router.status_of(route) for route in CONTROL_ROUTES})
+
+
+class RetryingMiniature(Miniature):
+    """The same, with a client that goes on by itself where pause(abort) ended a request."""
+
+    declared: ClassVar[frozenset[Capability]] = ALL | {Capability.RETRY_ABORTED}
+    parts: ClassVar[Parts] = Parts(client=RetryingClient)
