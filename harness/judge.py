@@ -79,7 +79,7 @@ def run(check: Check, evidence: Evidence) -> Finding | None:
             return None
         if finding.status == "pass" and finding.facts <= 0:
             return _nothing(check)
-        return finding
+        return _unless_blind(finding)
     except UnansweredQuery as e:
         return untestable(
             f"{check.name} needs an answer that the reference was never asked for", evidence=[{"query": str(e)}]
@@ -118,6 +118,21 @@ def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: B
     ]
 
 
+def _unless_blind(finding: Finding) -> Finding:
+    """A pass of a numeric check counts only where its weakest seeded fault would have been red."""
+    margin = finding.margin
+    if finding.status != "pass" or margin is None:
+        return finding
+    weakest = margin.weakest
+    if weakest is None:
+        reason = "no fault could be seeded into what was recorded: nothing shows that the bound is of use"
+    elif margin.faults[weakest] <= margin.bound:
+        reason = f"the bound hides a seeded fault: {weakest}"
+    else:
+        return finding
+    return msgspec.structs.replace(finding, status="untestable", reason=reason, blame=Blame.HARNESS)
+
+
 def _nothing(check: Check) -> Finding:
     return untestable(f"{check.name} judged nothing: the recording holds no fact of its kind")
 
@@ -152,7 +167,9 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         reason=finding.reason,
         blame=blame,
     )
-    return msgspec.structs.replace(about, facts=finding.facts, numbers=finding.numbers, evidence=finding.evidence)
+    return msgspec.structs.replace(
+        about, facts=finding.facts, numbers=finding.numbers, evidence=finding.evidence, margin=finding.margin
+    )
 
 
 def _about(

@@ -1,7 +1,7 @@
-"""How near is near enough: log-probabilities of the baseline against its own twin, and the bound that follows. Pure.
+"""How near is near enough: for each numeric check the noise, the bound and the weakest fault. Pure.
 
-The bound is derived in the run. It lies above what the baseline differs from itself, and is of use only below what the
-weakest fault makes; both margins are printed. Faults are seeded into the recorded numbers, offline.
+The bound of a comparison is derived in the run. It lies above what the baseline differs from itself, and is of use only
+below what the weakest fault makes; both margins are printed. Faults are seeded into the recorded numbers, offline.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, final
 import msgspec
 
 from harness.facets import LOGPROBS, deterministic
+from harness.faults import family
 from harness.pairing import pair
 from harness.recording import Call, ScenarioTrace
-from harness.verdict import NoiseFloor
+from harness.takes import widest
+from harness.verdict import NoiseFloor, Verdict
 
 FLOAT32_EPSILON = 2.0**-23
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
@@ -109,7 +111,7 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
     seeded = {name: size for name, size in faults.items() if size > 0}
     return [
         NoiseFloor(
-            facet=LOGPROBS,
+            check=LOGPROBS,
             unit="nats",
             floor=floor,
             bound=max(ABOVE_THE_FLOOR * floor, ROUNDINGS * FLOAT32_EPSILON * scale),
@@ -118,6 +120,31 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
             facts=facts,
         )
     ]
+
+
+def floors(verdicts: Iterable[Verdict]) -> list[NoiseFloor]:
+    """The same of every check that says what it measures (`Margin`), over a run. What failed is no noise of a correct stack:
+    it says none, and its own verdict tells of it."""
+    of_check: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.margin is not None:
+            of_check.setdefault(family(verdict.check), []).append(verdict)
+    return [_floor(check, of_check[check]) for check in sorted(of_check)]
+
+
+def _floor(check: str, verdicts: Sequence[Verdict]) -> NoiseFloor:
+    whole = widest([verdict.margin for verdict in verdicts if verdict.margin is not None])
+    return NoiseFloor(
+        check=check,
+        unit=whole.unit,
+        floor=whole.measured,
+        bound=whole.bound,
+        weakest_fault=min(whole.faults.values(), default=None),
+        faults=whole.faults,
+        facts=sum(verdict.facts for verdict in verdicts),
+        false_alarm_rate=whole.false_alarm_rate,
+        power=whole.power,
+    )
 
 
 def _largest(numbers: Iterable[float]) -> float:

@@ -194,7 +194,7 @@ _TABLE = {
 def _facets(
     about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
 ) -> list[Verdict]:
-    floor = next((n for n in noise if n.facet == LOGPROBS), None)
+    floor = next((n for n in noise if n.check == LOGPROBS), None)
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
     verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))

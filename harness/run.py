@@ -24,7 +24,7 @@ from harness.errors import Blame, UsageError
 from harness.exercise import exercised, unexercised
 from harness.index import Index, index
 from harness.judge import absent, judge_evidence, missing
-from harness.noise import noise_floors
+from harness.noise import floors, noise_floors
 from harness.parity import Absent, Judged, Missing, Side, compare
 from harness.plan import load_plan
 from harness.recording import CallError, ScenarioTrace
@@ -160,7 +160,7 @@ def _judgement(
         ),
         verdicts=verdicts,
         ledger_problems=problems,
-        noise=noise,
+        noise=[*noise, *floors(verdicts)],
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.verdict import Conformance, Parity, Verdict
+from harness.verdict import Conformance, Margin, Parity, Verdict
 
 _WORST_FIRST: tuple[str, ...] = (
     Conformance.FAIL,
@@ -41,6 +41,23 @@ def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
     evidence = list(worst.evidence)
     if worst.status not in (Conformance.PASS, Parity.PARITY):
         evidence.append({"takes": f"{worst.status} in {alike} of {takes} takes"})
-    return msgspec.structs.replace(
-        worst, evidence=evidence, numbers=worst.numbers | {"takes": float(takes), "takes_alike": float(alike)}
+    margins = [v.margin for v in same if v.margin is not None]
+    margin = widest(margins) if worst.margin is not None else None
+    return msgspec.structs.replace(worst, evidence=evidence, takes=takes, alike=alike, margin=margin)
+
+
+def widest(margins: Sequence[Margin]) -> Margin:
+    """One margin for several of one check: the largest measurement, each fault where it was hardest to see."""
+    faults: dict[str, float] = {}
+    for name, size in (item for margin in margins for item in margin.faults.items()):
+        faults[name] = min(size, faults.get(name, size))
+    rates = [m.false_alarm_rate for m in margins if m.false_alarm_rate is not None]
+    powers = [m.power for m in margins if m.power is not None]
+    return Margin(
+        unit=margins[0].unit,
+        measured=max(m.measured for m in margins),
+        bound=max(m.bound for m in margins),
+        faults=faults,
+        false_alarm_rate=max(rates, default=None),
+        power=min(powers, default=None),
     )

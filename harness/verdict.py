@@ -48,6 +48,28 @@ RED: frozenset[str] = frozenset({Conformance.FAIL, Conformance.UNTESTABLE, Parit
 """Statuses that are red in either kind of verdict. `missing` is red in a comparison only: see `Verdict.red`."""
 
 
+class Margin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a numeric check measured, above what it turns red, and what seeded faults would have made it measure.
+
+    A fault is seeded offline into what was recorded: one whose size is not above `bound` would have passed.
+    """
+
+    unit: str
+    measured: float
+    bound: float
+    faults: dict[str, float] = {}
+    """Name of each seeded fault → what the check would have measured. One that cannot be seeded here is left out."""
+    false_alarm_rate: float | None = None
+    """How often a correct stack is called wrong, where chance is judged."""
+    power: float | None = None
+    """How probably the weakest fault is found, where chance is judged."""
+
+    @property
+    def weakest(self) -> str | None:
+        """Name of the seeded fault that comes nearest to passing."""
+        return min(self.faults, key=self.faults.__getitem__, default=None)
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One statement about one check (or one compared facet) of one scenario."""
 
@@ -71,6 +93,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     facts: int = 0
     """How many facts were compared."""
     numbers: dict[str, float] = {}
+    margin: Margin | None = None
+    """Set by a numeric check that found nothing wrong."""
+    takes: int = 1
+    """How many takes this stands for: the worst of them."""
+    alike: int = 1
+    """In how many of these takes the status was this one."""
     evidence: list[dict[str, Any]] = []
     """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
     fault: str = ""
@@ -96,19 +124,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the baseline is from its own twin, and the bound derived from that, for one numeric facet."""
+    """Of one numeric check over a whole run: what correct stacks measure, what is allowed, and what faults measure."""
 
-    facet: str
+    check: str
+    """The check without its label, or the compared facet."""
     unit: str
     floor: float
-    """Largest difference seen between the baseline and its twin."""
+    """The largest value that passed; for a facet, between the baseline and its own twin."""
     bound: float
-    """What a comparison allows."""
+    """What is red above."""
     weakest_fault: float | None = None
-    """Smallest difference that a seeded fault of this facet makes; None where none was measured."""
+    """The smallest value that a seeded fault makes; None where none was measured."""
     faults: dict[str, float] = {}
-    """Name of each seeded fault → the largest difference that it makes in this run's recordings."""
+    """Name of each seeded fault → what it makes of this run's recordings, where it is hardest to see."""
     facts: int = 0
+    false_alarm_rate: float | None = None
+    """Of one verdict, where chance is judged: the largest."""
+    power: float | None = None
+    """How probably the weakest fault is found in one verdict: the smallest."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from harness.verdict import Judgement, NoiseFloor, Verdict
 from reports import reproduce
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
-from reports.view import anchor, count, divergences, known_ids, tally, task_rows
+from reports.view import anchor, chance, count, divergences, known_ids, repetition, tally, task_rows, weakest_fault
 
 SIDES = (("baseline", "candidate"), ("expected", "actual"), ("expected", "got"), ("wanted", "got"), ("given", "seen"))
 """Keys of a piece of evidence that are shown side by side."""
@@ -53,6 +53,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
             hardware=_hardware(judgement),
             main_packages=_packages(judgement),
             scale=[_scale(floor) for floor in judgement.noise],
+            repetition=repetition(count(judgement)),
         )
     )
 
@@ -154,6 +155,8 @@ def _scale(floor: NoiseFloor) -> dict[str, Any]:
         "floor": floor,
         "at": {name: round(100 * (value - lo) / (hi - lo), 1) for name, value in logs.items()},
         "above": f"{figure(floor.bound / floor.floor)}×" if floor.floor else "no noise seen",
-        "below": f"{figure(fault / floor.bound)}×" if fault and floor.bound else "not measured",
-        "blind": bool(fault and floor.bound >= fault),
+        "below": "not measured" if fault is None else f"{figure(fault / floor.bound)}×" if floor.bound else "any is red",
+        "blind": fault is not None and floor.bound >= fault,
+        "weakest": weakest_fault(floor),
+        "chance": chance(floor),
     }

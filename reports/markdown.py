@@ -12,7 +12,17 @@ from harness.plan import Plan
 from harness.verdict import Judgement, LedgerProblem, Verdict
 from reports import reproduce
 from reports.text import exact, many, number, one_line, shortened
-from reports.view import Divergence, count, divergences, known_ids, tally, task_rows
+from reports.view import (
+    Divergence,
+    chance,
+    count,
+    divergences,
+    known_ids,
+    repetition,
+    tally,
+    task_rows,
+    weakest_fault,
+)
 
 LIMIT = 60_000
 """Characters. GitHub refuses comments above 65,536."""
@@ -160,8 +170,11 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
 
 
 def _end(judgement: Judgement) -> str:
-    lines = [
-        f"Noise floor of {text(floor.facet)}: {number(floor.floor)} {text(floor.unit)}, bound {number(floor.bound)}."
-        for floor in judgement.noise
-    ]
+    lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
+    if judgement.noise:
+        lines += ["| Numeric check | Unit | Floor | Bound | Weakest seeded fault | Chance |", "| --- " * 6 + "|"]
+    for floor in judgement.noise:
+        cells = (text(floor.check), text(floor.unit), number(floor.floor), number(floor.bound))
+        lines.append(f"| {' | '.join((*cells, text(weakest_fault(floor)), chance(floor)))} |")
+    lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

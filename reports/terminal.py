@@ -13,7 +13,17 @@ from harness.coverage import State
 from harness.plan import Plan, load_plan
 from harness.verdict import Judgement
 from reports.text import many, number, one_line, seconds, shortened
-from reports.view import Divergence, count, divergences, known_ids, tally, task_rows
+from reports.view import (
+    Divergence,
+    chance,
+    count,
+    divergences,
+    known_ids,
+    repetition,
+    tally,
+    task_rows,
+    weakest_fault,
+)
 
 WIDTH = 100
 SHOWN = 12
@@ -119,16 +129,16 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
 
 
 def _noise(judgement: Judgement) -> list[RenderableType]:
-    lines: list[RenderableType] = []
+    if not judgement.noise:
+        return []
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for name, ratio in (("numeric check", 5), ("floor", 2), ("bound", 2), ("weakest seeded fault", 6)):
+        table.add_column(name, overflow="fold", ratio=ratio)
     for floor in judgement.noise:
-        weakest = number(floor.weakest_fault) if floor.weakest_fault is not None else "not measured"
-        lines.append(
-            Text(
-                f"Noise: {one_line(floor.facet)} floor {number(floor.floor)} {one_line(floor.unit)}, "
-                f"bound {number(floor.bound)}, weakest seeded fault {weakest}"
-            )
-        )
-    return [Text(), *lines] if lines else []
+        weakest = ", ".join(filter(None, (one_line(weakest_fault(floor)), chance(floor))))
+        check = f"{one_line(floor.check)}, {one_line(floor.unit)}"
+        table.add_row(check, number(floor.floor), number(floor.bound), weakest)
+    return [Padding(table, (1, 0, 0, 0))]
 
 
 def _gate(judgement: Judgement) -> list[RenderableType]:
@@ -155,6 +165,8 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
             f"{many(counts.ledger_problems, 'problem')} with the ledger",
         ),
     ]
+    if repeated := repetition(counts):
+        lines.append(Text(repeated))
     if took:
         lines.append(Text(took, style="dim"))
     if report is not None:

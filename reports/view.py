@@ -10,7 +10,8 @@ import msgspec
 
 from harness.coverage import Cell, Column, State, cell, columns, state_of, worst
 from harness.plan import Bullet, Plan, Task
-from harness.verdict import Conformance, Judgement, Parity, Verdict
+from harness.verdict import Conformance, Judgement, NoiseFloor, Parity, Verdict
+from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
 SEVERITY: tuple[str, ...] = (
@@ -37,6 +38,12 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     """Status → number of verdicts, known ones among them."""
     ledger_problems: int
+    takes: int
+    """The most takes that a verdict stands for."""
+    repeated: int
+    """Verdicts that stand for more than one take."""
+    unsteady: int
+    """Verdicts whose status was not the same in all of their takes."""
 
 
 def count(judgement: Judgement) -> Counts:
@@ -50,7 +57,18 @@ def count(judgement: Judgement) -> Counts:
         known=sum(v.known is not None for v in judgement.verdicts),
         statuses={status: statuses[status] for status in sorted(statuses, key=severity)},
         ledger_problems=len(judgement.ledger_problems),
+        takes=max((v.takes for v in judgement.verdicts), default=0),
+        repeated=sum(v.takes > 1 for v in judgement.verdicts),
+        unsteady=sum(v.alike < v.takes for v in judgement.verdicts),
     )
+
+
+def repetition(counts: Counts) -> str:
+    """How steady the verdicts were, in a line; empty where nothing was driven twice."""
+    if not counts.repeated:
+        return ""
+    same = f"of which {counts.unsteady} were not the same in all takes"
+    return f"{many(counts.takes, 'take')} a scenario: {many(counts.repeated, 'verdict')}, {same}"
 
 
 def severity(status: str) -> int:
@@ -227,6 +245,22 @@ def _divergence(instances: list[Instance]) -> Divergence:
         instances=ordered,
     )
     return msgspec.structs.replace(made, reason=made.cause.reason or head.reason)
+
+
+def weakest_fault(floor: NoiseFloor) -> str:
+    """Size and name of the fault that comes nearest to passing, in words."""
+    if floor.weakest_fault is None:
+        return "not measured"
+    names = [name for name, size in floor.faults.items() if size == floor.weakest_fault]
+    return f"{number(floor.weakest_fault)} ({', '.join(names)})" if names else number(floor.weakest_fault)
+
+
+def chance(floor: NoiseFloor) -> str:
+    """What is said about chance where chance is judged, else nothing."""
+    if floor.false_alarm_rate is None:
+        return ""
+    power = "" if floor.power is None else f", power {number(floor.power)}"
+    return f"false alarms {number(floor.false_alarm_rate)}{power}"
 
 
 def known_ids(judgement: Judgement) -> dict[str, int]:

@@ -193,8 +193,8 @@ def judgement(start: str = "ray") -> Judgement:
         verdicts=known,
         ledger_problems=problems,
         noise=[
-            NoiseFloor(facet="outputs.logprobs", unit="nats", floor=3.1e-6, bound=9.2e-5, weakest_fault=1e-3, faults={"each off by 1e-3": 1e-3, "kept in bfloat16": 0.02}, facts=4096),
-            NoiseFloor(facet="outputs.logprobs.colocated", unit="nats", floor=0.0, bound=9.2e-5, facts=512),
+            NoiseFloor(check="outputs.logprobs", unit="nats", floor=3.1e-6, bound=9.2e-5, weakest_fault=1e-3, faults={"each off by 1e-3": 1e-3, "kept in bfloat16": 0.02}, facts=4096),
+            NoiseFloor(check="outputs.logprobs.colocated", unit="nats", floor=0.0, bound=9.2e-5, facts=512),
         ],
     )  # fmt: skip
     return msgspec.structs.replace(made, gate=decide(made, plan(), ledger()))

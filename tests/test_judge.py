@@ -191,4 +191,5 @@ def test_red_in_any_take_is_red_and_says_in_how_many():
     assert merged.evidence == [{"row": 1}, {"takes": "fail in 3 of 10 takes"}]
     assert takes.merge([[good]]) == [good]
     [always] = takes.merge([[good], [good]])
-    assert msgspec.structs.replace(always, numbers={}) == good
+    assert msgspec.structs.replace(always, takes=1, alike=1) == good
+    assert (merged.takes, merged.alike, always.takes, always.alike) == (10, 3, 2, 2)

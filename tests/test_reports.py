@@ -265,7 +265,7 @@ def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):
     odd = verdict(
         "ordering", "x", "logprobs.finite", HTTP, status="fail", reason="nan", numbers={"worst": math.nan, "n": 3.0}
     )
-    noise = [NoiseFloor(facet="f", unit="nats", floor=math.inf, bound=math.inf, weakest_fault=1.0)]
+    noise = [NoiseFloor(check="f", unit="nats", floor=math.inf, bound=math.inf, weakest_fault=1.0)]
     judgement = msgspec.structs.replace(synthetic.judgement(), verdicts=[odd], noise=noise)
     files = written(judgement, tmp_path)
     back = read_report(tmp_path / "report.json").verdicts[0]

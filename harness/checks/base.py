@@ -12,6 +12,7 @@ from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
 from harness.recording import Call, Observation, ScenarioTrace
 from harness.reference import Query, ReferenceBook
+from harness.verdict import Margin
 
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
@@ -32,11 +33,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     blame: Blame | None = None
     numbers: dict[str, float] = {}
     """Measured figures to be shown, such as {"max_abs_error": …, "bound": …}."""
+    margin: Margin | None = None
+    """What a numeric check could have seen. A pass that would have let its weakest seeded fault pass becomes `untestable`."""
 
 
-def passed(facts: int, **numbers: float) -> Finding:
-    """All `facts` comparisons held."""
-    return Finding(status="pass", facts=facts, numbers=numbers)
+def passed(facts: int, *, margin: Margin | None = None, **numbers: float) -> Finding:
+    """All `facts` comparisons held; `margin` says by how much, where numbers were compared."""
+    return Finding(status="pass", facts=facts, numbers=numbers, margin=margin)
 
 
 def failed(facts: int, reason: str, evidence: Sequence[dict[str, Any]] = (), **numbers: float) -> Finding:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+
+import msgspec
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
+from harness.checks.sampling import tempered
+from harness.reference import Next, NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.verdict import Margin
 
 BOUND = 1e-3
 """Nats, absolute, float32 on a CPU. Rounding makes about 1.2e-5 between vLLM and a Hugging Face forward pass; other
 weights, another temperature or another token make more than 1e-2. Parity derives its own bound in the run."""
+CONSTANT = 1e-2
+TEMPERATURE = 1.01
+TEMPERED_TOKENS = 4
+"""Of how many tokens the reference is asked for the whole distribution, to seed another temperature."""
 
 SOURCE = "SkyRL API reference, InferenceEngineOutput.response_logprobs; vLLM documentation, SamplingParams.logprobs"
 
@@ -63,12 +73,15 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     if not rows:
         return untestable("no call asked for log-probabilities")
     facts, worst = 0, 0.0
+    faults: dict[str, float] = {}
     worst_shown: dict[str, object] = {}
     for row in rows:
         wrong = _wrong_shape(row)
         if wrong:
             return failed(facts + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
         score = evidence.reference.score(row.score)
+        for name, size in _seeded(row.logprobs or [], score.logprobs):
+            faults[name] = max(size, faults.get(name, 0.0))
         for at, (got, expected) in enumerate(zip(row.logprobs or (), score.logprobs, strict=True)):
             facts += 1
             if not math.isfinite(expected):
@@ -79,7 +92,63 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     if not worst <= BOUND:
         reason = "log-probabilities are further from the reference's than the bound"
         return failed(facts, reason, [worst_shown], max_abs_error=worst, bound=BOUND)
-    return passed(facts, max_abs_error=worst, bound=BOUND)
+    faults |= _asked_faults(evidence, rows[0])
+    margin = Margin(unit="nats", measured=worst, bound=BOUND, faults=faults)
+    return passed(facts, margin=margin, max_abs_error=worst, bound=BOUND)
+
+
+def _seeded(numbers: list[float], expected: list[float]) -> Iterator[tuple[str, float]]:
+    """Each fault that the numbers alone can be given, and how far from the reference's it puts them."""
+    damaged = {
+        f"each off by {CONSTANT:g}": [x - CONSTANT for x in numbers],
+        "shifted by one position": numbers[1:],
+    }
+    for name, those in damaged.items():
+        if those:
+            yield name, max(abs(got - right) for got, right in zip(those, expected, strict=False))
+
+
+def _distributions(row: Answer) -> list[NextRequest]:
+    """The questions for the whole distribution of its first tokens."""
+    return [row.next_after(at) for at in range(min(len(row.tokens), TEMPERED_TOKENS))]
+
+
+def _others(evidence: Evidence, row: Answer) -> list[ScoreRequest]:
+    """The row's tokens under the policy versions that it was not made by."""
+    versions = {0, *(call.request["version"] for call in evidence.calls("sync_weights"))} - {row.version}
+    return [msgspec.structs.replace(row.score, version=version) for version in sorted(versions)[:1]]
+
+
+def _asked_faults(evidence: Evidence, row: Answer) -> dict[str, float]:
+    """Faults that need more of the reference: another temperature, another policy version. Seeded where it was asked."""
+    found: dict[str, float] = {}
+    numbers = [float(x) for x in row.logprobs or ()]
+    expected = evidence.reference.score(row.score).logprobs
+    try:
+        nexts = [evidence.reference.next(question) for question in _distributions(row)]
+        moved = [_moved(one, token) for one, token in zip(nexts, row.tokens, strict=False)]
+        found[f"of temperature {TEMPERATURE:g}"] = max(
+            abs(got + by - right) for got, by, right in zip(numbers, moved, expected, strict=False)
+        )
+        for other in _others(evidence, row):
+            scored = evidence.reference.score(other).logprobs
+            found["of another policy version"] = max(abs(x - y) for x, y in zip(scored, expected, strict=True))
+    except UnansweredQuery:
+        pass  # a recording from before these were asked
+    return found
+
+
+def _moved(one: Next, token: int) -> float:
+    """By how much a token's log-probability moves when the temperature does."""
+    return math.log(tempered(one.logprobs, TEMPERATURE)[token]) - one.logprobs[token]
+
+
+def _queries(evidence: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    rows = [row for row in rows if _asked(row)]
+    yield from (row.score for row in rows)
+    for row in rows[:1]:
+        yield from _distributions(row)
+        yield from _others(evidence, row)
 
 
 def of_reference(*labels: str) -> Check:
@@ -89,6 +158,6 @@ def of_reference(*labels: str) -> Check:
         fault="log-probabilities of other weights, of another token or position, or after temperature and filters",
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
-        asks=lambda _, rows: (row.score for row in rows if _asked(row)),
+        asks=_queries,
         labels=labels,
     )

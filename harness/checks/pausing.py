@@ -5,6 +5,7 @@ A *pause* here is the time from a pause() call's return to the start of the resu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.checks.base import Check, Evidence, Execution, Finding, failed, gen
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
 from harness.recording import Call, Observation
+from harness.verdict import Margin
 
 GRACE_NS = 100_000_000
 """One engine step may be under way when pause() returns: one per server is allowed, if it ends within this (0.1 s)."""
@@ -93,6 +95,7 @@ def _judge_frozen(evidence: Evidence) -> Finding:
         return blind
     steps, step_time = _steps(evidence), _step_time_ns(evidence)
     facts, short, wrong = 0, 0, []
+    most, latest_ns, running = 0, 0, math.inf
     for pause in pauses(evidence):
         waiting = [c for m in DATA_PLANE for c in evidence.calls(m) if c.started_ns < pause.to_ns < c.ended_ns]
         if not waiting:
@@ -100,9 +103,12 @@ def _judge_frozen(evidence: Evidence) -> Finding:
         if not step_time or pause.to_ns - pause.from_ns < PAUSE_STEPS * step_time:
             short += 1
             continue
+        running = min(running, (pause.to_ns - pause.from_ns) / step_time)
         for server in evidence.header.servers:
             facts += 1
             made = [s for s in steps.get(server, ()) if pause.from_ns < s.at_ns < pause.to_ns]
+            most = max(most, len(made))
+            latest_ns = max([latest_ns, *(s.at_ns - pause.from_ns for s in made)])
             if len(made) > 1 or (made and made[0].at_ns > pause.from_ns + GRACE_NS):
                 wrong.append(
                     {
@@ -117,7 +123,12 @@ def _judge_frozen(evidence: Evidence) -> Finding:
         return failed(facts, f"an engine made tokens after pause({modes}) had returned", wrong)
     if not facts:
         return untestable(TOO_SHORT if short else NOTHING_PAUSED)
-    return passed(facts, step_ms=step_time / 1e6)
+    margin = Margin(
+        unit="steps of a server while paused", measured=most, bound=1, faults={"a server goes on": math.floor(running)}
+    )
+    return passed(
+        facts, margin=margin, step_ms=step_time / 1e6, latest_step_ms=latest_ns / 1e6, grace_ms=GRACE_NS / 1e6
+    )
 
 
 FROZEN = Check(

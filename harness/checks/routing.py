@@ -10,6 +10,8 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
 from harness.contract import SessionId
+from harness.errors import Blame
+from harness.verdict import Margin
 
 ALPHA = 1e-6
 """A spread is judged only where a fair choice leaves a server out with a chance below this."""
@@ -124,14 +126,25 @@ def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Findi
     if not placed:
         return untestable(UNSEEN)
     everyone = set(evidence.header.servers)
+    if len(everyone) < 2:
+        return untestable("there is one server: nothing can be spread", Blame.SETUP)
     rate = false_alarm_rate(len(placed), len(everyone))
     if rate > ALPHA:
         return untestable("too few requests to tell a fair spread from an unfair one")
     counts = {server: sum(server in unit for unit in placed) for server in sorted(everyone)}
     share = max(counts.values()) / len(placed)
-    if not all(counts.values()):
+    idle = len(everyone) - sum(map(bool, counts.values()))
+    if idle:
         return failed(len(placed), reason, [{"requests by server": counts}], false_alarm_rate=rate, largest_share=share)
-    return passed(len(placed), false_alarm_rate=rate, largest_share=share)
+    margin = Margin(
+        unit="servers without a request",
+        measured=idle,
+        bound=0,
+        faults={"one server gets everything": len(everyone) - 1},
+        false_alarm_rate=rate,
+        power=1.0,
+    )
+    return passed(len(placed), margin=margin, false_alarm_rate=rate, largest_share=share)
 
 
 def _judge_sessions_spread(evidence: Evidence) -> Finding:

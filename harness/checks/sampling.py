@@ -17,6 +17,7 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.reference import Query
+from harness.verdict import Margin
 
 FALSE_ALARM = 1e-6
 """How often a correct stack is called wrong by each check of this module."""
@@ -62,33 +63,45 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     fractions = [math.fsum(expected[t] for t in cell) for cell in cells]
     counts = [sum(drawn[t] for t in cell) for cell in cells]
     statistic = math.fsum((n - len(rows) * p) ** 2 / (len(rows) * p) for n, p in zip(counts, fractions, strict=True))
-    numbers = {
-        "p_value": float(stats.chi2.sf(statistic, len(cells) - 1)),
-        "false_alarm_rate": FALSE_ALARM,
-        "draws": float(len(rows)),
-        "cells": float(len(cells)),
-        "power": min(_power(model, one, len(rows), cells, factor) for factor in WEAKEST_FAULT),
-    }
-    if numbers["p_value"] < FALSE_ALARM:
+    margin = _margin(statistic, model, one, len(rows), cells)
+    numbers = {"p_value": 10**-margin.measured, "draws": float(len(rows)), "cells": float(len(cells))}
+    if margin.measured > margin.bound:
         often = [
             {"token": token, "drawn": count, "expected": round(len(rows) * expected[token], 2)}
             for token, count in drawn.most_common(5)
         ]
         shown = {"prompt": one.prompt, "sampling_params": one.params, "most drawn": often}
         return failed(len(rows), "sampled tokens do not come from the reference's distribution", [shown], **numbers)
-    if numbers["power"] < POWER:
+    if min(margin.faults.values()) <= margin.bound:
         return untestable("too few draws to tell a temperature that is off by a third")
-    return passed(len(rows), **numbers)
+    return passed(len(rows), margin=margin, **numbers)
 
 
-def _power(model: list[float], one: Answer, draws: int, cells: list[list[int]], factor: float) -> float:
-    """How probably the test finds a temperature that is wrong by `factor`."""
+def _margin(statistic: float, model: list[float], one: Answer, draws: int, cells: list[list[int]]) -> Margin:
+    """Everything as −log10 of a p-value. Of a fault: what it reaches at least with probability `POWER`."""
+    freedom = len(cells) - 1
+    critical = stats.chi2.isf(FALSE_ALARM, freedom)
     temperature = one.params.get("temperature", 1.0)
-    right, wrong = tempered(model, temperature), tempered(model, temperature * factor)
-    masses = [(math.fsum(right[t] for t in cell), math.fsum(wrong[t] for t in cell)) for cell in cells]
-    shift = math.fsum((q - p) ** 2 / p for p, q in masses)
-    critical = stats.chi2.isf(FALSE_ALARM, len(cells) - 1)
-    return float(stats.ncx2.sf(critical, len(cells) - 1, draws * shift))
+    right = tempered(model, temperature)
+    faults, powers = {}, []
+    for factor in WEAKEST_FAULT:
+        wrong = tempered(model, temperature * factor)
+        masses = [(math.fsum(right[t] for t in cell), math.fsum(wrong[t] for t in cell)) for cell in cells]
+        shift = draws * math.fsum((q - p) ** 2 / p for p, q in masses)
+        powers.append(float(stats.ncx2.sf(critical, freedom, shift)))
+        faults[f"temperature × {factor:.2f}"] = _minus_log10(stats.ncx2.isf(POWER, freedom, shift), freedom)
+    return Margin(
+        unit="−log10 p",
+        measured=_minus_log10(statistic, freedom),
+        bound=-math.log10(FALSE_ALARM),
+        faults=faults,
+        false_alarm_rate=FALSE_ALARM,
+        power=min(powers),
+    )
+
+
+def _minus_log10(statistic: float, freedom: int) -> float:
+    return max(0.0, -float(stats.chi2.logsf(statistic, freedom)) / math.log(10))
 
 
 def _cells(expected: list[float], draws: int) -> list[list[int]]:
@@ -153,6 +166,7 @@ def within_filters(*labels: str) -> Check:
 
 def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     facts = chosen_top = 0
+    outside = 0.0
     unfiltered = greedy = 0.0
     for row in rows:
         active = [name for name in FILTERS if row.params.get(name)]
@@ -168,6 +182,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
                 shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
                 return failed(facts, f"a sampled token is outside {' and '.join(active)}", [shown])
             mass, top = math.fsum(probabilities[t] for t in kept), max(probabilities)
+            outside += max(0.0, 1.0 - mass)
             unfiltered += math.log(min(mass, 1.0))
             greedy += math.log(min(top / mass, 1.0))
             chosen_top += probabilities[token] >= top * math.exp(-TOLERANCE)
@@ -175,7 +190,15 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
         return failed(facts, "sampling under a filter always took the most probable token", [rows[0].shown()])
     if unfiltered > math.log(FALSE_ALARM):
         return untestable("a sampler without the filter would have passed as well")
-    return passed(facts, log10_chance_without_filter=unfiltered / math.log(10))
+    margin = Margin(
+        unit="tokens outside the filter",
+        measured=0,
+        bound=0,
+        faults={"the filter dropped": outside},
+        false_alarm_rate=FALSE_ALARM,
+        power=-math.expm1(unfiltered),
+    )
+    return passed(facts, margin=margin, log10_chance_without_filter=unfiltered / math.log(10))
 
 
 def independent(*labels: str) -> Check:
@@ -215,4 +238,12 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no prompt was sampled more than once")
     if likely == distinct:
         return untestable("every sample is so probable that equal ones would prove nothing")
-    return passed(facts)
+    margin = Margin(
+        unit="improbable samples given twice",
+        measured=0,
+        bound=0,
+        faults={"one sample given twice": 1},
+        false_alarm_rate=FALSE_ALARM,
+        power=1 - likely / distinct,
+    )
+    return passed(facts, margin=margin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.checks import matching
+from harness.checks import matching, ties
 from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 
@@ -32,20 +32,21 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
     if not rows:
         return untestable("no greedy call was recorded")
     facts = near_ties = 0
+    scores = []
     for row in rows:
         length = fixed_length(row.params)
         if length is not None and len(row.tokens) != length:
             return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
         score = evidence.reference.score(row.score)
+        scores.append(score)
         for at, (_, rank, margin) in enumerate(zip(row.tokens, score.ranks, score.margins, strict=True)):
             facts += 1
-            if rank == 1 and margin < NEAR_TIE:
-                near_ties += 1
-            elif rank > 0:
+            if not ties.follows(rank, margin, NEAR_TIE):
                 where = "at its first token" if at == 0 else "after a common start"
                 shown = row.shown(position=at, rank=rank, margin=margin, token=row.tokens[at])
                 return failed(facts, f"greedy output parts from the reference's {where}", [shown], margin=margin)
-    return passed(facts, near_ties=near_ties)
+            near_ties += rank > 0
+    return passed(facts, margin=ties.margin(scores, NEAR_TIE), near_ties=near_ties)
 
 
 def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:

@@ -33,7 +33,8 @@ def test_draws_from_the_reference_pass(seed):
     finding = judge(goodness_of_fit(), draws(drawn(tempered(MODEL, 1.0), 512, seed)), reference=REFERENCE)
     assert finding.status == "pass"
     assert finding.facts == 512
-    assert finding.numbers["power"] >= 0.9
+    assert finding.margin.power >= 0.9
+    assert finding.margin.measured < finding.margin.bound < min(finding.margin.faults.values())
 
 
 def test_draws_at_another_temperature_pass_only_where_it_was_asked_for():
