@@ -212,7 +212,11 @@ class Engine:
     async def _run(self) -> None:
         while True:
             await self._work.wait()
-            self.step()
+            try:
+                self.step()
+            except Exception as e:  # noqa: BLE001 - whatever it is, nobody waits for a dead engine
+                self.die(e)
+                return
             await asyncio.sleep(self.step_s())
             self._poke()
 
@@ -375,7 +379,9 @@ class Engine:
 
     def stop_string(self, request: Request) -> str | None:
         """The stop string that the text holds by now."""
-        stop = request.params.get("stop") or []
+        stop = request.params.get("stop")
+        if not stop:
+            return None
         text = self.decode(request, request.answer)
         return next((s for s in ([stop] if isinstance(stop, str) else stop) if s in text), None)
 
@@ -498,11 +504,16 @@ class Engine:
 
     def kill(self) -> None:
         """The server's processes are gone."""
-        self.dead = True
         self._loop.cancel()
+        self.die(None)
+
+    def die(self, cause: Exception | None) -> None:
+        """Everybody who waits is told."""
+        self.dead = True
+        why = "" if cause is None else f": {type(cause).__name__}: {cause}"
         for request in [*self.running, *self.waiting, *self.held]:
             if not request.done.done():
-                request.done.set_exception(EngineDead(f"{self.name} died"))
+                request.done.set_exception(EngineDead(f"{self.name} died{why}"))
         self.running, self.waiting, self.held = [], [], []
 
     @final

@@ -28,7 +28,7 @@ STRENGTH = 0.5
 Array = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int8]
 Parameters = Mapping[str, Array]
 
-SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.9} | {
+SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.65} | {
     f"layers.{layer}.{name}": 0.4
     for layer in range(LAYERS)
     for name in ("gate", *(f"experts.{expert}" for expert in range(EXPERTS)))

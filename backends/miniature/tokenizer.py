@@ -1,43 +1,57 @@
-"""Tokens and text: one character a token, special tokens by name. Ids 3 to 96 are the printable ASCII characters."""
+"""Tokens and text: byte-level, like the tiny models' tokenizer, with pairs of letters for merges.
+
+Ids 0 to 2 are special, 3 to 258 one byte each in the order of a byte-level vocabulary (printable ASCII first: `fixtures.prompts`),
+259 to 511 two letters each. So a text has several spellings in tokens, of which `encode` knows one: what is decoded
+and encoded again need not be what it was.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 
 from fixtures.prompts import rendered
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = [*_PRINTABLE, *(byte for byte in range(256) if byte not in _PRINTABLE)]
+_LETTERS = "etaoinshrdlucmfw"
+_PAIRS = ["".join(pair) for pair in itertools.product(_LETTERS, _LETTERS)][:253]
+_PIECES = {token: bytes([byte]) for token, byte in enumerate(_BYTES, start=3)} | {
+    token: pair.encode() for token, pair in enumerate(_PAIRS, start=259)
+}
+_OF_BYTE = {byte: token for token, byte in enumerate(_BYTES, start=3)}
+_OF_PAIR = {pair.encode(): token for token, pair in enumerate(_PAIRS, start=259)}
+_OF_SPECIAL = {text: token for token, text in SPECIAL.items()}
+_SPLIT = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL.values()) + ")")
 
 
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-    """One character a token, "!" to "~" for 3 to 96 as in the tiny models; special tokens by name or not at all."""
-    return "".join(("" if skip_special_tokens else SPECIAL[t]) if t in SPECIAL else chr(t + _shift(t)) for t in tokens)
-
-
-def _shift(token: int) -> int:
-    """From token id to code point: printable ASCII first, a plane nobody types for other ids, then everything else."""
-    return 30 if token < 97 else 0x10000 if token < 1000 else -1000
-
-
-def _token(character: str) -> int:
-    point = ord(character)
-    if 33 <= point < 127:
-        return point - 30
-    return point - 0x10000 if 0x10000 + 97 <= point < 0x10000 + 1000 else point + 1000
+    """The text of tokens; bytes that are no character become U+FFFD."""
+    text, run = [], b""
+    for token in tokens:
+        if token not in SPECIAL:
+            run += _PIECES[token]
+        elif not skip_special_tokens:
+            text.append(run.decode(errors="replace") + SPECIAL[token])
+            run = b""
+    return "".join(text) + run.decode(errors="replace")
 
 
 def encode(text: str) -> list[int]:
-    """The inverse of `decode(…, skip_special_tokens=False)`."""
+    """Special tokens by name, letters in pairs where they come in pairs, bytes otherwise."""
     tokens: list[int] = []
-    while text:
-        for token, name in SPECIAL.items():
-            if text.startswith(name):
-                tokens.append(token)
-                text = text.removeprefix(name)
-                break
-        else:
-            tokens.append(_token(text[0]))
-            text = text[1:]
+    for part in _SPLIT.split(text):
+        if part in _OF_SPECIAL:
+            tokens.append(_OF_SPECIAL[part])
+            continue
+        raw = part.encode()
+        at = 0
+        while at < len(raw):
+            pair = _OF_PAIR.get(raw[at : at + 2])
+            tokens.append(_OF_BYTE[raw[at]] if pair is None else pair)
+            at += 1 if pair is None else 2
     return tokens
 
 
