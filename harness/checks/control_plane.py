@@ -8,6 +8,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
+from harness.recording import Call
 
 
 def _judge_fan_out(evidence: Evidence) -> Finding:
@@ -44,10 +45,20 @@ FAN_OUT = Check(
 )
 
 
+def dead_at(evidence: Evidence, at_ns: int) -> set[str]:
+    """The servers that had been killed by then."""
+    kills = [call for call in evidence.calls("kill_server") if call.error is None and call.ended_ns <= at_ns]
+    return {call.request["server"] for call in kills}
+
+
+def _all_dead(evidence: Evidence, call: Call) -> bool:
+    return dead_at(evidence, call.started_ns) >= set(evidence.header.servers)
+
+
 def _judge_healthy(evidence: Evidence) -> Finding:
-    answers = [call for call in evidence.calls("health") if call.result is not None]
+    answers = [c for c in evidence.calls("health") if c.result is not None and not _all_dead(evidence, c)]
     if not answers:
-        return untestable("health() gave no answer")
+        return untestable("health() gave no answer while a server worked")
     sick = [{"call": call.id, "result": call.result} for call in answers if call.result != {"healthy": True}]
     return failed(len(answers), "health() is not true while servers work", sick) if sick else passed(len(answers))
 
@@ -57,6 +68,38 @@ HEALTHY = Check(
     fault="a stack that serves requests says that it does not",
     source="SkyRL #899, review of /health: true if at least one engine is healthy",
     judge=_judge_healthy,
+)
+
+
+def _judge_health_follows(evidence: Evidence) -> Finding:
+    """Only the last answer in each state: a stack may need a moment to see that a server is gone."""
+    last: dict[int, Call] = {}
+    for call in evidence.calls("health"):
+        last[len(dead_at(evidence, call.started_ns))] = call
+    everyone = len(evidence.header.servers)
+    if everyone not in last or not any(0 < dead < everyone for dead in last):
+        return untestable("health() was not asked both with some servers dead and with all of them")
+    wrong = []
+    for dead, call in last.items():
+        shown = {"servers dead": dead, "of": everyone, "result": call.result, "error": _error(call)}
+        if dead < everyone and call.result != {"healthy": True}:
+            wrong.append(("health() is not true while a server works", shown))
+        if dead == everyone and call.error is None and call.result != {"healthy": False}:
+            wrong.append(("health() is true though every server is dead", shown))
+    if wrong:
+        return failed(len(last), "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+    return passed(len(last))
+
+
+def _error(call: Call) -> str | None:
+    return None if call.error is None else f"{call.error.kind}: {call.error.message[:200]}"
+
+
+HEALTH_FOLLOWS_SERVERS = Check(
+    name="health_follows_servers",
+    fault="health() says yes whatever the servers do, or no as soon as one of them is gone",
+    source='SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"',
+    judge=_judge_health_follows,
 )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.matching import is_error, queries, rows
+from harness.checks.errors import DEAD, LATE, NAMELESS
+from harness.checks.matching import DATA_PLANE, Row, is_error, queries, rows
+from harness.recording import Call
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -37,5 +41,61 @@ ALL_COMPLETE = Check(
     fault="a call fails, hangs, or returns a response that was cut short",
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
     judge=_judge,
+    queries=queries,
+)
+
+
+GAVE_UP = frozenset({LATE, "Cancelled", "ScenarioTimedOut"})
+"""Kinds of error that the harness gives to a call that it stopped waiting for."""
+
+
+def _pending_at_a_death(evidence: Evidence) -> bool:
+    kills = [call for call in evidence.calls("kill_server") if call.error is None]
+    asked = [call for method in DATA_PLANE for call in evidence.calls(method)]
+    return any(call.started_ns < kill.ended_ns and call.ended_ns > kill.started_ns for kill in kills for call in asked)
+
+
+def _judge_ends(evidence: Evidence) -> Finding:
+    if not _pending_at_a_death(evidence):
+        return untestable("no call was pending when a server died")
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    calls, found = evidence.calls(), rows(evidence)
+    for call in calls:
+        why = _bad_error(call)
+        if why is not None:
+            assert call.error is not None
+            shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
+            wrong.append((f"{call.method}() {why}", shown))
+    wrong += [(why, {**row.shown, "finish_reason": row.finish_reason}) for row in found if (why := _hollow(row))]
+    facts = len(calls) + len(found)
+    if wrong:
+        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+    return passed(facts, errors=sum(call.error is not None for call in calls))
+
+
+def _bad_error(call: Call) -> str | None:
+    """What is wrong with how a call failed; None: it did not, or by name and with a reason."""
+    if call.error is None:
+        return None
+    if call.error.kind in GAVE_UP:
+        return "did not end"
+    if call.error.kind == DEAD:
+        return "ended only because the whole stack was given up"
+    nameless = call.error.kind in NAMELESS or not call.error.message.strip()
+    return "failed with an error that has no name or no message" if nameless else None
+
+
+def _hollow(row: Row) -> str | None:
+    if row.state == "lost":
+        return "a request is neither answered nor reported as failed"
+    whole = row.tokens != () and row.finish_reason in {"stop", "length"}
+    return None if whole or row.state == "failed" else "a request that was cut short came back as a success"
+
+
+EVERY_CALL_ENDS = Check(
+    name="every_call_ends",
+    fault="a call waits for ever for a dead server, or comes back as if nothing had happened",
+    source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
+    judge=_judge_ends,
     queries=queries,
 )

@@ -238,6 +238,7 @@ class _Matcher:
             if seen.kind == "abort"
             for request_id in seen.data["request_ids"]
         }
+        self.killed = {call.request["server"] for call in evidence.calls("kill_server") if call.error is None}
         self.by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, execution in enumerate(self.executions):
             self.by_prompt[execution.prompt].append(number)
@@ -307,12 +308,8 @@ class _Matcher:
                     continue
                 if execution.tokens == left and numbers:
                     return [*numbers, number]
-                if (
-                    self._ended_early(execution)
-                    and execution.tokens
-                    and execution.tokens == left[: len(execution.tokens)]
-                ):
-                    numbers.append(number)
+                if self._ended_early(execution) and execution.tokens == left[: len(execution.tokens)]:
+                    numbers.append(number)  # one that was interrupted again before its first token belongs to it too
                     done += execution.tokens
                     break
             else:
@@ -334,7 +331,10 @@ class _Matcher:
         return []
 
     def _ended_early(self, execution: Execution) -> bool:
-        return execution.finish_reason == "abort" or (execution.server, execution.request_id) in self.dropped
+        """Was it aborted, dropped by its frontend, or did it die with its server?"""
+        died = execution.finish_reason is None and execution.server in self.killed
+        dropped = (execution.server, execution.request_id) in self.dropped
+        return execution.finish_reason == "abort" or dropped or died
 
     def _rest(self) -> Assignment:
         asked = {r.prompt for r in self.rows if r.prompt is not None}

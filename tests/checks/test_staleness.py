@@ -41,7 +41,7 @@ def test_one_stale_server_is_enough():
     stale = scene.reference.greedy(SHORT[1], 6, version=0)
     scene.generate(SHORT, tokens=[fresh, stale])
     found = scene.judge(CURRENT_POLICY)
-    assert (found.reason, found.evidence[0]["row"], found.evidence[0]["follows versions"]) == (STALE, 1, [0])
+    assert (found.reason, found.evidence[0]["row"], found.evidence[0]["follows"]) == (STALE, 1, [{"version": 0}])
 
 
 def test_an_answer_of_no_version():

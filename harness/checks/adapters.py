@@ -1,0 +1,133 @@
+"""LoRA adapters: each answer is made by the adapter that it asked for, by its latest version, and by no other's cache.
+
+Greedy answers of generate() are judged. Whether tokens and log-probabilities are the adapter's is judged by
+`tokens.greedy` and `logprobs.reference` as well; here it is said what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import msgspec
+
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
+from harness.recording import Call
+from harness.reference import ScoreRequest
+
+SOURCE = "SkyRL #1014, task 11; vLLM documentation, LoRA Adapters"
+
+
+def _loads(evidence: Evidence) -> list[Call]:
+    return [call for call in evidence.calls("load_lora_adapter") if call.error is None]
+
+
+def other_adapters(evidence: Evidence, answer: Answered) -> list[Answered]:
+    """The same answer under each other adapter version of the scenario, and under none."""
+    versions = {call.request["version"] for call in _loads(evidence)} - {answer.adapter}
+    base = [] if answer.adapter is None else [msgspec.structs.replace(answer, adapter=None)]
+    return base + [msgspec.structs.replace(answer, adapter=version) for version in sorted(versions)]
+
+
+def _judge_effect(evidence: Evidence) -> Finding:
+    """Pairs of adapters (None: the base model) under one policy version, by the prompts that both were asked."""
+    by_prompt: dict[Any, dict[int | None, tuple[int, ...] | None]] = defaultdict(dict)
+    for answer in greedy_answers(evidence):
+        by_prompt[answer.row.prompt, answer.version][answer.adapter] = answer.row.tokens
+    pairs: dict[tuple[int | None, int | None], list[bool]] = defaultdict(list)
+    for answers in by_prompt.values():
+        for one, other in combinations(sorted(answers, key=lambda a: -1 if a is None else a), 2):
+            pairs[one, other].append(answers[one] != answers[other])
+    if not any(None in pair for pair in pairs):
+        return untestable("no prompt was answered both by the base model and under an adapter")
+    unmoved = [pair for pair, moved in pairs.items() if not any(moved)]
+    if unmoved:
+        reasons = {
+            "an adapter does not change the answers" if one is None else "another version does not change the answers"
+            for one, _ in unmoved
+        }
+        shown = [{"adapter versions": list(pair), "prompts": len(pairs[pair])} for pair in unmoved]
+        return failed(len(pairs), "; ".join(sorted(reasons)), shown)
+    return passed(len(pairs))
+
+
+ADAPTER_EFFECT = Check(
+    name="adapter_effect",
+    fault="an adapter is accepted and ignored, or loading another version under its name has no effect",
+    source=f"{SOURCE}; architecture, forced effect",
+    judge=_judge_effect,
+)
+
+
+def _base_answers(evidence: Evidence) -> list[Answered]:
+    return [answer for answer in greedy_answers(evidence) if answer.row.call.request.get("lora_adapter") is None]
+
+
+def _judge_isolated(evidence: Evidence) -> Finding:
+    """Answers without an adapter, as far as one had been loaded before or was in use beside them."""
+    loads = _loads(evidence)
+    base = _base_answers(evidence)
+    if not any(load.ended_ns <= answer.row.call.ended_ns for load in loads for answer in base):
+        return untestable("nothing was answered without an adapter once one was loaded")
+    found = follow(
+        evidence,
+        base,
+        other_adapters,
+        replaced="an answer without an adapter was made under one",
+        neither="an answer without an adapter is not the base model's",
+    )
+    under = [call for call in evidence.calls("generate") if call.request.get("lora_adapter") is not None]
+    beside = sum(any(overlap(answer.row.call, call) for call in under) for answer in base)
+    return msgspec.structs.replace(found, numbers={**found.numbers, "beside an adapter": beside})
+
+
+ADAPTER_ISOLATED = Check(
+    name="adapter_isolated",
+    fault="an adapter leaks into answers of the base model: beside it in a batch, or after it",
+    source=f"{SOURCE}: requests without an adapter are served by the base model",
+    judge=_judge_isolated,
+    queries=lambda evidence: questions(evidence, _base_answers(evidence), other_adapters),
+)
+
+
+def _again(evidence: Evidence) -> list[Answered]:
+    """Answers to prompts longer than a cache block that were answered under another adapter, or none, before."""
+    seen: dict[Any, set[int | None]] = defaultdict(set)
+    found = []
+    for answer in greedy_answers(evidence):
+        asked = (answer.row.prompt, answer.version)
+        if len(answer.row.prompt or ()) <= BLOCK:
+            continue
+        if seen[asked] - {answer.adapter}:
+            found.append(answer)
+        seen[asked].add(answer.adapter)
+    return found
+
+
+def _judge_cache(evidence: Evidence) -> Finding:
+    again = _again(evidence)
+    if not again:
+        return untestable("no prompt longer than a prefix-cache block was answered under two adapters")
+    return follow(
+        evidence,
+        again,
+        other_adapters,
+        replaced="an answer was made under another adapter than it asked for",
+        neither="an answer mixes adapters: its prefix cache is another one's",
+    )
+
+
+def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
+    return questions(evidence, _again(evidence), other_adapters)
+
+
+FRESH_ADAPTER_CACHE = Check(
+    name="fresh_adapter_cache",
+    fault="keys and values that were computed under one adapter are read under another, or under its next version",
+    source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
+    judge=_judge_cache,
+    queries=_ask_cache,
+)

@@ -1,0 +1,117 @@
+"""Routed experts: for each token that was fed to the model, in each layer, the experts that it went to. The oracle's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.checks.answers import Answer, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.staleness import overlap
+from harness.reference import Experts, ExpertsRequest
+
+NEAR_TIE = 1e-4
+"""Router logits. Below this distance between neighbours rounding may choose or order otherwise (float32)."""
+
+Routed = list[list[list[int]]]
+
+
+def _request(answer: Answer) -> ExpertsRequest:
+    """The question for the experts of all tokens that were fed to the model: all but the last one."""
+    return ExpertsRequest(
+        version=answer.version,
+        adapter=answer.adapter,
+        quantization=answer.quantization,
+        tokens=(answer.prompt + answer.tokens)[:-1],
+    )
+
+
+def _judged(evidence: Evidence, answers: list[Answer]) -> list[Answer]:
+    """Those that no weight sync overlaps: which version made which token is left open there."""
+    syncs = evidence.calls("sync_weights")
+    return [answer for answer in answers if not any(overlap(sync, answer.call) for sync in syncs)]
+
+
+def _routed(answer: Answer) -> Any:
+    rows = (answer.call.result or {}).get("routed_experts")
+    return rows[answer.index] if isinstance(rows, list) and answer.index < len(rows) else None
+
+
+def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
+    """What can be said without comparing an index with the reference's."""
+    if not routed:
+        return "routed experts are missing" if routed is None else "routed experts are empty"
+    if len(routed) != len(answer.prompt) + len(answer.tokens) - 1:
+        return "there are not routed experts for each token that was fed to the model"
+    layers, top_k = len(expected.indices[0]), len(expected.indices[0][0])
+    for position in routed:
+        if len(position) != layers or any(len(chosen) != top_k for chosen in position):
+            return "routed experts do not have the model's number of layers or of experts a token"
+        if any(not 0 <= index < expected.count for chosen in position for index in chosen):
+            return "a routed expert does not exist"
+        if any(len(set(chosen)) != top_k for chosen in position):
+            return "an expert is listed twice for one token"
+    return None
+
+
+def _differences(routed: Routed, expected: Experts) -> Iterator[tuple[int, int]]:
+    """(position, layer) where the experts are others, near ties aside."""
+    for position, layers in enumerate(routed):
+        for layer, chosen in enumerate(layers):
+            if chosen != expected.indices[position][layer] and expected.margins[position][layer] > NEAR_TIE:
+                yield position, layer
+
+
+def _shifted(routed: Routed, expected: Experts) -> bool:
+    """Do they fit the reference's when moved by one position?"""
+    later, earlier = expected.indices[1:], expected.indices[:-1]
+    return len(routed) > 1 and (routed[:-1] == later or routed[1:] == earlier)
+
+
+def _permuted(routed: Routed, expected: Experts) -> bool:
+    """The same experts everywhere, in another order."""
+    both = zip(routed, expected.indices, strict=True)
+    return all(set(a) == set(b) for one, other in both for a, b in zip(one, other, strict=True))
+
+
+def _why(routed: Routed, expected: Experts) -> str:
+    if _shifted(routed, expected):
+        return "routed experts are shifted against the tokens"
+    if _permuted(routed, expected):
+        return "routed experts are not in the order of their probability"
+    return "routed experts are not those that the model routes to"
+
+
+def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
+    judged = _judged(evidence, answers)
+    if not judged:
+        return untestable("every answer overlaps a weight sync")
+    facts = near_ties = 0
+    for answer in judged:
+        expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
+        wrong = _wrong_shape(answer, routed, expected)
+        if wrong:
+            return failed(facts + 1, wrong, [answer.shown(routed_experts=(routed or [])[:2])])
+        facts += sum(map(len, routed))
+        near_ties += sum(margin <= NEAR_TIE for margins in expected.margins for margin in margins)
+        different = list(_differences(routed, expected))
+        if different:
+            position, layer = different[0]
+            at = {"position": position, "layer": layer, "differ": len(different)}
+            both = {"routed": routed[position][layer], "reference": expected.indices[position][layer]}
+            return failed(facts, _why(routed, expected), [answer.shown(**at, **both)])
+    if 2 * near_ties > facts:
+        return untestable("most of the reference's choices are near ties")
+    return passed(facts, near_ties=near_ties)
+
+
+def routed_experts(*labels: str) -> Check:
+    """Each answer has the experts of its prompt and response without the last token, as the reference routes them."""
+    return of_answers(
+        "routed_experts",
+        fault="experts that are missing, of another token or layer, or of other weights: the trainer replays wrong routing",
+        source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
+        rule=_rule,
+        asks=lambda evidence, answers: (_request(answer) for answer in _judged(evidence, answers)),
+        labels=labels,
+    )

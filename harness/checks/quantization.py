@@ -1,0 +1,57 @@
+"""Is the quantization that was asked for in effect? An engine that keeps full precision answers well, and by other weights."""
+
+from __future__ import annotations
+
+import msgspec
+
+from harness.checks.answers import Answer, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.logprobs import BOUND
+from harness.reference import ScoreRequest
+
+TELLING = 4 * BOUND
+"""Nats. So far apart must the reference's two sets of log-probabilities be for an answer to tell which made it."""
+
+
+def _full(answer: Answer) -> ScoreRequest:
+    return msgspec.structs.replace(answer.score, quantization=None)
+
+
+def _apart(some: list[float], others: list[float]) -> float:
+    return max((abs(a - b) for a, b in zip(some, others, strict=True)), default=0.0)
+
+
+def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
+    if evidence.header.topology.quantization is None:
+        return untestable("the stack was not asked to quantize")
+    facts, nearest, unquantized = 0, float("inf"), []
+    for answer in answers:
+        got = answer.logprobs or []
+        if len(got) != len(answer.tokens) or not all(isinstance(x, int | float) for x in got):
+            continue
+        full, quantized = evidence.reference.score(_full(answer)), evidence.reference.score(answer.score)
+        if _apart(full.logprobs, quantized.logprobs) < TELLING:
+            continue
+        facts += 1
+        distance = _apart(got, full.logprobs)
+        nearest = min(nearest, distance)
+        if distance <= BOUND:
+            unquantized.append(answer.shown(logprobs=got[:8], full_precision=full.logprobs[:8]))
+    if unquantized:
+        reason = "log-probabilities are those of full precision: the quantization is not in effect"
+        return failed(facts, reason, unquantized, distance=nearest, bound=BOUND)
+    if not facts:
+        return untestable("no answer can tell whether its weights were quantized")
+    return passed(facts, distance=nearest, bound=BOUND)
+
+
+def quantization_effect(*labels: str) -> Check:
+    """Log-probabilities are not those of the same weights in full precision."""
+    return of_answers(
+        "quantization_effect",
+        fault="the engines ignore the quantization that was asked for and answer in full precision",
+        source="SkyRL #1014, task 12: FlashRL, int8 and fp8; architecture, forced effect",
+        rule=_rule,
+        asks=lambda _, answers: (query for answer in answers for query in (answer.score, _full(answer))),
+        labels=labels,
+    )

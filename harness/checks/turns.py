@@ -1,0 +1,105 @@
+"""Conversations of several turns through token ids: what an engine reads is what the caller gave, id for id.
+
+A turn's prompt is the turn before, its response and some new ids. Decoding and encoding again would give other ids for
+the same text, and the trainer would score tokens that the policy never saw.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
+from harness.checks.matching import Row, assignment, queries, rows
+from harness.contract import SessionId
+from harness.reference import DecodeRequest, EncodeRequest, Query
+
+NO_TURNS = "no session asked for a second turn that begins with the first"
+SURVIVES = "every turn's prompt survives decoding and encoding: the promise was not put to the test"
+
+
+def _conversations(evidence: Evidence) -> list[list[Row]]:
+    """The turns of each session of generate(), where each begins with the turn before and its response."""
+    sessions: dict[tuple[str, SessionId], list[Row]] = defaultdict(list)
+    for row in rows(evidence):
+        if row.call.method == "generate" and row.session is not None and row.prompt is not None:
+            sessions[type(row.session).__name__, row.session].append(row)
+    return [turns for turns in sessions.values() if len(turns) > 1 and all(_goes_on(a, b) for a, b in pairwise(turns))]
+
+
+def _goes_on(before: Row, after: Row) -> bool:
+    start = (before.prompt or ()) + (before.tokens or ())
+    return (after.prompt or ())[: len(start)] == start
+
+
+def _asks(evidence: Evidence) -> Iterator[Query]:
+    yield from queries(evidence)
+    for turns in _conversations(evidence):
+        for row in turns[1:]:
+            prompt = list(row.prompt or ())
+            yield DecodeRequest(tokens=prompt, skip_special_tokens=False)
+            text = evidence.reference.decode(prompt, skip_special_tokens=False)
+            yield EncodeRequest(text=text, add_special_tokens=False)
+
+
+def _survives(evidence: Evidence, row: Row) -> bool:
+    text = evidence.reference.decode(list(row.prompt or ()), skip_special_tokens=False)
+    return evidence.reference.encode(text, add_special_tokens=False) == list(row.prompt or ())
+
+
+def _first(evidence: Evidence, row: Row) -> Execution | None:
+    """What an engine ran for a row first: its own execution, or one of that time that nobody asked for."""
+    found = assignment(evidence)
+    if ran := found.where(row):
+        return ran[0]
+    during = [e for e in found.strangers if row.call.started_ns <= e.started_ns <= row.call.ended_ns]
+    return next((e for e in during if e.tokens == row.tokens), during[0] if during else None)
+
+
+def _wrong(evidence: Evidence, turns: list[Row]) -> tuple[str, dict[str, Any]] | None:
+    before: tuple[int, ...] = ()
+    for number, row in enumerate(turns):
+        shown = {**row.shown, "session": row.session, "turn": number}
+        ran = _first(evidence, row)
+        if row.state != "returned":
+            return "a turn was not answered", shown
+        if ran is None:
+            return "a turn was answered and no engine ran it", shown
+        given = row.prompt or ()
+        at = next((i for i, (a, b) in enumerate(zip(given, ran.prompt, strict=False)) if a != b), None)
+        if ran.prompt != given:
+            at = min(len(given), len(ran.prompt)) if at is None else at
+            both = {"given": list(given[at : at + 8]), "engine": list(ran.prompt[at : at + 8])}
+            lengths = {"tokens given": len(given), "tokens at the engine": len(ran.prompt), "first difference": at}
+            return "an engine read other tokens than the turn was given", {**shown, **lengths, **both}
+        if ran.prompt[: len(before)] != before:
+            return "a turn does not begin with what the engines read and made in the turn before", shown
+        before = ran.prompt + ran.tokens
+    return None
+
+
+def _judge(evidence: Evidence) -> Finding:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    conversations = _conversations(evidence)
+    if not conversations:
+        return untestable(NO_TURNS)
+    facts = sum(len(row.prompt or ()) for turns in conversations for row in turns)
+    wrong = [found for turns in conversations if (found := _wrong(evidence, turns))]
+    if wrong:
+        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+    if all(_survives(evidence, row) for turns in conversations for row in turns[1:]):
+        return untestable(SURVIVES)
+    return passed(facts, conversations=len(conversations))
+
+
+TURNS_KEEP_TOKENS = Check(
+    name="turns_keep_tokens",
+    fault="between two turns token ids become text and other ids again",
+    source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
+    judge=_judge,
+    queries=_asks,
+)
