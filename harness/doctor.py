@@ -185,7 +185,7 @@ def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENT
         elif of == engine:
             step = "the first run makes it, or now: `parity setup`"
             found.append(Diagnosis(name=label, status="warn", finding="not made yet", next_step=step))
-    old = [path for path in _folders(root / ".parity" / "envs") if path.resolve() not in current]
+    old = [path for path in _folders(root / ".parity" / "envs") if path not in current]
     if old:
         finding = f"made from requirement files that have changed since: {', '.join(map(str, old))}"
         found.append(

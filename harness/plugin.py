@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -282,15 +281,12 @@ class Parity:
         from reports.render import write_all
 
         judgement = judge_run(session.folder.path, ledger=session.options.ledger)
-        began = time.monotonic()
-        write_all(judgement, session.folder.path, ledger=self._known)
         judging = session.seconds.get("judge", 0.0) + judgement.run.seconds["judge"]  # while driving, and now
-        seconds = judgement.run.seconds | {"judge": judging, "report": round(time.monotonic() - began, 2)}
-        self._judgement = msgspec.structs.replace(
-            judgement, run=msgspec.structs.replace(judgement.run, seconds=seconds)
-        )
+        judged = _took(judgement, judge=judging)
+        with session.timed("report"):
+            self._report = write_all(judged, session.folder.path, ledger=self._known)["report.html"]
+        self._judgement = _took(judged, report=round(session.seconds["report"], 2))  # no report can hold its own time
         session.folder.write_info(msgspec.structs.replace(self._judgement.run, headers=[]))
-        self._report = write_all(self._judgement, session.folder.path, ledger=self._known)["report.html"]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._broken is not None:
@@ -303,6 +299,11 @@ class Parity:
 
             terminalreporter.section("parity", sep="=")
             show(self._judgement, Console(file=sys.stdout, highlight=False), report=self._report)
+
+
+def _took(judgement: Judgement, **seconds: float) -> Judgement:
+    run = msgspec.structs.replace(judgement.run, seconds=judgement.run.seconds | seconds)
+    return msgspec.structs.replace(judgement, run=run)
 
 
 def _place(item: pytest.Item) -> Seat | Duel | None:

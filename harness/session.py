@@ -86,6 +86,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         twin = self.compares and self.twin and target == self.baseline
         return max(self.repeat, 2 if twin else 1)
 
+    def compared(self, target: str) -> int:
+        """How many of its takes are compared with anything: no other is kept in memory."""
+        return 2 if self.compares and target == self.baseline else 1
+
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """A target in a topology: what shares one start and one recording."""
@@ -225,13 +229,16 @@ class Session:
         if lacking:
             self._verdicts[scenario.name, seat.name] = lacking
             return lacking
-        traces = []
+        kept: list[ScenarioTrace] = []
+        judged: list[list[Verdict]] = []
         for take in range(1, self.options.takes(seat.target) + 1):
-            traces.append(self._take(scenario, seat, take, body))
-            self._ask_the_oracle(scenario, traces[-1])
-        with self.timed("judge"):
-            verdicts = merge([judge.judge(scenario, trace, self._reference()) for trace in traces])
-        self._traces[scenario.name, seat.name] = traces
+            trace = self._take(scenario, seat, take, body)
+            self._ask_the_oracle(scenario, trace)
+            with self.timed("judge"):
+                judged.append(judge.judge(scenario, trace, self._reference()))
+            kept += [trace] if take <= self.options.compared(seat.target) else []
+        verdicts = merge(judged)
+        self._traces[scenario.name, seat.name] = kept
         self._verdicts[scenario.name, seat.name] = verdicts
         return verdicts
 
@@ -444,7 +451,7 @@ class Session:
             sides = [self._side(scenario, Seat(target=name, topology=topology)) for name in self.options.targets]
             baseline = Seat(target=self.options.baseline, topology=topology)
             takes = self._traces.get((scenario.name, baseline.name), [])
-            twin = takes[1] if self.options.twin and len(takes) > 1 else None
+            twin = takes[1] if len(takes) > 1 else None
             return parity.compare(scenario, sides[0], sides[1], twin, self._floors())
 
     def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:

@@ -81,6 +81,8 @@ LONGEST_TMPDIR = 20
 """Ray's sockets lie 67 characters below the scratch folder, and the path of a socket has 107 at most (Linux)."""
 CLEAN_ROOM_DEADLINE_S = 60.0
 LOG_TAIL_LINES = 25
+CANCEL_DEADLINE_S = 10.0
+"""How long what a scenario left running may take to end once it is cancelled."""
 
 PROJECT = Path(__file__).resolve().parent.parent
 PLUGIN_SITE = PROJECT / "backends" / "vllm" / "plugin_site"
@@ -416,7 +418,8 @@ class Stack:
             interrupted = CallError(kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP)
             self._end(name, take, interrupted)
             raise
-        await _cancel(asyncio.all_tasks() - before)
+        refusal = await _cancel(asyncio.all_tasks() - before)
+        error = error or refusal
         try:
             await self._observe()
         except StackError as e:
@@ -424,7 +427,7 @@ class Stack:
         if self._host.died is not None and not self._spoiled:
             error = _with_death(error, self._host.died)
         end = self._end(name, take, error)
-        if error is not None and (error.kind in FATAL or self._host.died is not None):
+        if refusal is not None or (error is not None and (error.kind in FATAL or self._host.died is not None)):
             await self._host.end()
         return ScenarioTrace(
             header=self._recorder.header,
@@ -705,12 +708,18 @@ FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
 """Ends after which a stack is not used again: it is started anew for the next scenario."""
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
-    """End what a scenario left running."""
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
+    """End what a scenario left running. What refuses to end is named, and nothing waits for it any more."""
     for task in tasks:
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    refusing = (await asyncio.wait(tasks, timeout=CANCEL_DEADLINE_S))[1] if tasks else set()
+    if not refusing:
+        return None
+    for task in refusing:
+        asyncio._unregister_task(task)  # else the loop's end would wait for it (asyncio.Runner.close)
+    names = ", ".join(sorted(getattr(task.get_coro(), "__qualname__", "?") for task in refusing))
+    message = f"the scenario left running what refuses to be cancelled: {names}"
+    return CallError(kind="TaskRefusesToEnd", message=message, blame=Blame.HARNESS)
 
 
 def _with_death(error: CallError | None, died: str) -> CallError:

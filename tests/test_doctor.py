@@ -82,6 +82,20 @@ def test_environments_are_told_apart_not_made_broken_and_of_old(tmp_path: Path):
     assert "0123456789ab" in found["old environments"].finding
 
 
+def test_a_linked_folder_of_environments_holds_no_old_ones(tmp_path: Path):
+    locks = tmp_path / "requirements"
+    locks.mkdir()
+    (locks / "made.cpu.txt").write_text("pear==1.0 --hash=sha256:00\n")
+    root, elsewhere = tmp_path / "project", tmp_path / "large-disk"
+    (root / ".parity").mkdir(parents=True)
+    elsewhere.mkdir()
+    (root / ".parity" / "envs").symlink_to(elsewhere)
+    (location("made", "cpu", root=root, requirements=locks) / "bin").mkdir(parents=True)
+    assert [d.name for d in doctor.environments(root, "cpu", requirements=locks)] == ["environment made-cpu"]
+    (elsewhere / "made-cpu-0123456789ab").mkdir()
+    assert "0123456789ab" in doctor.environments(root, "cpu", requirements=locks)[-1].finding
+
+
 @contextmanager
 def _marked(*command: str) -> Iterator[int]:
     """A process of a run, that says when it is up."""

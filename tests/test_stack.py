@@ -167,6 +167,35 @@ async def test_what_a_scenario_leaves_running_is_cancelled(rigs):
     assert [c.error.kind for c in trace.calls if c.error is not None] == ["Cancelled"]
 
 
+async def test_a_task_that_refuses_to_end_is_named_and_waited_for_no_longer(rigs, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harness.stack.CANCEL_DEADLINE_S", 0.2)
+    refusals: list[str] = []
+
+    async def stubborn() -> None:
+        while len(refusals) < 2:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                refusals.append("no")
+
+    async def body(stack: Stack) -> None:
+        left.append(asyncio.create_task(stubborn()))
+        await stack.generate([[5]], max_tokens=1)
+
+    left: list[asyncio.Task[None]] = []
+    rig = await rigs()
+    trace = await rig.drive(body)
+    assert trace.end.error is not None
+    assert (trace.end.outcome, trace.end.error.kind) == ("failed", "TaskRefusesToEnd")
+    assert trace.end.error.blame == Blame.HARNESS
+    assert "stubborn" in trace.end.error.message
+    assert refusals == ["no"]
+    assert left[0] not in asyncio.all_tasks(), "nor does the end of the run wait for it"
+    assert not rig.stack.alive, "what it may still do must not reach the next scenario"
+    left[0].cancel()
+    await asyncio.wait(left, timeout=5)
+
+
 async def test_a_scenario_that_waits_for_ever_times_out_by_name(rigs):
     rig = await rigs()
     trace = await rig.drive(lambda _stack: asyncio.Event().wait(), deadline_s=0.3)
