@@ -48,13 +48,14 @@ class Generation(Message, frozen=True, kw_only=True):
     """What a batch came to (SkyRL API reference, InferenceEngineOutput). One entry a row, in the order of the prompts.
 
     `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
-    number per response token, or is None where none were asked for.
+    number per response token, or is None where none were asked for; None in place of a number is one that is not
+    finite, for which JSON has no word.
     """
 
     response_ids: list[list[int]]
     responses: list[str] | None
     stop_reasons: list[str | None]
-    response_logprobs: list[list[float] | None] | None = None
+    response_logprobs: list[list[float | None] | None] | None = None
     routed_experts: list[list[list[list[int]]] | None] | None = None
     """Rows × positions × layers × top_k expert indices, the most probable expert first; one position for each token
     that was fed to the model: prompt and response without its last token (SkyRL, rollout_expert_indices)."""

@@ -26,8 +26,9 @@ def _surplus(evidence: Evidence) -> list[dict[str, object]]:
     for row in assignment(evidence).rows:
         asked[row.call.id] = asked.get(row.call.id, 0) + 1
     found: list[dict[str, object]] = []
-    for call in (c for method in ("generate", "sample") for c in evidence.calls(method) if c.error is None):
-        returned = len((call.result or {}).get("response_ids") or ())
+    for call in (c for method in DATA_PLANE for c in evidence.calls(method) if c.error is None):
+        result = call.result or {}
+        returned = len(result.get("response_ids") or (result.get("body") or {}).get("choices") or ())
         if returned > asked.get(call.id, 0):
             found.append({"call": call.id, "submitted": asked.get(call.id, 0), "returned": returned})
     return found

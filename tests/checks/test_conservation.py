@@ -155,6 +155,8 @@ def test_text_answers_are_matched_by_their_prompt_and_usage():
     body["usage"]["completion_tokens"] = 4
     scene.change(asked, result={"body": body})
     assert scene.judge(CONSERVATION).reason == conservation.ALTERED
+    scene.change(scene.calls[-1], result={"body": {**body, "choices": body["choices"] * 2}})
+    assert scene.judge(CONSERVATION).reason == conservation.EXTRA
 
 
 def test_samples_may_be_children_of_one_request():
