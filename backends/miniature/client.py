@@ -84,9 +84,7 @@ class Client:
         session = request.session_id
         if session is None:
             session = f"call {next(self._numbers)} {self.router._random.random()}"
-        return self.generation(
-            await self.gather([self.row(session, request.prompt_token_ids, one, copy=i) for i, one in enumerate(each)])
-        )
+        return self.generation(await self.gather([self.row(session, request.prompt_token_ids, one) for one in each]))
 
     # --- OpenAI bodies
 
@@ -158,6 +156,10 @@ class Client:
     def paused(self) -> dict[str, bool]:
         return {engine.name: engine.frozen for engine in self.engines}
 
+    def world_size(self) -> int:
+        """Inference workers over all servers: one each."""
+        return len(self.engines)
+
     # --- weight sync
 
     async def sync_weights(self, version: int, chunks: int) -> None:
@@ -188,8 +190,12 @@ class RetryingClient(Client):
         return done
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
-        """What was made already is no part of the budget any more. (An engine counts min_tokens from the answer's start.)"""
-        return params | {"max_tokens": params.get("max_tokens", 16) - len(done.tokens)}
+        """What was made already is no part of the budget any more."""
+        made = len(done.tokens)
+        left = {"max_tokens": params.get("max_tokens", 16) - made}
+        if params.get("min_tokens"):
+            left["min_tokens"] = max(0, params["min_tokens"] - made)
+        return params | left
 
     def joined(self, done: Output, again: Output) -> Output:
         """Both parts as one answer to the first prompt."""

@@ -25,6 +25,9 @@ BLOCK = 128
 MOST_RUNNING = 64
 """Requests that are worked on at once; others wait."""
 
+RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
+"""Sampling parameters under which the most probable token is not always the greedy one."""
+
 CacheKey = tuple[int, tuple[int, ...]]
 """(loading of the adapter, 0 for the base model; the tokens)"""
 
@@ -57,14 +60,13 @@ class Request:
     """One request, on its way through an engine. `prior` is how many tokens at the prompt's end were answered before."""
 
     def __init__(
-        self, number: str, prompt: list[int], params: dict[str, Any], adapter: str | None, prior: int, copy: int
+        self, number: str, prompt: list[int], params: dict[str, Any], *, adapter: str | None, prior: int
     ) -> None:
         self.id = number
         self.prompt = list(prompt)
         self.params = dict(params)
         self.adapter = adapter
         self.prior = prior
-        self.copy = copy
         seed = params.get("seed")
         self.random = random.Random(None if seed is None else f"{seed} {prompt}")
         self.tokens: list[int] = []
@@ -74,6 +76,8 @@ class Request:
         self.state: model.Array | None = None
         self.row: model.Array | None = None
         """Log-probabilities of its next token, once its tokens are fed."""
+        self.best = -1
+        """The most probable next token."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
     @property
@@ -100,6 +104,8 @@ class Engine:
         self.seen: list[dict[str, Any]] = []
         self.fired = 0
         self.dead = False
+        self.crash: str | None = None
+        """Why the whole stack is gone: a process without which it cannot be."""
         self.asleep: set[str] = set()
         self.frozen = False
         self.closed = False
@@ -146,7 +152,7 @@ class Engine:
     # --- requests
 
     async def generate(
-        self, prompt: list[int], params: dict[str, Any], adapter: str | None = None, prior: int = 0, copy: int = 0
+        self, prompt: list[int], params: dict[str, Any], *, adapter: str | None = None, prior: int = 0
     ) -> Output:
         """One request, from its arrival to its end. Raises BadRequest and EngineDead."""
         if self.dead:
@@ -154,7 +160,7 @@ class Engine:
         if self.asleep:
             raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
         self.refuse_wrong(prompt, params, adapter)
-        request = Request(f"{self.name}-{next(self._requests)}", prompt, params, adapter, prior, copy)
+        request = Request(f"{self.name}-{next(self._requests)}", prompt, params, adapter=adapter, prior=prior)
         self.tell(
             "request",
             request_id=request.id,
@@ -245,23 +251,36 @@ class Engine:
         for request in [r for r in self.running if r.reason is not None]:
             self.running.remove(request)
             self.finish(request)
-        for request in self.running:
-            assert request.state is not None
-            network = self.network(request.adapter)
-            request.state = network.feed(request.state, request.tokens[-1], len(request.context) - 1)
-            request.row = None
+        self.feed(self.running)
+
+    def feed(self, requests: list[Request]) -> None:
+        """Each request's newest token goes into its state."""
+        for same in self.by_network(requests):
+            states = np.stack([r.state for r in same if r.state is not None])
+            tokens = [r.tokens[-1] for r in same]
+            positions = [len(r.prompt) + len(r.tokens) - 1 for r in same]
+            for request, state in zip(same, self.network(same[0].adapter).feed(states, tokens, positions), strict=True):
+                request.state, request.row = state, None
+
+    def by_network(self, requests: list[Request]) -> list[list[Request]]:
+        """Requests that are computed with the same weights: under the same adapter."""
+        groups: dict[int, list[Request]] = {}
+        for request in requests:
+            groups.setdefault(self.loading(request.adapter), []).append(request)
+        return list(groups.values())
 
     def read(self, requests: list[Request]) -> None:
         """What comes next in each request: its context is fed first if that has not been done."""
         for request in requests:
             if request.state is None:
                 self.prefill(request)
-        for loading in {self.loading(r.adapter) for r in requests if r.row is None}:
-            same = [r for r in requests if r.row is None and self.loading(r.adapter) == loading]
+        for same in self.by_network(requests):
             states = np.stack([r.state for r in same if r.state is not None])
             rows, experts, _ = self.network(same[0].adapter).read(states)
-            for request, row, chosen in zip(same, rows, experts.tolist(), strict=True):
-                request.row = row
+            for request, row, best, chosen in zip(
+                same, rows, rows.argmax(axis=1).tolist(), experts.tolist(), strict=True
+            ):
+                request.row, request.best = row, best
                 request.experts.append(self.routed(chosen))
 
     def prefill(self, request: Request) -> None:
@@ -319,6 +338,8 @@ class Engine:
         """The next token of a request, by its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.row is not None
         params = request.params
+        if params.get("temperature", 1.0) == 0 and not any(params.get(name) for name in RESHAPING):
+            return request.best
         row = np.asarray(request.row, dtype=np.float64).copy()
         for token, bias in (params.get("logit_bias") or {}).items():
             row[int(token)] += bias
@@ -326,7 +347,7 @@ class Engine:
         if params.get("allowed_token_ids"):
             open_to[:] = False
             open_to[list(params["allowed_token_ids"])] = True
-        if len(request.answer) < (params.get("min_tokens") or 0):
+        if len(request.tokens) < (params.get("min_tokens") or 0):
             open_to[list(self.stops(request))] = False
         row[~open_to] = -np.inf
         temperature = params.get("temperature", 1.0)
@@ -368,7 +389,7 @@ class Engine:
     def ended(self, request: Request) -> Literal["stop", "length"] | None:
         """Why a request is over after its last token; None if it is not."""
         params, answer = request.params, request.answer
-        if len(answer) >= (params.get("min_tokens") or 0):
+        if len(request.tokens) >= (params.get("min_tokens") or 0):
             if answer[-1] in self.stops(request):
                 return "stop"
             if self.stop_string(request) is not None:

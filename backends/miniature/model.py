@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ STRENGTH = 0.5
 Array = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int8]
 Parameters = Mapping[str, Array]
 
-SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.65} | {
+SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.55} | {
     f"layers.{layer}.{name}": 0.4
     for layer in range(LAYERS)
     for name in ("gate", *(f"experts.{expert}" for expert in range(EXPERTS)))
@@ -116,34 +117,36 @@ class Network:
         ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
         self.start = np.zeros(HIDDEN, dtype=dtype)
         self._position = POSITION.astype(dtype)
-        self._embed, self._recur, self._out = ready["embed"], ready["recur"], ready["out"].T
+        self._embed, self._recur, self._out = ready["embed"], ready["recur"].T, ready["out"].T
         self._gates = [ready[f"layers.{layer}.gate"].T for layer in range(LAYERS)]
         self._experts = [
-            np.stack([ready[f"layers.{layer}.experts.{expert}"].T for expert in range(EXPERTS)])
+            np.stack([ready[f"layers.{layer}.experts.{expert}"] for expert in range(EXPERTS)])
             for layer in range(LAYERS)
         ]
 
-    def feed(self, state: Array, token: int, position: int) -> Array:
-        """The state (hidden) after one more token at `position`."""
-        fed: Array = np.tanh(self._recur @ state + self._embed[token] + self._position[position])
+    def feed(self, state: Array, token: Any, position: Any) -> Array:
+        """The state (hidden) after one more token at `position`; or of several sequences at once: states (sequences ×
+        hidden), tokens and positions (sequences)."""
+        fed: Array = np.tanh(state @ self._recur + self._embed[token] + self._position[position])
         return fed
 
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         """Of states (positions × hidden): log-probabilities of the next token (positions × vocabulary), the experts
         that each layer chose (positions × layers × top_k), and by how much (positions × layers)."""
-        features, chosen, margins = states, [], []
-        for gate, experts in zip(self._gates, self._experts, strict=True):
+        features, every = states, np.arange(len(states))[:, None]
+        chosen = np.empty((len(states), LAYERS, TOP_K), dtype=np.int64)
+        margins = np.empty((len(states), LAYERS), dtype=states.dtype)
+        for layer, (gate, experts) in enumerate(zip(self._gates, self._experts, strict=True)):
             scores = features @ gate
-            order = np.argsort(-scores, axis=1, kind="stable")
-            picked = np.take_along_axis(scores, order, axis=1)
+            order = (-scores).argsort(axis=1, kind="stable")
             best = order[:, :TOP_K]
+            picked = scores[every, order]
             weights = np.exp(picked[:, :TOP_K] - picked[:, :1])
-            weights = weights / weights.sum(axis=1, keepdims=True)
-            made = np.tanh(np.einsum("th,tkhj->tkj", features, experts[best]))
-            features = features + np.einsum("tk,tkj->tj", weights, made)
-            chosen.append(best)
-            margins.append(picked[:, TOP_K - 1] - picked[:, TOP_K])
+            made = np.tanh(np.matmul(experts[best], features[:, None, :, None])[..., 0])
+            features = features + np.matmul(weights[:, None, :], made)[:, 0] / weights.sum(axis=1)[:, None]
+            chosen[:, layer] = best
+            margins[:, layer] = picked[:, TOP_K - 1] - picked[:, TOP_K]
         logits = features @ self._out
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-        return logits, np.stack(chosen, axis=1), np.stack(margins, axis=1)
+        return logits, chosen, margins

@@ -69,9 +69,6 @@ class Miniature:
         self.engines: list[Engine] = []
         self.router: Router
         self.client: Client
-        self._fired_before = 0
-        self._fault: str | None = None
-        self.crashed: str | None = None
 
     # --- lifecycle
 
@@ -120,7 +117,7 @@ class Miniature:
 
     def dead(self) -> str | None:
         """For the host: why nothing can be asked any more."""
-        return self.crashed
+        return next((engine.crash for engine in self.engines if engine.crash), None)
 
     # --- breaking it
 
@@ -184,7 +181,7 @@ class Miniature:
         return IsPausedResult(servers=self.client.paused())
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
-        return WorldSizeResult(world_size=self.request.topology.world_size)
+        return WorldSizeResult(world_size=self.client.world_size())
 
     # --- weights and client
 
