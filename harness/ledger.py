@@ -55,6 +55,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             and (verdict.target in self.targets or pair in self.targets)
         )
 
+    def may_be_about(self, scenarios: Iterable[str]) -> bool:
+        """Is the scenario a pattern, and does it cover one of these?"""
+        return any(c in self.scenario for c in "*?[") and any(fnmatchcase(name, self.scenario) for name in scenarios)
+
     def explains(self, verdict: Verdict) -> bool:
         """Is the verdict what the entry describes? Its whole reason has to match."""
         return (
@@ -158,12 +162,13 @@ def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
 
 
 def apply(
-    ledger: Ledger, verdicts: Sequence[Verdict], today: datetime.date
+    ledger: Ledger, verdicts: Sequence[Verdict], today: datetime.date, elsewhere: Sequence[str] = ()
 ) -> tuple[list[Verdict], list[LedgerProblem]]:
     """Set `known` on the red verdicts that the ledger explains, and say what is wrong with its entries.
 
     Verdicts come back in their order. Within an entry's cap the first by `Verdict.id` are explained, so that the same
-    run gives the same answer. Entries about what was not judged in this run are left alone.
+    run gives the same answer. Entries about what was not judged in this run are left alone: `elsewhere` names scenarios
+    that exist and were not all driven in this run, so that an entry whose pattern covers one of them is not called stale.
     """
     live = [entry for entry in ledger.entries if entry.expires >= today]
     known: dict[str, str] = {}
@@ -187,7 +192,7 @@ def apply(
         elif verdict.red:
             _claim(verdict, live, claims, known, problems)
     for entry in live:
-        problems.extend(_problems(entry, verdicts, claims[entry.id], known))
+        problems.extend(_problems(entry, verdicts, claims[entry.id], known, elsewhere))
     explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
     return explained, list(dict.fromkeys(problems))
 
@@ -240,7 +245,7 @@ def _covered_by(
 
 
 def _problems(
-    entry: Entry, verdicts: Sequence[Verdict], claimed: Sequence[str], known: dict[str, str]
+    entry: Entry, verdicts: Sequence[Verdict], claimed: Sequence[str], known: dict[str, str], elsewhere: Sequence[str]
 ) -> Iterable[LedgerProblem]:
     if len(claimed) > entry.cap:
         yield LedgerProblem(
@@ -264,7 +269,7 @@ def _problems(
             problem=f"the reason changed. The ledger expects: {wanted}{entry.reason} — this run says: {now}",
             next_step=f"{entry.owner}: if the cause is the same, correct the reason; else this is a new difference",
         )
-    elif settled:
+    elif settled and not entry.may_be_about(elsewhere):
         yield LedgerProblem(
             entry=entry.id,
             problem=f"matches nothing: {len(settled)} verdicts about it were judged and none needs it",

@@ -14,7 +14,7 @@ from typing import final
 
 import msgspec
 
-from harness import gate
+from harness import gate, pace
 from harness import ledger as known
 from harness.book import Book
 from harness.capability import Capability
@@ -151,7 +151,9 @@ def _judgement(
     entries = known.load(ledger)
     noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
     verdicts = list(_verdicts(info, found, scenarios, noise))
-    verdicts, problems = known.apply(entries, verdicts, today or datetime.datetime.now(datetime.UTC).date())
+    elsewhere = [s.name for s in scenarios.values() if s.wave not in info.whole_waves]
+    day = today or datetime.datetime.now(datetime.UTC).date()
+    verdicts, problems = known.apply(entries, verdicts, day, elsewhere)
     judgement = Judgement(
         run=msgspec.structs.replace(
             info,
@@ -205,6 +207,33 @@ def _verdicts(
         for target, capabilities in seen.items():
             promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
             yield from unexercised(target, "all", wave, promised, capabilities)
+    if info.whole_waves:
+        yield from _paces(info, found)
+
+
+def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
+    """The candidate's pace beside the baseline's, in each topology in which both were driven."""
+    for topology in _topology_names(info, found) if info.baseline != info.candidate else ():
+        here = {r.target: r.index for r in found if r.topology == topology}
+        baseline, candidate = here.get(info.baseline or ""), here.get(info.candidate or "")
+        if baseline is None or candidate is None:
+            continue
+        yield pace.verdict(
+            pace.of(_ratios(baseline, candidate, take=1)),
+            pace.of(_ratios(baseline, baseline, take=2)),
+            baseline=baseline.header.target,
+            candidate=candidate.header.target,
+            topology=topology,
+            wave=info.whole_waves[0],
+        )
+
+
+def _ratios(control: Index, subject: Index, *, take: int) -> Iterator[float]:
+    """Of the first take of each scenario to a take of it on the other side, calls only."""
+    for name in control.scenarios:
+        if 1 in control.takes(name) and take in subject.takes(name):
+            sides = (one.trace(name, number, observations=False) for one, number in ((control, 1), (subject, take)))
+            yield from pace.ratios(*sides)
 
 
 def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:

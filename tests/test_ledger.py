@@ -150,6 +150,16 @@ def test_an_entry_that_was_judged_and_matches_nothing_is_a_problem(tmp_path):
     assert "matches nothing" in problems[0].problem
 
 
+def test_a_pattern_is_stale_only_where_all_that_it_covers_was_driven(tmp_path):
+    judged = [verdict(status="pass", reason="")]
+    for elsewhere, stale in (((), True), (("pause.test_a",), True), (("pause.test_a", "stops.test_z"), False)):
+        _, problems = apply(ledger(tmp_path), judged, TODAY, elsewhere)
+        assert bool(problems) is stale, elsewhere
+    exact = ledger(tmp_path, ("stops.test_*", "stops.test_a"))
+    _, problems = apply(exact, judged, TODAY, ["stops.test_a"])
+    assert problems, "the scenario that is named was driven, whatever else was not"
+
+
 def test_an_entry_whose_scenario_could_not_be_judged_is_left_alone(tmp_path):
     _, problems = apply(ledger(tmp_path), [verdict(status="untestable", reason="tap is blind")], TODAY)
     assert problems == []
