@@ -376,6 +376,11 @@ class Stack:
         return frozenset() if self.description is None else frozenset(self.description.capabilities)
 
     @property
+    def servers(self) -> list[str]:
+        """Names of the servers, in the stack's own order."""
+        return [] if self.description is None else [server.name for server in self.description.servers]
+
+    @property
     def model_name(self) -> str:
         """The name under which the model is served."""
         return self._request.model_path

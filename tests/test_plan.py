@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import pytest
 
-import scenarios.wave1
+from harness.catalogue import declared
 from harness.errors import UsageError
 from harness.plan import load_plan
-from harness.scenario import Scenario, declaration
 
 GOOD = """
 [[task]]
@@ -22,16 +18,6 @@ id = "0.1"
 text = "order"
 scenarios = ["ordering.test_rows", "weights.test_sync@colocated"]
 """
-
-
-def declared() -> dict[str, Scenario]:
-    modules = [
-        importlib.import_module(f"scenarios.wave1.{module.name}")
-        for module in pkgutil.iter_modules(scenarios.wave1.__path__)
-        if module.name.startswith("test_")
-    ]
-    found = [declaration(value) for module in modules for value in vars(module).values()]
-    return {scenario.name: scenario for scenario in found if scenario is not None}
 
 
 def test_the_shipped_plan_has_the_fifteen_tasks_of_the_issue_and_the_contract():

@@ -1,0 +1,60 @@
+"""A server dies: what is pending ends, and health() says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import HEALTH_FOLLOWS_SERVERS, HEALTHY
+from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.clock import monotonic
+from harness.scenario import scenario
+from harness.stack import Stack
+
+NOTICED_S = 10.0
+"""How long a stack may take to see that a server is gone."""
+
+
+async def until_unhealthy(stack: Stack) -> None:
+    """Ask health() until it says no, or fails, or has had its time: the last answer counts."""
+    deadline = monotonic() + NOTICED_S
+    while monotonic() < deadline and await stack.attempt(stack.health()):
+        await asyncio.sleep(0.25)
+
+
+@scenario(
+    task=0,
+    promise="health() is true with one server dead and no longer with all of them",
+    needs={Capability.HEALTH, Capability.KILL_SERVER},
+    checks=[HEALTH_FOLLOWS_SERVERS, HEALTHY],
+)
+async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"."""
+    await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)
+    await stack.health()
+    *first, last = stack.servers
+    for server in first:
+        await stack.kill_server(server)
+        await stack.attempt(stack.health())
+    await stack.kill_server(last)
+    await until_unhealthy(stack)
+
+
+@scenario(
+    task=0,
+    promise="when a server dies, every pending request ends: well, or with an error that has a name",
+    needs={Capability.KILL_SERVER},
+    checks=[EVERY_CALL_ENDS],
+)
+async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone."""
+    batch = prompts.unique(16)
+    async with asyncio.TaskGroup() as callers:
+        for prompt in batch:
+            answer = stack.generate([prompt], max_tokens=200, temperature=0.0, ignore_eos=True)
+            callers.create_task(stack.attempt(answer))
+        await stack.until_generating(requests=len(batch), tokens=4 * len(batch))
+        await stack.kill_server(stack.servers[0])
+    for prompt in prompts.unique(8):
+        await stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0))

@@ -1,0 +1,56 @@
+"""Weight syncs in chunks between requests that do not wait for them: no answer shows half a sync."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import FAN_OUT
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.pausing import HELD
+from harness.checks.staleness import CURRENT_POLICY, WHOLE_VERSION
+from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
+from harness.scenario import scenario
+from harness.stack import Stack
+from scenarios.pauses import pause_idle, pause_in_flight
+
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+NEEDS = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
+
+
+@scenario(
+    task=5,
+    promise="requests that wait for a sync in chunks are answered by the whole new version",
+    needs=NEEDS,
+    checks=[WHOLE_VERSION, EVERY_PARAMETER, UNIFORM_SERVERS, HELD, FAN_OUT, ALL_COMPLETE],
+)
+async def test_requests_that_wait_for_a_sync_meet_the_whole_version(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk."""
+    for version in (1, 2):
+        async with asyncio.TaskGroup() as tasks, pause_idle(stack, "keep", prompts.one()):
+            tasks.create_task(stack.generate(prompts.unique(8), **ANSWER))
+            await stack.sync_weights(version, chunks=4)
+            await stack.digests()
+
+
+@scenario(
+    task=5,
+    promise="between syncs in chunks, with requests in flight, each new answer is the newest version's",
+    needs=NEEDS,
+    checks=[CURRENT_POLICY, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+    deadline_s=90.0,
+)
+async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: weights move while requests are in flight. Each sync is followed by an answer at once, beside
+    requests that go on with what they have."""
+    for version, chunks in ((1, 3), (2, 5), (3, 3)):
+        batch = prompts.unique(4)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stack.generate(batch, **LONG))
+            async with pause_in_flight(stack, "keep", requests=len(batch)):
+                await stack.sync_weights(version, chunks=chunks)
+            await stack.generate(prompts.unique(4), **ANSWER)
+        await stack.digests()

@@ -1,0 +1,1 @@
+"""Wave 3 (SkyRL #1014): conversations of several turns."""

@@ -1,0 +1,1 @@
+"""Wave 4 (SkyRL #1014): parallel engines, and models with experts."""

@@ -1,0 +1,74 @@
+"""Engines that hold quantized weights and are given full-precision ones in each sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.logprobs import of_reference
+from harness.checks.quantization import quantization_effect
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.tokens import greedy
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.scenario import scenario
+from harness.stack import Stack
+
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+NEEDS = {Capability.QUANTIZED}
+
+
+@scenario(
+    task=12,
+    promise="quantized engines answer as the quantized model does, and not as the model in full precision",
+    needs=NEEDS,
+    checks=[greedy(), of_reference(), quantization_effect(), ALL_COMPLETE],
+    quantization="int8",
+)
+async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 12: FlashRL engines are created and generate."""
+    await stack.generate(prompts.ragged(16), **ANSWER)
+
+
+@scenario(
+    task=12,
+    promise="a sync of full-precision weights is quantized anew: scales and all",
+    needs={*NEEDS, Capability.WEIGHT_SYNC},
+    checks=[
+        EVERY_PARAMETER,
+        UNIFORM_SERVERS,
+        CURRENT_POLICY,
+        FORCED_EFFECT,
+        greedy(),
+        of_reference(),
+        quantization_effect(),
+        ALL_COMPLETE,
+    ],
+    quantization="int8",
+)
+async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 12: "Weight sync works with quantized models". What fails from the second sync on is found too."""
+    batch = prompts.unique(6)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
+    for version, chunks in ((1, 1), (2, 4), (3, 1)):
+        await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=12,
+    promise="quantized engines take the same version again, whole or in chunks, and nothing moves",
+    needs={*NEEDS, Capability.WEIGHT_SYNC},
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, of_reference(), CURRENT_POLICY],
+    quantization="int8",
+)
+async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 12. What was quantized already is never quantized again: it would drift."""
+    batch = prompts.unique(4)
+    for version, chunks in ((1, 1), (1, 1), (2, 4), (1, 4), (2, 1)):
+        await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
