@@ -6,6 +6,7 @@ Named errors end in one message on standard error and exit status 2; `parity --d
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -17,6 +18,7 @@ import typer
 from harness.errors import HarnessError, UsageError
 
 if TYPE_CHECKING:
+    from harness.prove import Plan, Request
     from harness.verdict import Judgement
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,6 +171,74 @@ def run(
     with contextlib.chdir(ROOT):
         status = pytest.main(arguments)
     raise typer.Exit(int(status))
+
+
+@app.command()
+def prove(
+    *,
+    stack: Annotated[
+        list[str] | None, typer.Option(help="Prove on this stack (repeatable; default both miniatures).")
+    ] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only faults whose id or name matches (repeatable).")
+    ] = None,
+    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+    start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = StartChoice.FORK,
+    engine: Engine = EngineChoice.AUTO,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one a core).")] = 0,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
+) -> None:
+    """Break stacks on purpose and see that exactly the right checks turn red: the kill matrix.
+
+    \b
+    The whole suite on both miniatures, every fault, in minutes:
+      parity prove
+    One fault, in all its variants, on one stack:
+      parity prove --stack miniature --fault 'session_moves*'
+    What the real stacks can be broken with, on the wire:
+      parity prove --stack skyrl-0.2.0:http --stack skyrl-0.2.0:legacy --start fork
+
+    It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
+    names, every check is killed by a fault, and the correct stacks are green; 1 something is red, or Ctrl-C; 2 a named error.
+    """
+    from harness.environments import detect_engine
+    from harness.prove import MINIATURES, Request, plans
+
+    _check_targets(stack or [], None)
+    if readme and (fault or k):
+        raise UsageError("the README shows whole runs only", next_step="leave out --fault and -k, or --readme")
+    request = Request(
+        stacks=tuple(stack or MINIATURES),
+        faults=tuple(fault or ()),
+        expression=k or "",
+        run_dir=run_dir and run_dir.expanduser().absolute(),
+        start="ray" if start == StartChoice.RAY else "fork",
+        engine=_fixed(engine) or detect_engine(),
+        jobs=jobs,
+        command=shlex.join(["parity", *sys.argv[1:]]),
+    )
+    raise typer.Exit(_prove(request, plans(request), readme=readme))
+
+
+def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
+    """Drive, write the reports, show the summary. The exit status."""
+    from harness.progress import console_progress, counted
+    from harness.prove import prove, told
+    from reports import kill_figures, kill_matrix, kill_matrix_terminal
+
+    steps = sum(len(one.faults) + 1 for one in planned)
+    with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
+        run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
+    report = kill_matrix.write_all(run.matrix, run.folder)["kill_matrix.html"]
+    kill_matrix_terminal.show(run.matrix, report=report)
+    if run.error is not None:
+        raise run.error
+    if readme:
+        kill_figures.renew(ROOT / "README.md", run.matrix)
+    return run.matrix.exit_status
 
 
 @app.command()

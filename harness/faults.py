@@ -11,6 +11,10 @@ from typing import final
 
 import msgspec
 
+DRIVEN = "driven"
+"""In place of a scenario's checks where it ended with a named error of the stack (a call that hung, a stack that died):
+a fault may name it, and no fault has to."""
+
 
 @final
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

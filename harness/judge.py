@@ -25,6 +25,19 @@ NEXT_STEP = {
     Blame.DEPENDENCY: "look for the error in the dependency's own tracker; the stack may not be at fault",
 }
 
+NOT_DRIVEN = "could not be driven: "
+"""How the reason of every check of a scenario begins that did not reach its end; the error's name follows."""
+
+
+def not_driven(verdict: Verdict) -> bool:
+    """Does the verdict say only that its scenario did not reach its end?"""
+    return verdict.status in (Conformance.FAIL, Conformance.UNTESTABLE) and verdict.reason.startswith(NOT_DRIVEN)
+
+
+def raised(verdict: Verdict) -> bool:
+    """Does the verdict say that its check itself broke?"""
+    return verdict.status == Conformance.UNTESTABLE and verdict.reason.startswith(f"check {verdict.check} raised ")
+
 
 def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> list[Query]:
     """What must be asked of the oracle before `judge` can run, as far as it can be known from the answers in `book`.
@@ -143,7 +156,7 @@ def _not_driven(trace: ScenarioTrace) -> Finding:
     return Finding(
         status="fail" if blame == Blame.STACK else "untestable",
         facts=0,
-        reason=f"could not be driven: {error.kind}",
+        reason=f"{NOT_DRIVEN}{error.kind}",
         evidence=[{"error": error.kind, "message": error.message, "status": error.status, **_last_call(trace)}],
         blame=blame,
     )

@@ -50,3 +50,30 @@ def _spinner(out: TextIO) -> Progress:
             yield
 
     return step
+
+
+@contextmanager
+def counted(
+    what: str, total: int, *, bar: bool = True, stream: TextIO | None = None
+) -> Iterator[Callable[[str], None]]:
+    """Many steps of one kind: each call says that one of `total` is done, in a line of its own.
+
+    Where a person watches, a `bar` stands below the lines; it bears no other progress beside it.
+    """
+    out = sys.stderr if stream is None else stream
+    if not bar or not out.isatty():
+        yield lambda line: print(line, file=out, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(file=out, highlight=False), transient=True) as shown:
+        task = shown.add_task(what, total=total)
+
+        def done(line: str) -> None:
+            shown.console.print(line, markup=False, soft_wrap=True)
+            shown.advance(task)
+
+        yield done

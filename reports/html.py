@@ -58,7 +58,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     )
 
 
-def _environment(judgement: Judgement) -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """What all pages are rendered by: escaping on, hidden characters visible, an unknown name is an error."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -69,7 +70,6 @@ def _environment(judgement: Judgement) -> jinja2.Environment:
     )
     made.filters |= {
         "anchor": anchor,
-        "command": lambda verdict: reproduce.command(verdict, judgement.run),
         "day": _day,
         "figure": figure,
         "line": one_line,
@@ -81,6 +81,12 @@ def _environment(judgement: Judgement) -> jinja2.Environment:
         "state": state_of,
         "tally": tally,
     }
+    return made
+
+
+def _environment(judgement: Judgement) -> jinja2.Environment:
+    made = environment()
+    made.filters["command"] = lambda verdict: reproduce.command(verdict, judgement.run)
     made.globals |= {"MARK": MARK, "group": _group}
     return made
 
@@ -155,7 +161,11 @@ def _scale(floor: NoiseFloor) -> dict[str, Any]:
         "floor": floor,
         "at": {name: round(100 * (value - lo) / (hi - lo), 1) for name, value in logs.items()},
         "above": f"{figure(floor.bound / floor.floor)}×" if floor.floor else "no noise seen",
-        "below": "not measured" if fault is None else f"{figure(fault / floor.bound)}×" if floor.bound else "any is red",
+        "below": "not measured"
+        if fault is None
+        else f"{figure(fault / floor.bound)}×"
+        if floor.bound
+        else "any is red",
         "blind": fault is not None and floor.bound >= fault,
         "weakest": weakest_fault(floor),
         "chance": chance(floor),

@@ -71,27 +71,28 @@ def settle(judgement: Judgement) -> Judgement:
     Numbers that are not finite leave `numbers` for `evidence`, as words; in a noise floor they become the largest
     float. Lone surrogates become ``\\ud800``.
     """
-    plain = msgspec.to_builtins(judgement)
-    for verdict in plain["verdicts"]:
+    raw = msgspec.to_builtins(judgement)
+    for verdict in raw["verdicts"]:
         odd = {name: str(value) for name, value in verdict["numbers"].items() if not math.isfinite(value)}
         if odd:
             verdict["numbers"] = {name: value for name, value in verdict["numbers"].items() if name not in odd}
             verdict["evidence"] = [*verdict["evidence"], {"not finite": odd}]
-    settled = _settled(plain, as_number=False)
-    settled["noise"] = _settled(plain["noise"], as_number=True)
+    settled = plain(raw, as_number=False)
+    settled["noise"] = plain(raw["noise"], as_number=True)
     return msgspec.convert(settled, Judgement)
 
 
-def _settled(value: Any, *, as_number: bool) -> Any:
+def plain(value: Any, *, as_number: bool) -> Any:
+    """A JSON value with what JSON cannot hold written out: numbers that are not finite, lone surrogates."""
     match value:
         case float() if not math.isfinite(value):
             return 1.7976931348623157e308 if as_number else str(value)
         case str() if any("\ud800" <= c <= "\udfff" for c in value):
             return "".join(visible(c) if "\ud800" <= c <= "\udfff" else c for c in value)
         case dict():
-            return {_settled(str(k), as_number=as_number): _settled(v, as_number=as_number) for k, v in value.items()}
+            return {plain(str(k), as_number=as_number): plain(v, as_number=as_number) for k, v in value.items()}
         case list() | tuple():
-            return [_settled(v, as_number=as_number) for v in value]
+            return [plain(v, as_number=as_number) for v in value]
         case _:
             return value
 

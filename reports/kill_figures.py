@@ -1,0 +1,56 @@
+"""The figures of the kill matrix in README.md: a table between two markers, a row a stack, taken from a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.kill_matrix import KillMatrix, Proof
+
+OPENS, CLOSES = "<!-- kill matrix -->", "<!-- /kill matrix -->"
+HEAD = (
+    "| stack | faults killed | checks killed | scenarios | drives under a fault | correct stack |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
+ROW = re.compile(r"\| `(?P<stack>[^`|]+)` \| (\d+) of (\d+) \| (\d+) of (\d+) \| (\d+) \| (\d+) \| (green|red) \|")
+"""Stack, faults killed and all, checks killed and all, scenarios, drives, and whether the control is green."""
+BLOCK = re.compile(rf"{re.escape(OPENS)}\n(?P<rows>.*?){re.escape(CLOSES)}", re.DOTALL)
+
+
+def row(proof: Proof) -> str:
+    """One stack's line of the table."""
+    return (
+        f"| `{proof.target}` | {len(proof.killed)} of {len(proof.faults)} | {proof.checks_killed} of {len(proof.checks)} "
+        f"| {len(proof.scenarios)} | {proof.drives} | {'green' if proof.control.green else 'red'} |"
+    )
+
+
+def renewed(text: str, proofs: Iterable[Proof]) -> str:
+    """A README's text with the rows of these stacks replaced or added; the rows of others stay.
+
+    Raises UsageError for a text without the two markers.
+    """
+    found = BLOCK.search(text)
+    if found is None:
+        raise UsageError(f"there is no block {OPENS} … {CLOSES}", next_step="put the two markers back into README.md")
+    rows = rows_of(text) | {proof.target: row(proof) for proof in proofs}
+    block = "\n".join((OPENS, *HEAD, *rows.values(), CLOSES))
+    return text[: found.start()] + block + text[found.end() :]
+
+
+def rows_of(text: str) -> dict[str, str]:
+    """Stack → its line, of all that the block holds."""
+    found = BLOCK.search(text)
+    lines = found["rows"].splitlines() if found is not None else []
+    return {match["stack"]: line for line in lines if (match := ROW.fullmatch(line))}
+
+
+def renew(readme: Path, matrix: KillMatrix) -> None:
+    """Put the figures of a run into README.md. Raises UsageError for a run of a part, or one that did not complete."""
+    if matrix.partial or matrix.outcome != "completed":
+        raise UsageError(
+            "the README shows whole runs only, and this one is a part", next_step="leave out --fault and -k, let it end"
+        )
+    readme.write_text(renewed(readme.read_text(encoding="utf-8"), matrix.proofs), encoding="utf-8")

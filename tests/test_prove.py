@@ -1,0 +1,617 @@
+"""Each way in which a fault, a check or a correct stack can be other than it says is red, by name, in every format."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+from rich.console import Console
+
+from harness import catalogue, cli, prove
+from harness.errors import Blame, StackError, UsageError
+from harness.faults import DRIVEN, Fault
+from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
+from harness.prove import Request, plan, plans
+from harness.targets import registry
+from reports import kill_figures, kill_matrix, kill_matrix_terminal
+from tests import kill_matrices
+from tests.kill_matrices import FAULTS, Script, planned, target, verdict
+from tests.test_reports import HOSTILE, Page
+
+A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
+CONTROL = [verdict(A, "ordering"), verdict(A, "tokens:late"), verdict(B, "tokens"), verdict(B, "routing")]
+SWAPPED = FAULTS[0]  # caught by ordering, also tokens
+
+
+def under(*reds, fault: Fault = SWAPPED, control=CONTROL, fired: int = 3, **options) -> FaultProof:
+    lap = Lap(fault=fault.id, verdicts=list(reds), driven=2, fired=fired, error=options.pop("error", ""))
+    options = {"scenarios": [A, B], "filtered": False} | options
+    return judge_fault(fault, lap, Baseline(control), **options)
+
+
+def marks(proof: FaultProof) -> dict[str, Mark]:
+    return {catch.check: catch.mark for catch in proof.catches}
+
+
+# --- one fault
+
+
+def test_a_fault_is_killed_by_exactly_the_checks_that_it_names():
+    proof = under(verdict(A, "ordering", "fail"), verdict(A, "tokens:late", "fail"), verdict(B, "tokens", "fail"))
+    assert (proof.outcome, proof.problem, proof.seen) == (Outcome.KILLED, "", ["ordering", "tokens"])
+    assert marks(proof) == {"ordering": Mark.CAUGHT, "tokens": Mark.ALSO}
+    [ordering, tokens] = proof.catches
+    assert (ordering.first, ordering.reason, ordering.blame, ordering.facts) == (A, "ordering is wrong", Blame.STACK, 3)
+    assert len(ordering.evidence) == 2, "not more than is read"
+    assert tokens.scenarios == 2
+    assert [(cell.scenario, [red.check for red in cell.reds]) for cell in proof.cells] == [
+        (A, ["ordering", "tokens"]),
+        (B, ["tokens"]),
+    ]
+    assert proof.cells[0].reds[1].labels == ["tokens:late"]
+
+
+@pytest.mark.parametrize(
+    ("reds", "outcome", "says"),
+    [
+        ([], Outcome.SURVIVED, "no check turned red; not red: ordering, tokens"),
+        ([verdict(A, "ordering", "fail")], Outcome.MISSED, "not red: tokens"),
+        ([verdict(B, "tokens", "fail")], Outcome.MISSED, "not red: ordering"),
+        (
+            [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail"), verdict(B, "routing", "fail")],
+            Outcome.OVERREACH,
+            "red and not named: routing",
+        ),
+        (
+            [verdict(A, "ordering", "fail"), verdict(B, "routing", "fail")],
+            Outcome.MISSED,
+            "not red: tokens; red and not named: routing",
+        ),
+        (
+            [verdict(A, "ordering", "untestable", "too few rows"), verdict(B, "tokens", "fail")],
+            Outcome.MISSED,
+            "not red: ordering",
+        ),
+        (
+            [
+                verdict(A, "ordering", "fail"),
+                verdict(B, "tokens", "fail"),
+                verdict(B, "routing", "untestable", "check routing raised KeyError"),
+            ],
+            Outcome.OVERREACH,
+            "broke, and a check may not raise: routing",
+        ),
+    ],
+)
+def test_every_other_end_is_red_and_names_the_difference(reds, outcome, says):
+    proof = under(*reds)
+    assert (proof.outcome, proof.problem) == (outcome, says)
+
+
+def test_a_check_that_could_not_judge_is_neither_catch_nor_alarm():
+    reds = [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail"), verdict(B, "routing", "untestable", "blind")]
+    proof = under(*reds)
+    assert proof.outcome == Outcome.KILLED
+    assert marks(proof)["routing"] == Mark.UNTESTABLE
+    assert "routing" not in proof.seen
+
+
+def test_blind_instruments_are_caught_by_saying_so():
+    fault = Fault(name="tap_blind", breaks="the tap sees nothing", caught_by=frozenset({"instruments"}))
+    blind = verdict(A, "instruments", "untestable", "the tap did not see the canary", blame=Blame.HARNESS)
+    control = [*CONTROL, verdict(A, "instruments")]
+    rest = verdict(A, "ordering", "untestable", "the tap did not see the canary")
+    assert under(blind, rest, fault=fault, control=control).outcome == Outcome.KILLED
+    assert under(blind, verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail")).outcome == Outcome.OVERREACH
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fired": 0}, "it never took effect, so nothing is known"),
+        (
+            {"error": "StackError: no fault is called that"},
+            "it could not be driven: StackError: no fault is called that",
+        ),
+    ],
+)
+def test_a_fault_that_took_no_effect_proves_nothing_whatever_turned_red(options, says):
+    proof = under(verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail"), **options)
+    assert (proof.outcome, proof.problem) == (Outcome.UNFIRED, says)
+
+
+def test_a_named_check_that_no_driven_scenario_judges_is_told_from_one_that_stayed_green():
+    assert under(verdict(B, "tokens", "fail"), scenarios=[B]).problem == "no driven scenario judges ordering"
+    assert under(verdict(B, "tokens", "fail"), scenarios=[A, B]).problem == "not red: ordering"
+
+
+def test_a_scenario_that_the_fault_ended_is_one_red_and_not_one_a_check():
+    fault = Fault(name="hang", breaks="a call never returns", caught_by=frozenset({DRIVEN}))
+    hung = [verdict(A, check, "fail", "could not be driven: CallTimedOut") for check in ("ordering", "tokens:late")]
+    proof = under(*hung, fault=fault)
+    assert (proof.outcome, proof.seen) == (Outcome.KILLED, [DRIVEN])
+    assert under(*hung).problem == f"not red: ordering, tokens; red and not named: {DRIVEN}"
+    ours = [msgspec.structs.replace(v, status="untestable", blame=Blame.HARNESS) for v in hung]
+    assert under(*ours, fault=fault).outcome == Outcome.SURVIVED, "the harness's own error is no catch"
+
+
+def test_what_is_red_without_the_fault_for_the_same_reason_is_not_its_doing():
+    known = [*CONTROL, verdict(B, "echo", "fail", "top_k is lost", known="router-drops-top-k")]
+    reds = [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail")]
+    assert under(*reds, verdict(B, "echo", "fail", "top_k is lost"), control=known).outcome == Outcome.KILLED
+    assert under(*reds, verdict(B, "echo", "fail", "seed is lost"), control=known).outcome == Outcome.OVERREACH
+    assert under(*reds, verdict(A, "echo", "fail", "top_k is lost"), control=known).outcome == Outcome.OVERREACH
+
+
+def test_where_scenarios_were_left_out_a_catch_elsewhere_is_not_missed_but_an_alarm_stays_one():
+    assert under(verdict(B, "tokens", "fail"), filtered=True).outcome == Outcome.KILLED
+    assert under(filtered=True).outcome == Outcome.SURVIVED
+    assert under(verdict(B, "routing", "fail"), filtered=True).outcome == Outcome.OVERREACH
+
+
+def test_a_fault_that_was_not_driven_to_its_end_is_incomplete():
+    proof = judge_fault(SWAPPED, None, Baseline(CONTROL), scenarios=[A, B], filtered=False)
+    assert (proof.outcome, proof.problem) == (Outcome.INCOMPLETE, "it was not driven to its end")
+
+
+# --- one stack
+
+
+REDS = {
+    "swapped/one_server": [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail")],
+    "swapped/always": [verdict(A, "ordering", "fail")],
+    "moves": [verdict(B, "routing", "fail")],
+}
+LAPS = {
+    None: Lap(fault=None, verdicts=CONTROL, driven=2),
+    **{name: Lap(fault=name, verdicts=reds, driven=2, fired=1) for name, reds in REDS.items()},
+}
+
+
+def matrix(laps=LAPS, *, filters=(), outcome="completed", faults=FAULTS, **options) -> KillMatrix:
+    options = {"whole": True, "filtered": False, "scenarios": [A, B], "plan": {f.id: [A, B] for f in faults}} | options
+    proof = prove_target(
+        "toy", faults, laps, commands={f.id: f"parity prove --fault {f.id}" for f in faults}, **options
+    )
+    return KillMatrix(
+        run_id="r", created_at="2026-11-21T18:00:00+00:00", command="parity prove", start="fork", engine="cpu",
+        proofs=[proof], outcome=outcome, filters=list(filters),
+    )  # fmt: skip
+
+
+def test_a_check_that_is_in_no_killed_faults_caught_by_is_red():
+    made = matrix()
+    assert [(c.check, c.killed_by, c.red) for c in made.checks] == [
+        ("ordering", ["toy swapped/one_server", "toy swapped/always"], False),
+        ("routing", ["toy moves"], False),
+        ("tokens", [], True),
+    ], "that tokens turned red as a consequence does not show that it catches what it is for"
+    assert made.problems == ["no fault kills tokens, which is for: what tokens:late is for"]
+    assert made.exit_status == 1
+
+
+def green() -> KillMatrix:
+    faults = (*FAULTS, Fault(name="edited", breaks="a token is edited", caught_by=frozenset({"tokens"})))
+    edited = Lap(fault="edited", verdicts=[verdict(B, "tokens", "fail")], driven=2, fired=1)
+    return matrix(LAPS | {"edited": edited}, faults=faults)
+
+
+def test_it_is_green_only_if_everything_is_as_said():
+    made = green()
+    assert (made.problems, made.exit_status) == ([], 0)
+    figures = made.figures
+    assert (figures.faults_killed, figures.faults, figures.checks_killed, figures.checks) == (4, 4, 3, 3)
+    assert (figures.scenarios, figures.drives, figures.control_green) == (2, 8, True)
+
+
+@pytest.mark.parametrize("options", [{"filters": ["--fault swapped*"]}, {"whole": False}])
+def test_of_a_part_it_is_not_asked_that_a_fault_kills_each_check(options):
+    made = matrix(**options)
+    assert (made.exit_status, made.figures.checks_killed, made.figures.checks) == (0, 2, 3)
+
+
+def test_a_red_correct_stack_is_red():
+    red = [*CONTROL, verdict(A, "numbers", "untestable", "nothing was seen")]
+    made = matrix(LAPS | {None: Lap(fault=None, verdicts=red, driven=2)}, whole=False)
+    assert made.problems[0] == f"toy: the correct stack is red: numbers in {A}: nothing was seen"
+    assert not made.figures.control_green
+    explained = [*CONTROL, verdict(A, "numbers", "untestable", "nothing was seen", known="entry")]
+    made = matrix(LAPS | {None: Lap(fault=None, verdicts=explained, driven=2)}, whole=False)
+    assert (made.exit_status, made.proofs[0].control.known) == (0, ["entry"])
+
+
+@pytest.mark.parametrize(
+    ("laps", "says"),
+    [
+        ({}, "toy: nothing was judged on the correct stack"),
+        (LAPS | {None: Lap(fault=None, verdicts=[], driven=0)}, "toy: nothing was judged on the correct stack"),
+        (
+            LAPS | {None: Lap(fault=None, verdicts=CONTROL, driven=2, error="StackDied: gone")},
+            "toy: the correct stack could not be driven to its end: StackDied: gone",
+        ),
+        (
+            LAPS | {None: Lap(fault=None, verdicts=[verdict(A, "ordering", "missing")], driven=0)},
+            "toy: nothing was judged on the correct stack",
+        ),
+    ],
+)
+def test_without_a_whole_control_nothing_is_proved(laps, says):
+    made = matrix(laps, whole=False)
+    assert made.problems[0] == says
+    assert made.exit_status == 1
+
+
+def test_a_run_that_was_stopped_or_drove_nothing_is_red():
+    assert matrix(outcome="interrupted", whole=False).problems == ["the run is incomplete: interrupted"]
+    assert "no fault was driven" in matrix({None: LAPS[None]}, faults=(), whole=False).problems[0]
+    nothing = msgspec.structs.replace(green(), proofs=[])
+    assert nothing.exit_status == 1
+    missing = {name: lap for name, lap in LAPS.items() if name != "moves"}
+    assert [p for p in matrix(missing).problems if "moves" in p] == [
+        "toy: moves incomplete: it was not driven to its end"
+    ]
+    assert not matrix(missing).proofs[0].complete
+
+
+# --- driving
+
+
+def says(fault: str | None, scenario: str):
+    control = [v for v in CONTROL if v.scenario == scenario]
+    reds = {v.check: v for v in REDS.get(fault or "", []) if v.scenario == scenario}
+    return [reds.get(v.check, v) for v in control]
+
+
+def run(script: Script, tmp_path: Path, *, inline: bool = True, **request) -> tuple[prove.Run, list[str]]:
+    lines: list[str] = []
+    made = prove.prove(
+        Request(run_dir=tmp_path / "run", jobs=1, **request),
+        [planned([A, B], inline=inline)],
+        prove._quiet,
+        lambda *news: lines.append(prove.told(*news)),
+        script.begin,
+    )
+    return made, [re.sub(r" \([\d.]+ s\)$", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_the_control_is_driven_first_and_each_fault_after_it(tmp_path, inline):
+    script = Script(says)
+    made, lines = run(script, tmp_path, inline=inline)
+    assert lines == [
+        "toy: correct stack: green",
+        "toy: swapped/one_server: killed",
+        "toy: swapped/always: killed",
+        "toy: moves: killed",
+    ]
+    seat = "toy@disaggregated-2x1"
+    drives = [("drive", seat, A), ("drive", seat, B)]
+    assert script.calls[:4] == [("inject", seat, "none"), *drives, ("inject", seat, "none")]
+    assert script.calls[4:8] == [("inject", seat, "swapped/one_server"), *drives, ("inject", seat, "none")]
+    assert script.closed == ["completed"] * (4 if inline else 1), "a fresh stack a fault, where that costs nothing"
+    assert made.matrix.problems == ["no fault kills tokens, which is for: what tokens:late is for"]
+    assert made.folder == tmp_path / "run"
+    assert made.matrix.proofs[0].faults[0].fired == 1
+
+
+def test_a_fault_is_driven_in_its_own_scenarios_only(tmp_path):
+    narrow = Fault(name="moves", breaks="…", caught_by=frozenset({"routing"}), scenarios=frozenset({B}))
+    script = Script(says)
+    [found] = [
+        lap for lap in prove.started_laps(planned([A, B], [narrow], inline=False), script) if lap.fault is not None
+    ]
+    assert [call for call in script.calls if call[0] == "drive"][2:] == [("drive", "toy@disaggregated-2x1", B)]
+    assert found.driven == 1
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_fault_that_the_stack_does_not_know_is_unfired_and_the_rest_goes_on(tmp_path, inline):
+    made, lines = run(Script(says, refuses={"swapped/always": StackError("no such fault")}), tmp_path, inline=inline)
+    assert lines[2:] == [
+        "toy: swapped/always: unfired: it could not be driven: StackError: no such fault",
+        "toy: moves: killed",
+    ]
+    assert made.error is None
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_ctrl_c_keeps_what_is_there_and_is_red(tmp_path, inline):
+    def stops(fault: str | None, scenario: str):
+        if fault == "swapped/always" and scenario == B:
+            raise KeyboardInterrupt
+        return says(fault, scenario)
+
+    script = Script(stops)
+    made, lines = run(script, tmp_path, inline=inline)
+    assert lines == ["toy: correct stack: green", "toy: swapped/one_server: killed"]
+    assert [f.outcome for f in made.matrix.proofs[0].faults] == [Outcome.KILLED, Outcome.INCOMPLETE, Outcome.INCOMPLETE]
+    assert made.matrix.problems[0] == "the run is incomplete: interrupted"
+    assert script.closed[-1] == ("completed" if inline else "interrupted")
+
+
+def test_a_named_error_ends_the_run_after_what_is_there_was_judged(tmp_path):
+    def broken(fault: str | None, scenario: str):
+        if fault == "moves":
+            raise UsageError("the disk is full", next_step="free some")
+        return says(fault, scenario)
+
+    made, _ = run(Script(broken), tmp_path, inline=False)
+    assert isinstance(made.error, UsageError)
+    assert made.matrix.outcome == "UsageError: the disk is full"
+    assert [f.outcome for f in made.matrix.proofs[0].faults][:2] == [Outcome.KILLED] * 2
+
+
+def test_worker_processes_bring_back_what_one_process_finds(tmp_path):
+    """The real miniature; that it does not know the fault is found out in the worker, and said."""
+    unknown = Fault(name="nobody_knows_it", breaks="…", caught_by=frozenset({"ordering"}))
+    topology = catalogue.declared()[A].topologies(2, ["disaggregated"])[0]
+    seats = ((prove.Seat(target="miniature", topology=topology), (A,)),)
+    request = Request(run_dir=tmp_path)
+    jobs = [
+        prove.Job(options=prove.options(request, "miniature", tmp_path / str(n)), fault=fault, seats=seats)
+        for n, fault in enumerate((None, unknown))
+    ]
+    laps = {lap.fault: lap for lap in prove.inline_laps(jobs, 2)}
+    assert {v.status for v in laps[None].verdicts} == {"pass"}
+    assert "nobody_knows_it" in laps["nobody_knows_it"].error
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what the command line selects
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prove, "resolve", target)
+    monkeypatch.setattr(prove, "known", target)
+
+
+def test_every_scenario_is_driven_once_and_patterns_select_faults(toy):
+    [whole] = plans(Request(stacks=("toy",)))
+    assert whole.whole
+    assert sorted(whole.scenarios) == sorted(catalogue.declared())
+    assert [f.id for f in whole.faults] == ["swapped/one_server", "swapped/always", "moves"]
+    by_name, by_id = (plan(Request(faults=(glob,)), target()) for glob in ("swapped", "*/always"))
+    assert [f.id for f in by_name.faults] == ["swapped/one_server", "swapped/always"]
+    assert [f.id for f in by_id.faults] == ["swapped/always"]
+    assert not by_id.whole
+
+
+def test_scenarios_are_selected_as_pytest_does(toy):
+    some = plan(Request(expression="ordering and not messages"), target()).scenarios
+    assert some
+    assert all("ordering" in name for name in some)
+
+
+def test_a_scenario_that_the_target_is_not_able_to_is_not_driven():
+    unable = msgspec.structs.replace(target(), capabilities=frozenset())
+    made = plan(Request(), unable)
+    assert made.unable
+    assert not set(made.unable) & set(made.scenarios)
+    assert all(not catalogue.declared()[name].needs for name in made.scenarios)
+
+
+NARROW = (Fault(name="moves", breaks="…", caught_by=frozenset({"routing"}), scenarios=frozenset({A})),)
+LOST = (Fault(name="moves", breaks="…", caught_by=frozenset({"routing"}), scenarios=frozenset({"gone.test_gone"})),)
+
+
+def test_a_stack_whose_faults_name_scenarios_is_driven_in_those_only():
+    made = plan(Request(), target(faults=f"{__name__}:NARROW"))
+    assert (made.scenarios, made.whole) == ((A,), False)
+
+
+def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["parity", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stack", "minature"], "did you mean miniature"),
+        (["--stack", "reference"], "no faults are seeded for 'reference'"),
+        (["--stack", "toy", "--fault", "no_such*"], "--fault no_such* matches no fault of toy"),
+        (["--stack", "toy", "--fault", "moves", "--fault", "no_such*"], "--fault no_such* matches no fault of toy"),
+        (["--stack", "toy", "-k", "no_such_scenario"], "selects no scenario"),
+        (["--stack", "toy", "-k", "a and"], "-k a and: "),
+        (["--stack", "toy", "--fault", "moves", "--readme"], "the README shows whole runs only"),
+        (["--stack", "lost"], "name scenarios that do not exist: gone.test_gone"),
+        (["--stack", "narrow", "-k", "routing"], "nothing is left to drive"),
+    ],
+)
+def test_what_cannot_be_driven_is_a_named_error(arguments, said, monkeypatch, capsys):
+    def find(name: str, python: object = None):
+        made = {
+            "toy": target(),
+            "lost": target(faults=f"{__name__}:LOST"),
+            "narrow": target(faults=f"{__name__}:NARROW"),
+        }.get(name)
+        return made or known(name)
+
+    from harness.targets import known
+
+    for module in ("harness.prove.resolve", "harness.prove.known", "harness.targets.known"):
+        monkeypatch.setattr(module, find)
+    assert parity(monkeypatch, "prove", *arguments) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "  next: " in shown
+
+
+@pytest.fixture
+def driven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toy):
+    """`parity prove` with a scripted session in place of the real one."""
+    monkeypatch.setattr("harness.targets.known", target)
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    given: dict[str, prove.Run] = {}
+
+    made = run(Script(says), tmp_path)[0]
+
+    def scripted(request: Request, planned_, progress, tell):
+        given["run"] = msgspec.structs.replace(made, matrix=given.get("matrix", made.matrix))
+        return msgspec.structs.replace(given["run"], error=given.get("error"))
+
+    monkeypatch.setattr(prove, "prove", scripted)
+    return given
+
+
+def test_the_command_writes_both_reports_and_ends_with_the_figures(driven, monkeypatch, tmp_path, capsys):
+    assert parity(monkeypatch, "prove", "--stack", "toy") == 1
+    assert {"kill_matrix.json", "kill_matrix.html"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "red: killed 3 of 3 faults; 2 of 3 checks are killed by a fault; control green"
+
+
+def test_the_command_is_green_and_renews_the_readme(driven, monkeypatch, tmp_path):
+    (tmp_path / "README.md").write_text(f"before\n{kill_figures.OPENS}\n{kill_figures.CLOSES}\nafter\n")
+    driven["matrix"] = green()
+    assert parity(monkeypatch, "prove", "--stack", "toy", "--readme") == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| `toy` | 4 of 4 | 3 of 3 | 2 | 8 | green |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+
+
+def test_a_named_error_of_the_run_ends_the_command_with_2_and_the_reports_are_there(driven, monkeypatch, tmp_path):
+    driven["error"] = UsageError("the disk is full", next_step="free some")
+    assert parity(monkeypatch, "prove", "--stack", "toy") == 2
+    assert (tmp_path / "run" / "kill_matrix.html").is_file()
+
+
+# --- reports
+
+
+def in_terminal(made: KillMatrix) -> list[str]:
+    out = io.StringIO()
+    kill_matrix_terminal.show(made, Console(file=out, width=200, no_color=True))
+    return out.getvalue().splitlines()
+
+
+def test_the_published_schema_is_current():
+    assert json.loads(kill_matrix.SCHEMA.read_text()) == kill_matrix.schema(), "run python -m reports.kill_matrix"
+
+
+def test_kill_matrix_json_validates_and_comes_back(tmp_path):
+    made = kill_matrices.big()
+    paths = kill_matrix.write_all(made, tmp_path)
+    found = json.loads(paths["kill_matrix.json"].read_text())
+    jsonschema.Draft202012Validator(kill_matrix.schema()).validate(found)
+    assert kill_matrix.read(paths["kill_matrix.json"]) == made
+    assert (found["exit_status"], found["figures"]["faults"]) == (1, 70)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"{}", "has format None"), (b'{"format": 1}', "is not"), (b"[", "is not")]
+)
+def test_what_is_not_a_kill_matrix_is_refused_by_name(tmp_path, content, says):
+    (tmp_path / "k.json").write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        kill_matrix.read(tmp_path / "k.json")
+    with pytest.raises(UsageError, match="cannot read"):
+        kill_matrix.read(tmp_path / "none.json")
+
+
+def test_a_large_matrix_has_every_outcome_in_every_format(tmp_path):
+    made = kill_matrices.big()
+    assert {f.outcome for f in made.proofs[0].faults} == set(Outcome)
+    text = kill_matrix.write_all(made, tmp_path)["kill_matrix.html"].read_text()
+    page = Page(text)
+    for outcome in Outcome:
+        assert f'<span class="s {outcome}">' in text
+    for mark in Mark:
+        assert f'<td class="{mark}"' in text
+    assert len(set(page.ids)) == len(page.ids)
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert page.tags.isdisjoint({"script", "img", "iframe", "object", "link", "form"})
+    assert all(fault.command in page.text for fault in made.proofs[0].faults)
+    lines = in_terminal(made)
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == "red: " + kill_matrix_terminal.closing(made)
+    assert len(text) < 3_000_000
+
+
+def test_a_green_matrix_says_yes_and_a_part_of_one_does_not(tmp_path):
+    made = kill_matrices.big(green=True)
+    assert (made.problems, made.exit_status) == ([], 0)
+    assert ">Yes</div>" in kill_matrix.write_all(made, tmp_path)["kill_matrix.html"].read_text()
+    assert in_terminal(made)[-1].startswith("green: killed 70 of 70 faults; 49 of 49 checks")
+    part = msgspec.structs.replace(made, filters=["-k ordering"])
+    assert ">In part</div>" in kill_matrix.write_all(part, tmp_path)["kill_matrix.html"].read_text()
+    assert any("A part only (-k ordering)" in line for line in in_terminal(part))
+
+
+def test_nothing_driven_is_red_in_every_format(tmp_path):
+    nothing = msgspec.structs.replace(green(), proofs=[])
+    text = kill_matrix.write_all(nothing, tmp_path)["kill_matrix.html"].read_text()
+    assert ">No</div>" in text
+    assert "nothing is proved" in text
+    assert in_terminal(nothing)[-1] == (
+        "red: killed 0 of 0 faults; 0 of 0 checks are killed by a fault; control red: nothing was driven"
+    )
+
+
+def test_what_a_stack_says_is_text_in_the_page_and_in_the_terminal(tmp_path):
+    every = "".join(HOSTILE)
+    faults = (Fault(name=every, variant=every, breaks=every, caught_by=frozenset({every})),)
+    reds = [
+        verdict(A, f"{every}", "fail", every, evidence=[{every: every, "expected": every, "actual": [float("nan")]}])
+    ]
+    laps = {
+        None: Lap(fault=None, verdicts=[verdict(A, every, fault=every), verdict(B, every, "fail", every)], driven=2),
+        faults[0].id: Lap(fault=faults[0].id, verdicts=reds, driven=2, fired=1),
+    }
+    made = msgspec.structs.replace(matrix(laps, faults=faults), outcome=every, command=every, filters=[every])
+    paths = kill_matrix.write_all(made, tmp_path)
+    text = paths["kill_matrix.html"].read_text()
+    page = Page(text)
+    assert page.tags.isdisjoint({"script", "img", "iframe", "object", "link", "form"})
+    assert page.handlers == []
+    assert all(link.startswith("#") for link in page.links)
+    assert "<script>alert(1)</script>" in page.text
+    for shown in (text, "\n".join(in_terminal(made))):
+        assert not set(shown) & set("\u202e\u2066\u200b\x00\x1b\x07")
+    jsonschema.Draft202012Validator(kill_matrix.schema()).validate(json.loads(paths["kill_matrix.json"].read_text()))
+
+
+# --- the README
+
+
+README = Path(cli.__file__).resolve().parents[1] / "README.md"
+
+
+def test_the_figures_are_renewed_a_row_a_stack_and_of_whole_runs_only(tmp_path):
+    text = f"a\n{kill_figures.OPENS}\n{kill_figures.CLOSES}\nb\n"
+    once = kill_figures.renewed(text, green().proofs)
+    other = [msgspec.structs.replace(p, target="other") for p in matrix().proofs]
+    twice = kill_figures.renewed(once, other)
+    assert list(kill_figures.rows_of(twice)) == ["toy", "other"]
+    assert kill_figures.renewed(twice, other) == twice
+    with pytest.raises(UsageError, match="there is no block"):
+        kill_figures.renewed("a", [])
+    for part in (matrix(filters=["-k x"]), matrix(outcome="interrupted")):
+        with pytest.raises(UsageError, match="whole runs only"):
+            kill_figures.renew(tmp_path / "README.md", part)
+
+
+def test_the_figures_in_the_readme_are_of_a_green_run_of_todays_faults():
+    text = README.read_text()
+    rows = kill_figures.rows_of(text)
+    block = kill_figures.BLOCK.search(text)
+    assert block is not None
+    assert block["rows"].splitlines() == [*kill_figures.HEAD, *rows.values()], "written by `parity prove --readme`"
+    assert set(prove.MINIATURES) <= set(rows), "run `parity prove --readme`"
+    for name, line in rows.items():
+        found = kill_figures.ROW.fullmatch(line)
+        assert found is not None
+        killed, faults, checks_killed, checks, *_ = map(int, found.groups()[1:7])
+        assert (killed, found[8]) == (faults, "green"), line
+        assert faults == len(registry()[name].seeded()), "run `parity prove --readme`"
+        assert name not in prove.MINIATURES or checks_killed <= checks
