@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from harness.capability import Capability
 from harness.contract import capabilities_of
 from harness.errors import Blame
 from harness.judge import NEXT_STEP
 from harness.recording import Call, ScenarioTrace
+from harness.scenario import Scenario
 from harness.verdict import Conformance, Verdict
 
 CHECK = "capability.exercised"
@@ -47,6 +49,17 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
     if answered and trace.header.topology.quantization is not None:
         found.add(Capability.QUANTIZED)
     return found
+
+
+def due(
+    promised: AbstractSet[Capability], scenarios: Iterable[Scenario], whole_waves: Iterable[int]
+) -> set[Capability]:
+    """The promised capabilities that these waves had to exercise: all but those that only other waves have scenarios for."""
+    waves = set(whole_waves)
+    able = [scenario for scenario in scenarios if scenario.needs <= promised]
+    here = {capability for scenario in able if scenario.wave in waves for capability in scenario.needs}
+    elsewhere = {capability for scenario in able if scenario.wave not in waves for capability in scenario.needs}
+    return {capability for capability in promised if capability in here or capability not in elsewhere}
 
 
 def unexercised(

@@ -21,7 +21,7 @@ from harness.capability import Capability
 from harness.catalogue import declared
 from harness.checks.base import Evidence
 from harness.errors import Blame, UsageError
-from harness.exercise import exercised, unexercised
+from harness.exercise import due, exercised, unexercised
 from harness.index import Index, index
 from harness.judge import absent, judge_evidence, missing
 from harness.noise import floors, noise_floors
@@ -206,7 +206,9 @@ def _verdicts(
     for wave in info.whole_waves[:1]:
         for target, capabilities in seen.items():
             promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
-            yield from unexercised(target, "all", wave, promised, capabilities)
+            yield from unexercised(
+                target, "all", wave, due(promised, scenarios.values(), info.whole_waves), capabilities
+            )
     if info.whole_waves:
         yield from _paces(info, found)
 

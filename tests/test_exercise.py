@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.capability import Capability
-from harness.exercise import exercised
+from harness.checks.liveness import ALL_COMPLETE
+from harness.exercise import due, exercised
+from harness.scenario import Scenario
 from harness.topology import Topology
 from tests import traces
 
@@ -38,3 +40,32 @@ def test_quantization_is_exercised_by_answers_in_a_quantized_topology():
 def test_an_adapter_in_a_request_exercises_lora():
     answer = traces.generate([[5]], [[1]], lora_adapter="a")
     assert exercised(traces.trace(answer)) == {Capability.LORA}
+
+
+def needing(wave: int, *needs: Capability) -> Scenario:
+    return Scenario(
+        name=f"area.test_{wave}",
+        wave=wave,
+        task=0,
+        promise="",
+        needs=frozenset(needs),
+        checks=(ALL_COMPLETE,),
+        placements=frozenset(),
+        deadline_s=1.0,
+        source="",
+    )
+
+
+def test_a_wave_has_to_exercise_what_it_has_scenarios_for_and_what_no_wave_has():
+    scenarios = [
+        needing(1, Capability.HEALTH),
+        needing(1, Capability.SLEEP, Capability.PARTIAL_ANSWERS),
+        needing(2, Capability.SLEEP),
+        needing(5, Capability.LORA, Capability.HEALTH),
+    ]
+    promised = {Capability.HEALTH, Capability.SLEEP, Capability.LORA, Capability.ROUTER}
+    assert due(promised, scenarios, [1]) == {Capability.HEALTH, Capability.ROUTER}, (
+        "sleep: its scenario here needs more"
+    )
+    assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.ROUTER}
+    assert due(promised, scenarios, [1, 2, 5]) == promised
