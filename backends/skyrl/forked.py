@@ -6,9 +6,11 @@ Seconds instead of a minute. It leaves out Ray, placement groups and ServerGroup
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import queue
+import socket
 from multiprocessing import forkserver
 from typing import Any
 
@@ -37,9 +39,9 @@ class ForkedServers:
         """URLs of the servers, in order, once every one answers. Raises `StartFailed` for one that does not."""
         context = multiprocessing.get_context("forkserver")
         urls: Any = context.Queue()
-        for index in range(self._count):
+        for index, port in enumerate(_free_ports(self._count)):
             child = context.Process(
-                target=_serve, args=(self._arguments, index, urls, dict(os.environ)), name=f"server-{index}"
+                target=_serve, args=(self._arguments, index, port, urls, dict(os.environ)), name=f"server-{index}"
             )
             child.start()
             self._children.append(child)
@@ -62,7 +64,17 @@ class ForkedServers:
             child.terminate()
 
 
-def _serve(arguments: Any, index: int, urls: Any, environment: dict[str, str]) -> None:
+def _free_ports(count: int) -> list[int]:
+    """So many ports that nobody uses: SkyRL looks for free ones from where it is told to start, and two stacks that both
+    start at its default would race for the same."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _serve(arguments: Any, index: int, port: int, urls: Any, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     from skyrl.backends.skyrl_train.inference_servers import vllm_server_actor as shipped
 
@@ -72,7 +84,7 @@ def _serve(arguments: Any, index: int, urls: Any, environment: dict[str, str]) -
 
     async def run() -> None:
         actor = loopback_server_actor()(
-            arguments, start_port=8000 + index, server_idx=index, distributed_executor_backend="uni"
+            arguments, start_port=port, server_idx=index, distributed_executor_backend="uni"
         )
         info = await actor.start()
         urls.put((index, info.url))

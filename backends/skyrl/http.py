@@ -12,6 +12,7 @@ import httpx
 from backends.skyrl.base import SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
+from backends.tap import FaultProxy
 from harness.capability import Capability
 from harness.contract import (
     DetokenizeRequest,
@@ -78,6 +79,7 @@ class HttpStack(SkyRLStack):
         self._groups: list[Any] = []
         self._servers: ForkedServers | RemoteServers | None = None
         self._urls: list[str] = []
+        self._client_urls: list[str] = []
         self._left_behind: list[Any] = []
         self._direct: httpx.AsyncClient
 
@@ -98,7 +100,7 @@ class HttpStack(SkyRLStack):
         elif self.request.start == "fork":
             self._servers = ForkedServers(self._cli_arguments(), self.request.topology.engines)
             self._urls = await asyncio.to_thread(self._servers.start)
-            proxy = await asyncio.to_thread(self._start_router)
+            proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
         else:
             proxy = await asyncio.to_thread(self._start_as_shipped)
         self.client = self._make_client(proxy)
@@ -131,15 +133,28 @@ class HttpStack(SkyRLStack):
         self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
         return str(setup.proxy_url)
 
+    def _start_tapped(self) -> str:
+        """The router between fault taps: one in front of each server, on both ways to it, and one in front of the router."""
+        behind = [FaultProxy(url, number) for number, url in enumerate(self._urls)]
+        self._client_urls = [tap.start() for tap in behind]
+        in_front = FaultProxy(self._start_router(), server=None)
+        self.fault_taps = [*behind, in_front]
+        return in_front.start()
+
     def _start_router(self) -> str:
         """The router over servers that were started elsewhere, as SkyRL's entry point does for external_server_urls."""
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
         from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
         shipped.get_node_ip = lambda: "127.0.0.1"
-        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=self._urls)
+        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=self._servers_of_client)
         self._router = shipped.VLLMRouter(arguments, log_path=str(Path(self.request.logs) / "router"))
         return str(self._router.start())
+
+    @property
+    def _servers_of_client(self) -> list[str]:
+        """Where router and client find the servers: at their fault taps, if there are any."""
+        return self._client_urls or self._urls
 
     def _make_client(self, proxy: str) -> Any:
         """The client as SkyRL's entry point makes it, local tokenizer included."""
@@ -148,7 +163,7 @@ class HttpStack(SkyRLStack):
 
         return RemoteInferenceClient(
             proxy_url=proxy,
-            server_urls=self._urls,
+            server_urls=self._servers_of_client,
             model_name=self.request.model_path,
             data_parallel_size=self.request.topology.data_parallel,
             tokenizer=AutoTokenizer.from_pretrained(self.request.model_path),
@@ -160,6 +175,8 @@ class HttpStack(SkyRLStack):
                 await client.teardown()
         if self._router is not None:
             await asyncio.to_thread(self._router.shutdown)
+        for tap in self.fault_taps:
+            await asyncio.to_thread(tap.stop)
         for group in self._groups:
             await asyncio.to_thread(group.shutdown)
         if self._servers is not None:
@@ -234,8 +251,8 @@ class HttpStack(SkyRLStack):
     async def is_paused(self, _request: Empty) -> IsPausedResult:
         """`/is_paused` of every server (SkyRL #899: a mapping from server to state)."""
         answers = await self.client._call_all_servers("/is_paused", method="GET")
-        by_url = {url: bool(answer["body"]["is_paused"]) for url, answer in answers.items()}
-        return IsPausedResult(servers={name: by_url[url] for name, url in self._named_urls().items()})
+        states = [bool(answers[url]["body"]["is_paused"]) for url in self.client.server_urls]
+        return IsPausedResult(servers=dict(zip(self._named_urls(), states, strict=True)))
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
         total, _per_server = await self.client.get_world_size()

@@ -10,6 +10,7 @@ import httpx
 
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
+from backends.tap import FaultyEngine
 from backends.vllm import patches
 from harness.capability import Capability
 from harness.contract import (
@@ -73,12 +74,19 @@ class LegacyStack(SkyRLStack):
         engine_cfg = self.cfg.generator.inference_engine
         self.client = await asyncio.to_thread(
             InferenceEngineClient,
-            self._engines,
+            self._tapped(self._engines),
             tokenizer,
             self.request.model_path,
             self.cfg.trainer.policy.model.lora,
             engine_cfg,
         )
+
+    def _tapped(self, engines: list[Any]) -> list[Any]:
+        """The engines as the client gets them: behind fault taps if the start asked for these."""
+        if not self.request.fault_taps:
+            return engines
+        self.fault_taps = [FaultyEngine(engine, number) for number, engine in enumerate(engines)]
+        return list(self.fault_taps)
 
     async def _connect(self, tokenizer: Any) -> list[Any]:
         from skyrl.backends.skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
