@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
-from harness.checks.matching import Row, assignment, queries, rows
+from harness.checks.matching import Row, assignment, queries
 from harness.contract import SessionId
 from harness.reference import DecodeRequest, EncodeRequest, Query
 
@@ -24,7 +24,7 @@ SURVIVES = "every turn's prompt survives decoding and encoding: the promise was 
 def _conversations(evidence: Evidence) -> list[list[Row]]:
     """The turns of each session of generate(), where each begins with the turn before and its response."""
     sessions: dict[tuple[str, SessionId], list[Row]] = defaultdict(list)
-    for row in rows(evidence):
+    for row in assignment(evidence).rows:
         if row.call.method == "generate" and row.session is not None and row.prompt is not None:
             sessions[type(row.session).__name__, row.session].append(row)
     return [turns for turns in sessions.values() if len(turns) > 1 and all(_goes_on(a, b) for a, b in pairwise(turns))]

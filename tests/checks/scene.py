@@ -31,6 +31,7 @@ class Scene:
         self.now = 1_000_000_000
         self.reference = traces.FakeReference()
         self.version = 0
+        self.adapters: dict[str, int] = {}
         self.calls: list[Call] = []
         self.seen: list[Observation] = []
         self._turn = 0
@@ -50,13 +51,16 @@ class Scene:
         length: int = 6,
         params: dict[str, Any] | None = None,
         version: int | None = None,
+        adapter: str | None = None,
         tokens: list[list[int]] | None = None,
         **about: Any,
     ) -> Call:
-        """A greedy batch by the current version, run by the servers that `route` names (row, session) → server."""
+        """A greedy batch by the current version, run by the servers that `route` names (row, session) → server; under
+        the version of `adapter` that is loaded."""
         params = {**GREEDY, "max_tokens": length, **(params or {})}
         by = self.version if version is None else version
-        answers = tokens or [self.reference.greedy(list(p), length, version=by) for p in prompts]
+        lora = None if adapter is None else self.adapters[adapter]
+        answers = tokens or [self.reference.greedy(list(p), length, version=by, adapter=lora) for p in prompts]
         started, begun = self.pass_time(), self.pass_time()
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             session = sessions[row] if sessions else None
@@ -70,6 +74,7 @@ class Scene:
             answers,
             session_ids=sessions,
             params=params,
+            lora_adapter=adapter,
             started_ns=started,
             ended_ns=self.pass_time(),
             **about,
@@ -109,6 +114,10 @@ class Scene:
     def sync(self, version: int) -> Call:
         self.version = version
         return self.call("sync_weights", {"version": version, "chunks": 1})
+
+    def load(self, name: str, version: int) -> Call:
+        self.adapters[name] = version
+        return self.call("load_lora_adapter", {"name": name, "version": version})
 
     def digests(self, held: dict[str, dict[str, str]]) -> Call:
         return self.call("digests", {}, {"servers": {server: [digests] for server, digests in held.items()}})

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, NO_GREEDY, SAME_VERSION_SAME_OUTPUT
-from tests.checks.scene import Scene
+from harness.checks.staleness import (
+    CURRENT_POLICY,
+    FORCED_EFFECT,
+    FRESH_CACHE,
+    NO_GREEDY,
+    SAME_VERSION_SAME_OUTPUT,
+    WHOLE_VERSION,
+)
+from tests import traces
+from tests.checks.scene import SERVERS, STEP, Scene
 
 SHORT = [[10, 11], [20, 21]]
 LONG = [[3 + n % 50 for n in range(130)]]
@@ -97,3 +105,45 @@ def test_nothing_to_compare_is_untestable():
     scene.generate(SHORT)
     for check in (SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT):
         assert scene.judge(check).status == "untestable"
+
+
+def waited(answer=None, *, paused=True) -> Scene:
+    """A request that came during a pause, and during the sync in it; it is worked on after resume(), if it was `paused`."""
+    scene = Scene()
+    if paused:
+        scene.control("pause", mode="keep", clear_cache=False)
+    asked = scene.pass_time()
+    arrived = scene.pass_time()
+    scene.sync(1)
+    if paused:
+        scene.control("resume")
+    made = answer(scene) if answer else scene.reference.greedy(SHORT[0], 6, version=1)
+    seen = traces.executed(SHORT[0], made, server=SERVERS[0], from_ns=scene.pass_time(), step_ns=STEP)
+    seen[0] = traces.observation("request", SERVERS[0], arrived, **seen[0].data)
+    scene.seen += seen
+    scene.now += 10 * STEP
+    params = {"temperature": 0.0, "max_tokens": 6}
+    scene.calls.append(traces.generate(SHORT[:1], [made], params=params, started_ns=asked, ended_ns=scene.now))
+    return scene
+
+
+def test_a_request_that_waited_for_a_sync_meets_the_whole_version():
+    assert waited().judge(WHOLE_VERSION).status == "pass"
+    assert waited().judge(CURRENT_POLICY).reason == NO_GREEDY, "by its call alone it cannot be told"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda scene: scene.reference.greedy(SHORT[0], 6, version=0),
+        lambda scene: [*scene.reference.greedy(SHORT[0], 3, version=1), 1, 2, 3],
+    ],
+    ids=["stale", "mixed"],
+)
+def test_a_request_that_meets_half_a_sync(answer):
+    found = waited(answer).judge(WHOLE_VERSION)
+    assert found.reason == "what an engine made after a sync does not follow the version that was synced"
+
+
+def test_what_an_engine_may_have_begun_before_the_sync_is_left_open():
+    assert waited(paused=False).judge(WHOLE_VERSION).status == "untestable"

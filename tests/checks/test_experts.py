@@ -1,0 +1,105 @@
+"""Routed experts of prompt and response, as the reference routes them and otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.experts import NEAR_TIE, routed_experts
+from harness.reference import Experts, ExpertsRequest
+from tests.checks.scene import Scene
+
+PROMPTS = [[10, 11, 12], [20, 21]]
+CHECK = routed_experts()
+
+
+def answered(damage=None) -> Scene:
+    """A greedy batch with its experts; `damage` changes those of the second row."""
+    scene = Scene()
+    call = scene.generate(PROMPTS)
+    fed = [(p + r)[:-1] for p, r in zip(PROMPTS, call.result["response_ids"], strict=True)]
+    experts = [scene.reference.routed(tokens) for tokens in fed]
+    if damage is not None:
+        experts[1] = damage(experts[1])
+    scene.change(call, result={**call.result, "routed_experts": experts})
+    return scene
+
+
+def test_the_references_experts_pass_and_are_counted():
+    found = answered().judge(CHECK)
+    assert (found.status, found.facts) == ("pass", 2 * (8 + 7))
+
+
+def swapped(experts):
+    return [[pair[::-1] for pair in layers] for layers in experts]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda _: None, "routed experts are missing"),
+        (lambda _: [], "routed experts are empty"),
+        (lambda e: e[:-1], "there are not routed experts for each token that was fed to the model"),
+        (lambda e: [*e, e[-1]], "there are not routed experts for each token that was fed to the model"),
+        (
+            lambda e: [layers[:1] for layers in e],
+            "routed experts do not have the model's number of layers or of experts a token",
+        ),
+        (
+            lambda e: [[pair[:1] for pair in layers] for layers in e],
+            "routed experts do not have the model's number of layers or of experts a token",
+        ),
+        (lambda e: [*e[:-1], [[8, 0], [1, 2]]], "a routed expert does not exist"),
+        (lambda e: [*e[:-1], [[-1, 0], [1, 2]]], "a routed expert does not exist"),
+        (lambda e: [*e[:-1], [[3, 3], [1, 2]]], "an expert is listed twice for one token"),
+        (lambda e: [e[0], *e[:-1]], "routed experts are shifted against the tokens"),
+        (lambda e: [*e[1:], e[-1]], "routed experts are shifted against the tokens"),
+        (swapped, "routed experts are not in the order of their probability"),
+        (lambda e: [layers[::-1] for layers in e], "routed experts are not those that the model routes to"),
+        (
+            lambda e: [[[(i + 1) % 8 for i in pair] for pair in layers] for layers in e],
+            "routed experts are not those that the model routes to",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told(damage, reason):
+    found = answered(damage).judge(CHECK)
+    assert (found.status, found.reason) == ("fail", reason)
+
+
+def test_none_for_any_row_is_red():
+    scene = Scene()
+    scene.generate(PROMPTS)
+    assert scene.judge(CHECK).reason == "routed experts are missing"
+
+
+def test_a_near_tie_may_go_either_way_and_many_say_nothing():
+    scene = answered(swapped)
+    call = scene.calls[-1]
+    fed = (PROMPTS[1] + call.result["response_ids"][1])[:-1]
+    near = [[NEAR_TIE / 2] * 2 for _ in fed]
+    right = Experts(indices=scene.reference.routed(fed), margins=near, count=8)
+    scene.reference.set(ExpertsRequest(version=0, tokens=fed), right)
+    assert scene.judge(CHECK).numbers["near_ties"] == 2 * len(fed)
+    assert scene.judge(CHECK).status == "pass"
+    one = (PROMPTS[0] + call.result["response_ids"][0])[:-1]
+    also = Experts(indices=scene.reference.routed(one), margins=[[0.0] * 2 for _ in one], count=8)
+    scene.reference.set(ExpertsRequest(version=0, tokens=one), also)
+    assert scene.judge(CHECK).status == "untestable"
+
+
+def test_after_a_sync_the_experts_are_the_new_versions():
+    scene = Scene()
+    scene.sync(1)
+    call = scene.generate(PROMPTS)
+    fed = [(p + r)[:-1] for p, r in zip(PROMPTS, call.result["response_ids"], strict=True)]
+    for version, status in ((1, "pass"), (0, "fail")):
+        experts = [scene.reference.routed(tokens, version=version) for tokens in fed]
+        call = scene.change(call, result={**call.result, "routed_experts": experts})
+        assert scene.judge(CHECK).status == status
+
+
+def test_an_answer_that_a_sync_overlaps_is_not_judged():
+    scene = answered()
+    sync = scene.sync(1)
+    scene.change(sync, started_ns=scene.calls[-2].started_ns + 1)
+    assert scene.judge(CHECK).status == "untestable"
