@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
+import psutil
 import pytest
 import pytest_asyncio
 import respx
@@ -15,7 +19,7 @@ import respx
 from harness.capability import Capability
 from harness.contract import Empty, GenerateRequest, Generation, HealthResult, StartRequest
 from harness.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
-from harness.stack import HostProcess
+from harness.stack import HostProcess, as_stack_error, read_answer
 from harness.topology import Topology
 from tests.adapters import TRIGGER
 from tests.leftovers import Footprint, footprint
@@ -221,9 +225,33 @@ async def off_the_socket(host: HostProcess) -> None:
     host._client = httpx.AsyncClient(base_url="http://host")
 
 
-@pytest.mark.parametrize(
-    ("status", "content"), [(500, b"Internal Server Error"), (200, b'{"result": {"odd": 1}}'), (200, b"{}")]
-)
+GENERATED = b'{"result": {"response_ids": [[5]], "responses": ["a"], "stop_reasons": ["stop"]}'
+
+
+UNREADABLE = [
+    b"Internal Server Error",
+    b"",
+    b"{}",
+    b"null",
+    b"[1, 2]",
+    GENERATED,  # its last brace is missing
+    b'{"result": {"odd": 1}}',
+    b'{"result": null}',
+    b'{"result": {"response_ids": "many", "responses": null, "stop_reasons": []}}',
+    GENERATED + b', "died": 3}',
+    b'{"error": "it failed"}',
+    b'{"error": {"error": "CallFailed"}}',
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
+async def test_what_is_no_answer_is_never_read_as_one(content: bytes):
+    with pytest.raises((msgspec.DecodeError, KeyError)):
+        read_answer("generate", content)
+
+
+@pytest.mark.parametrize(("status", "content"), [(500, UNREADABLE[0]), (200, GENERATED)])
 async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_stack(
     hosts: MakeHost, status: int, content: bytes, monkeypatch: pytest.MonkeyPatch
 ):
@@ -239,6 +267,43 @@ async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_
     assert before.left() == []
 
 
+@pytest.mark.parametrize(
+    ("reply", "error", "said"),
+    [
+        ({"error": "NotOffered"}, NotOffered, "does not offer 'so'"),
+        ({"error": "StartFailed"}, StartFailed, "so"),
+        ({"error": "StackDied"}, StackDied, "so"),
+        ({"error": "StackDied", "blame": "dependency"}, StackDied, "so"),
+        ({"error": "CallFailed", "status": 400}, CallFailed, "Odd: so"),
+        ({"error": "SomethingNew"}, CallFailed, "Odd: so"),
+    ],
+)
+async def test_every_kind_of_reply_has_its_error(tmp_path: Path, reply: dict, error: type[StackError], said: str):
+    content = msgspec.json.encode({"error": {"kind": "Odd", "message": "so"} | reply})
+    answered = read_answer("generate", content)
+    assert (answered.result, answered.died) == (None, None)
+    assert answered.error is not None
+    made = as_stack_error(answered.error, tmp_path / "host.log")
+    assert type(made) is error
+    assert said in made.message
+    assert made.blame == reply.get("blame", error.blame)
+
+
+async def test_a_result_may_come_with_word_of_a_death_which_is_not_forgotten(hosts: MakeHost):
+    host = await up(hosts())
+    with respx.mock(base_url="http://host") as wire:
+        wire.post("/call/generate").mock(
+            side_effect=[
+                httpx.Response(200, content=GENERATED + b', "died": "no engine of ours (pid 1) died"}'),
+                httpx.Response(200, content=GENERATED + b"}"),
+            ]
+        )
+        await off_the_socket(host)
+        for _ in range(2):
+            assert isinstance(await host.call("generate", GENERATE, 60), Generation)
+            assert host.died == "no engine of ours (pid 1) died"
+
+
 async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.stack.DEATH_S", 0.1)
     host = await up(hosts())
@@ -248,4 +313,129 @@ async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, mon
         await off_the_socket(host)
         with pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"):
             await host.call("generate", GENERATE, 60)
+    assert before.left() == []
+
+
+# --- real sockets that misbehave
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def answered_by(host: HostProcess, answer: Answer, path: Path) -> AsyncIterator[None]:
+    """Everything that is asked of the host goes to another socket, and what comes back is what `answer` writes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await reader.readuntil(b"\r\n\r\n")
+            await answer(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, path=path)
+    assert host._client is not None
+    await host._client.aclose()
+    host._client = httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://host", timeout=None
+    )
+    async with server:
+        yield
+
+
+def half(length: int) -> Answer:
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % length + GENERATED)
+        await writer.drain()
+
+    return answer
+
+
+async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def hang_up(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    """Ends the connection without a word."""
+
+
+async def babble(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 smtp ready\r\n")
+    await writer.drain()
+
+
+async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An answer that never stops coming, byte by byte."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        (half(1000), "RemoteProtocolError"),
+        (reset, "Error"),
+        (hang_up, "RemoteProtocolError"),
+        (babble, "ProtocolError"),
+    ],
+    ids=["half a body", "reset", "hangs up", "no HTTP"],
+)
+async def test_a_connection_that_breaks_in_an_answer_ends_the_stack_by_name(
+    hosts: MakeHost, tmp_path: Path, answer: Answer, how: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("harness.stack.DEATH_S", 0.1)
+    host = await up(hosts())
+    before = seen(host)
+    async with answered_by(host, answer, tmp_path / "s"):
+        with pytest.raises(StackDied, match=rf"connection broke during generate \(\w*{how}\)"):
+            await host.call("generate", GENERATE, 30)
+    assert before.left() == []
+
+
+async def test_an_answer_that_never_stops_coming_does_not_outlive_the_deadline(hosts: MakeHost, tmp_path: Path):
+    host = await up(hosts())
+    before = seen(host)
+    async with answered_by(host, drip, tmp_path / "s"):
+        with pytest.raises(CallTimedOut, match="generate did not return within 1 s"):
+            await host.call("generate", GENERATE, 1)
+    assert before.left() == []
+
+
+async def test_a_large_request_crosses_the_socket_whole(hosts: MakeHost):
+    host = await up(hosts())
+    prompts = [[n % 200 + 3 for n in range(length)] for length in (1, 500_000, 1_000_000)]
+    request = GenerateRequest(prompt_token_ids=prompts, sampling_params={"max_tokens": 1})
+    assert len(msgspec.json.encode(request)) > 5_000_000
+    answer = await host.call("generate", request, 120)
+    assert [len(row) for row in answer.response_ids] == [1, 1, 1]
+
+
+async def test_a_large_answer_crosses_the_socket_whole(hosts: MakeHost, tmp_path: Path):
+    large = Generation(response_ids=[[7] * 5_000_000], responses=["a" * 5_000_000], stop_reasons=["length"])
+    body = b'{"result": ' + msgspec.json.encode(large) + b"}"
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
+    host = await up(hosts())
+    async with answered_by(host, answer, tmp_path / "s"):
+        assert await host.call("generate", GENERATE, 60) == large
+
+
+async def test_a_host_that_is_killed_from_outside_ends_every_call_that_waits_for_it(hosts: MakeHost):
+    host = await up(hosts("Hangs"))
+    before = seen(host)
+    waiting = [asyncio.create_task(host.call("generate", MISBEHAVE, 600)) for _ in range(3)]
+    while (await host.call("in_flight", Empty(), 20)).requests < 3:
+        await asyncio.sleep(0.01)
+    (process,) = psutil.Process(host._supervisor.pid).children()
+    process.kill()
+    ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert [type(end) for end in ends] == [StackDied] * 3
+    assert all("with signal 9" in str(end) for end in ends)
     assert before.left() == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import Blame, LedgerError
 from harness.ledger import Ledger, apply, load
-from harness.verdict import Verdict
+from harness.verdict import Conformance, Parity, Verdict
 
 TODAY = datetime.date(2026, 5, 1)
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
@@ -230,6 +230,41 @@ def test_two_entries_for_one_verdict_are_a_problem(tmp_path):
     verdicts, problems = apply(ledger(tmp_path, more=more), [verdict()], TODAY)
     assert known(verdicts) == ["stop-text"]
     assert any(p.entry == "wider" and "explains what 'stop-text'" in p.problem for p in problems)
+
+
+EXPLAINED = {
+    "fail": {None, "fail"},
+    "untestable": {None, "untestable"},
+    "regression": {None, "regression"},
+    "both-wrong": {None, "both-wrong"},
+    "missing~": {None, "missing"},
+    "untestable~": {None, "untestable"},
+}
+"""Status of a verdict ("~": of a comparison) → statuses of entries that explain it. What is not here is not red."""
+ENTRY_STATUSES = (None, "fail", "regression", "both-wrong", "missing", "untestable")
+
+
+def every_status() -> list[str]:
+    compared_too = [f"{status}~" if status in set(Conformance) else str(status) for status in Parity]
+    return [*map(str, Conformance), *compared_too]
+
+
+def test_the_statuses_that_are_red_are_those_that_can_be_explained():
+    for name in every_status():
+        pair = {"baseline": LEGACY} if name.endswith("~") or name not in set(Conformance) else {}
+        assert verdict(status=name.rstrip("~"), **pair).red == (name in EXPLAINED), name
+
+
+@pytest.mark.parametrize("of_entry", ENTRY_STATUSES)
+@pytest.mark.parametrize("name", every_status())
+def test_an_entry_explains_a_verdict_of_its_status_and_no_other(tmp_path, name: str, of_entry: str | None):
+    pair = {"baseline": LEGACY} if name.endswith("~") or name not in set(Conformance) else {}
+    edits = [] if of_entry is None else [("cap = 2", f'cap = 2\nstatus = "{of_entry}"')]
+    (found,), problems = apply(ledger(tmp_path, *edits), [verdict(status=name.rstrip("~"), **pair)], TODAY)
+    explained = of_entry in EXPLAINED.get(name, ())
+    assert (found.known == "stop-text") == explained
+    assert not (explained and problems)
+    assert found.red == (name in EXPLAINED and not explained)
 
 
 STATUSES = st.sampled_from(["pass", "fail", "untestable", "missing"])

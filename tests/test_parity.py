@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import msgspec
@@ -73,28 +74,68 @@ def answer(
 OLD, NEW = traces.trace(answer(), target="stack:old"), traces.trace(answer(), target="stack:new")
 
 
-@pytest.mark.parametrize(
-    ("baseline", "candidate", "expected", "red"),
-    [
-        ("pass", "pass", Parity.PARITY, False),
-        ("pass", "fail", Parity.REGRESSION, True),
-        ("fail", "pass", Parity.BASELINE_DEFECT, False),
-        ("fail", "fail", Parity.BOTH_WRONG, True),
-        ("untestable", "pass", Parity.UNTESTABLE, True),
-        ("pass", "untestable", Parity.UNTESTABLE, True),
-        ("untestable", "fail", Parity.UNTESTABLE, True),
-        ("untestable", "untestable", Parity.UNTESTABLE, True),
-    ],
-)
-def test_every_cell_of_the_verdict_table(baseline, candidate, expected, red):
-    left = side(OLD, baseline, reason=f"old {baseline}", blame=Blame.ENVIRONMENT)
-    right = side(NEW, candidate, reason=f"new {candidate}", blame=Blame.STACK)
-    first, *facets = compare(SCENARIO, left, right, None, NOISE)
-    assert (first.check, first.status, first.red) == ("order", expected, red)
+SIDES = {
+    "pass": lambda trace: side(trace, "pass"),
+    "fail": lambda trace: side(trace, "fail", reason="lost a row", blame=Blame.STACK),
+    "untestable": lambda trace: side(trace, "untestable", reason="the tap is blind", blame=Blame.ENVIRONMENT),
+    "missing": lambda trace: Missing(
+        target=trace.header.target, topology="disaggregated-2x1", reason="does not declare sleep"
+    ),
+    "absent": lambda trace: Absent(
+        target=trace.header.target, topology="disaggregated-2x1", reason="did not start", blame=Blame.ENVIRONMENT
+    ),
+}
+TABLE: dict[tuple[str, str], Parity | None] = {
+    ("pass", "pass"): Parity.PARITY,
+    ("pass", "fail"): Parity.REGRESSION,
+    ("pass", "untestable"): Parity.UNTESTABLE,
+    ("pass", "missing"): Parity.MISSING,
+    ("pass", "absent"): Parity.UNTESTABLE,
+    ("fail", "pass"): Parity.BASELINE_DEFECT,
+    ("fail", "fail"): Parity.BOTH_WRONG,
+    ("fail", "untestable"): Parity.UNTESTABLE,
+    ("fail", "missing"): Parity.MISSING,
+    ("fail", "absent"): Parity.UNTESTABLE,
+    ("untestable", "pass"): Parity.UNTESTABLE,
+    ("untestable", "fail"): Parity.UNTESTABLE,
+    ("untestable", "untestable"): Parity.UNTESTABLE,
+    ("untestable", "missing"): Parity.MISSING,
+    ("untestable", "absent"): Parity.UNTESTABLE,
+    ("missing", "pass"): Parity.ADDED,
+    ("missing", "fail"): Parity.ADDED,
+    ("missing", "untestable"): Parity.ADDED,
+    ("missing", "missing"): None,
+    ("missing", "absent"): Parity.UNTESTABLE,
+    ("absent", "pass"): Parity.UNTESTABLE,
+    ("absent", "fail"): Parity.UNTESTABLE,
+    ("absent", "untestable"): Parity.UNTESTABLE,
+    ("absent", "missing"): Parity.UNTESTABLE,
+    ("absent", "absent"): Parity.UNTESTABLE,
+}
+"""What one check of the baseline (left) and of the candidate came to → the comparison. None: each has its own verdict."""
+NOT_RED = {Parity.PARITY, Parity.BASELINE_DEFECT, Parity.ADDED}
+
+
+def test_the_verdict_table_has_every_cell():
+    assert set(TABLE) == set(itertools.product(SIDES, SIDES))
+    assert set(SIDES) == set(Conformance) | {"absent"}
+    differing = {Parity.OPEN}  # of outputs, where both conform
+    assert set(TABLE.values()) - {None} == set(Parity) - differing
+
+
+@pytest.mark.parametrize(("baseline", "candidate"), sorted(TABLE))
+def test_every_cell_of_the_verdict_table(baseline: str, candidate: str):
+    expected = TABLE[baseline, candidate]
+    found = compare(SCENARIO, SIDES[baseline](OLD), SIDES[candidate](NEW), None, NOISE)
+    if expected is None:
+        assert found == []
+        return
+    first, *facets = found
+    assert (first.check, first.status, first.target) == ("order", expected, "stack:new")
+    assert (first.baseline, first.red) == ("stack:old", expected not in NOT_RED)
     assert bool(facets) == (expected == Parity.PARITY), "outputs are compared only where both conform"
-    if red:
-        assert first.blame is not None
-        assert first.reason
+    assert bool(first.blame) == bool(first.next_step) == (expected not in (Parity.PARITY, Parity.ADDED))
+    assert bool(first.reason) == (expected != Parity.PARITY)
 
 
 def test_the_reason_is_that_of_the_side_that_is_wrong():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness import index as indexing
 from harness import recording
 from harness.errors import RecordingError
-from harness.recording import Footer, Recorder, ScenarioEnd, ScenarioStart
+from harness.recording import Call, CallError, Footer, Observation, Recorder, ScenarioEnd, ScenarioStart
 from tests import recordings, traces
 
 
@@ -126,3 +129,58 @@ def test_the_footer_says_how_the_recording_ended(tmp_path: Path):
     with pytest.raises(KeyError), Recorder(tmp_path / "failed.jsonl").open(traces.header()):
         raise KeyError
     assert [*recording.read(tmp_path / "failed.jsonl")][-1] == Footer(events=0, outcome="failed")
+
+
+# --- properties
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.text(max_size=8), json_values, max_size=3)
+errors = st.builds(CallError, kind=st.text(max_size=9), message=st.text(), status=st.none() | st.integers(100, 599))
+times = st.integers(0, 2**62)
+calls = st.builds(
+    Call,
+    id=st.integers(0, 2**31),
+    method=st.sampled_from(["generate", "pause"]),
+    request=objects,
+    result=st.none() | objects,
+    error=st.none() | errors,
+    started_ns=times,
+    ended_ns=times,
+    phase=st.sampled_from(["clean_room", "scenario"]),
+    label=st.none() | st.text(max_size=9),
+)
+seen = st.builds(Observation, kind=st.text(max_size=9), server=st.text(max_size=9), at_ns=times, data=objects)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(calls | seen, max_size=4), st.none() | errors), max_size=4))
+def test_whatever_is_recorded_is_read_back_as_it_was(tmp_path_factory, drawn):
+    """In order by `traces`, and one by one through the index: texts of any characters, numbers of any size."""
+    path = tmp_path_factory.mktemp("drawn") / "recording.jsonl"
+    given_events, takes = [], Counter()
+    with Recorder(path).open(traces.header()) as recorder:
+        for name, events, error in drawn:
+            takes[name] += 1
+            outcome = "completed" if error is None else "failed"
+            scenario = [
+                ScenarioStart(scenario=name, take=takes[name], at_ns=1),
+                *events,
+                ScenarioEnd(scenario=name, take=takes[name], outcome=outcome, error=error, at_ns=2),
+            ]
+            for event in scenario:
+                recorder.add(event)
+            given_events += scenario
+    _, *lines, footer = recording.read(path)
+    assert lines == given_events
+    assert footer == Footer(events=len(given_events), outcome="completed")
+    in_order = list(recording.traces(path))
+    assert [list(t.calls) for t in in_order] == [[e for e in events if isinstance(e, Call)] for _, events, _ in drawn]
+    found = indexing.index(path)
+    assert [found.trace(name, take) for name, take in found.spans] == in_order
