@@ -68,8 +68,8 @@ def schema() -> dict[str, Any]:
 def settle(judgement: Judgement) -> Judgement:
     """The same judgement with what JSON cannot hold written out, so that every format shows the same.
 
-    Numbers that are not finite leave `numbers` for `evidence`, as words; in a noise floor they become the largest
-    float. Lone surrogates become ``\\ud800``.
+    Numbers that are not finite leave `numbers` for `evidence`, as words; in margins and noise floors they become the
+    largest float. Lone surrogates become ``\\ud800``.
     """
     raw = msgspec.to_builtins(judgement)
     for verdict in raw["verdicts"]:
@@ -77,7 +77,10 @@ def settle(judgement: Judgement) -> Judgement:
         if odd:
             verdict["numbers"] = {name: value for name, value in verdict["numbers"].items() if name not in odd}
             verdict["evidence"] = [*verdict["evidence"], {"not finite": odd}]
+    margins = [plain(verdict["margin"], as_number=True) for verdict in raw["verdicts"]]
     settled = plain(raw, as_number=False)
+    for verdict, margin in zip(settled["verdicts"], margins, strict=True):
+        verdict["margin"] = margin
     settled["noise"] = plain(raw["noise"], as_number=True)
     return msgspec.convert(settled, Judgement)
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from harness.errors import UsageError
 from harness.ledger import Ledger
 from harness.plan import Plan
-from harness.verdict import Gate, Judgement, NoiseFloor, RunInfo
+from harness.verdict import Gate, Judgement, Margin, NoiseFloor, RunInfo
 from reports import json_report, markdown, reproduce
 from reports.render import read_report, write_all
 from reports.terminal import show
@@ -261,15 +261,49 @@ def test_a_run_that_ended_early_is_a_failure_in_junit(tmp_path):
     assert all("stopped by Ctrl-C" in text for text in [*files.values(), in_terminal(early)])
 
 
+def test_every_format_shows_each_numeric_check_and_how_steady_the_verdicts_were(tmp_path):
+    base = synthetic.judgement()
+    floor = NoiseFloor(
+        check="sampling.spread", unit="−log10 p", floor=2.5, bound=6.0, weakest_fault=12.75,
+        faults={"temperature × 0.70": 12.75, "temperature × 1.43": 37.1}, facts=896, false_alarm_rate=1e-6, power=0.97,
+    )  # fmt: skip
+    count_only = NoiseFloor(check="pauses", unit="steps", floor=0, bound=0, weakest_fault=37.0, facts=8)
+    takes = [(10, 10), (10, 9), (10, 3), (1, 1)]
+    verdicts = [verdict("ordering", f"n{n}", "c", HTTP, takes=t, alike=a) for n, (t, a) in enumerate(takes)]
+    judgement = msgspec.structs.replace(base, noise=[*base.noise, floor, count_only], verdicts=verdicts)
+    counts = count(judgement)
+    assert (counts.takes, counts.repeated, counts.unsteady) == (10, 3, 2)
+    files = written(judgement, tmp_path)
+    told = "10 takes a scenario: 3 verdicts, of which 2 were not the same in all takes"
+    for name in ("report.html", "report.md"):
+        assert told in html.unescape(files[name])
+        assert "12.8 (temperature × 0.70)" in html.unescape(files[name])
+        assert "false alarms 1e-06, power 0.97" in files[name]
+    terminal = re.sub(r"\s+", " ", in_terminal(judgement))
+    assert told in terminal
+    assert "sampling.spread" in terminal
+    assert "power 0.97" in terminal
+    assert read_report(tmp_path / "report.json").noise[-2:] == [floor, count_only]
+    assert json.loads(files["report.json"])["counts"]["unsteady"] == 2
+    page = Page(files["report.html"]).text
+    assert "3 of 10" in page
+    assert "any is red" in page
+    assert "of which" not in html.unescape(written(base, tmp_path)["report.md"]), "nothing was driven twice"
+
+
 def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):
     odd = verdict(
         "ordering", "x", "logprobs.finite", HTTP, status="fail", reason="nan", numbers={"worst": math.nan, "n": 3.0}
     )
     noise = [NoiseFloor(check="f", unit="nats", floor=math.inf, bound=math.inf, weakest_fault=1.0)]
+    wide = Margin(unit="nats", measured=math.inf, bound=1.0, faults={"a": math.nan})
+    odd = msgspec.structs.replace(odd, margin=wide)
     judgement = msgspec.structs.replace(synthetic.judgement(), verdicts=[odd], noise=noise)
     files = written(judgement, tmp_path)
     back = read_report(tmp_path / "report.json").verdicts[0]
     assert back.numbers == {"n": 3.0}
+    assert back.margin is not None
+    assert back.margin.measured > 1e308
     assert back.evidence == [{"not finite": {"worst": "nan"}}]
     assert "not finite" in files["report.html"]
     assert "blind to it" in files["report.html"]
