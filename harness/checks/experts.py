@@ -9,6 +9,7 @@ from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.staleness import overlap
 from harness.reference import Experts, ExpertsRequest
+from harness.verdict import Margin
 
 NEAR_TIE = 1e-4
 """Router logits. Below this distance between neighbours rounding may choose or order otherwise (float32)."""
@@ -102,7 +103,22 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
             return failed(facts, _why(routed, expected), [answer.shown(**at, **both)])
     if 2 * near_ties > facts:
         return untestable("most of the reference's choices are near ties")
-    return passed(facts, near_ties=near_ties)
+    return passed(facts, margin=_margin(evidence, judged), near_ties=near_ties)
+
+
+def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
+    """What was let pass as a near tie, and the closest choice that was none: a swap there would have been red."""
+    let_pass, closest = 0.0, []
+    for answer in judged:
+        expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
+        for position, margins in enumerate(expected.margins):
+            for layer, size in enumerate(margins):
+                if size > NEAR_TIE:
+                    closest.append(size)
+                elif routed[position][layer] != expected.indices[position][layer]:
+                    let_pass = max(let_pass, size)
+    faults = {"another expert at the closest choice": min(closest)} if closest else {}
+    return Margin(unit="router logits between neighbours", measured=let_pass, bound=NEAR_TIE, faults=faults)
 
 
 def routed_experts(*labels: str) -> Check:

@@ -239,9 +239,13 @@ def _judge_waited(evidence: Evidence) -> Finding:
     if blind := _blind(evidence):
         return blind
     facts, late = 0, []
+    latest_ns = waited_ns = 0
     for pause in (p for p in pauses(evidence) if p.mode == "wait"):
         for execution in in_flight(evidence, pause.asked_ns):
             facts += 1
+            if execution.ended_ns is not None:
+                latest_ns = max(latest_ns, execution.ended_ns - pause.from_ns)
+                waited_ns = max(waited_ns, execution.ended_ns - pause.asked_ns)
             if execution.ended_ns is None or execution.ended_ns > pause.from_ns + GRACE_NS:
                 late.append(
                     {"server": execution.server, "tokens": len(execution.tokens), "reason": execution.finish_reason}
@@ -254,7 +258,13 @@ def _judge_waited(evidence: Evidence) -> Finding:
                 )
     if late:
         return failed(facts, "pause(wait) returned before the requests in flight had finished", late)
-    return passed(facts) if facts else untestable(NOTHING_PAUSED)
+    margin = Margin(
+        unit="ms from pause()'s return to the last request's end",
+        measured=latest_ns / 1e6,
+        bound=GRACE_NS / 1e6,
+        faults={"pause(wait) returns at once": waited_ns / 1e6},
+    )
+    return passed(facts, margin=margin) if facts else untestable(NOTHING_PAUSED)
 
 
 WAITED = Check(

@@ -8,6 +8,7 @@ from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import BOUND
 from harness.reference import ScoreRequest
+from harness.verdict import Margin
 
 TELLING = 4 * BOUND
 """Nats. So far apart must the reference's two sets of log-probabilities be for an answer to tell which made it."""
@@ -42,7 +43,8 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
         return failed(facts, reason, unquantized, distance=nearest, bound=BOUND)
     if not facts:
         return untestable("no answer can tell whether its weights were quantized")
-    return passed(facts, distance=nearest, bound=BOUND)
+    margin = Margin(unit="answers of full precision", measured=0, bound=0, faults={"no quantization": facts})
+    return passed(facts, margin=margin, distance=nearest, bound=BOUND)
 
 
 def quantization_effect(*labels: str) -> Check:
