@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -230,8 +231,12 @@ def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
     from reports import kill_figures, kill_matrix, kill_matrix_terminal
 
     steps = sum(len(one.faults) + 1 for one in planned)
-    with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
-        run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is there is written
+    try:
+        with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
+            run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     report = kill_matrix.write_all(run.matrix, run.folder)["kill_matrix.html"]
     kill_matrix_terminal.show(run.matrix, report=report)
     if run.error is not None:
@@ -252,14 +257,15 @@ def targets() -> None:
     from harness.targets import registry
 
     for target in registry().values():
-        home = f"environment {target.environment}" if target.environment else "your interpreter (--python PATH)"
+        home = "your interpreter (--python PATH)" if target.local else f"environment {target.environment}"
+        home = "nothing but Python, driven in the driver's own process" if target.inline else home
         typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
 
 
 @app.command()
 def setup(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all but the local ones.")
+        list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all that have an environment.")
     ] = None,
     engine: Engine = EngineChoice.AUTO,
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
@@ -276,10 +282,11 @@ def setup(
     from harness.environments import detect_engine, ensure
     from harness.targets import known, registry
 
-    chosen = [known(name) for name in names] if names else [t for t in registry().values() if not t.local]
+    chosen = [known(name) for name in names] if names else [t for t in registry().values() if t.environment]
     if local := [target.name for target in chosen if target.environment is None]:
         raise UsageError(
-            f"{', '.join(local)} has no environment to make", next_step="name its interpreter in `parity run`"
+            f"{', '.join(local)} has no environment to make",
+            next_step="a local target takes your interpreter in `parity run`, a miniature needs none",
         )
     on = _fixed(engine) or detect_engine()
     for environment in dict.fromkeys(target.environment for target in chosen if target.environment):

@@ -13,6 +13,10 @@ from reports.html import environment
 
 SIGN = {Mark.CAUGHT: "●", Mark.ALSO: "○", Mark.UNEXPECTED: "✕", Mark.MISSING: "∅", Mark.UNTESTABLE: "?"}
 """One sign per mark, so that colour is never needed."""
+SAID = {
+    Mark.CAUGHT: "red, and there for it", Mark.ALSO: "red as a named consequence", Mark.UNEXPECTED: "red and not named",
+    Mark.MISSING: "named and not red", Mark.UNTESTABLE: "could not judge",
+}  # fmt: skip
 OUTCOME_SIGN = {
     Outcome.KILLED: "✓", Outcome.SURVIVED: "✕", Outcome.MISSED: "∅", Outcome.OVERREACH: "✕",
     Outcome.UNFIRED: "?", Outcome.INCOMPLETE: "◐",
@@ -59,7 +63,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 def render(matrix: KillMatrix) -> str:
     """The text of kill_matrix.html."""
     made = environment()
-    made.globals |= {"SIGN": SIGN, "OUTCOME_SIGN": OUTCOME_SIGN, "DRIVEN": DRIVEN}
+    made.globals |= {"SIGN": SIGN, "SAID": SAID, "OUTCOME_SIGN": OUTCOME_SIGN, "DRIVEN": DRIVEN}
     template = made.get_template("kill_matrix.html.j2")
     return template.render(
         matrix=matrix,
