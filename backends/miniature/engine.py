@@ -12,6 +12,7 @@ import random
 from typing import Any, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backends.miniature import model, tokenizer
 from fixtures.prompts import EOS
@@ -73,11 +74,8 @@ class Request:
         self.logprobs: list[float] = []
         self.experts: list[list[list[int]]] = []
         self.reason: Literal["stop", "length", "abort"] | None = None
-        self.state: model.Array | None = None
-        self.row: model.Array | None = None
-        """Log-probabilities of its next token, once its tokens are fed."""
-        self.best = -1
-        """The most probable next token."""
+        self.node: model.Node | None = None
+        """Where the network is after all tokens so far; None before they are fed, or when they are to be fed again."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,7 +111,7 @@ class Engine:
         self.waiting: list[Request] = []
         self.held: list[Request] = []
         self.adapters: dict[str, tuple[int, model.Parameters]] = {}
-        self.cache: dict[CacheKey, tuple[model.Array, list[list[list[int]]]]] = {}
+        self.cache: dict[CacheKey, tuple[model.Node, list[list[list[int]]]]] = {}
         self._requests = itertools.count(1)
         self._loads = itertools.count(1)
         self._free = random.Random(f"{name} {seed}")
@@ -238,12 +236,14 @@ class Engine:
         """One token for every running request."""
         while self.waiting and len(self.running) < MOST_RUNNING:
             self.running.append(self.waiting.pop(0))
-        self.read([request for request in self.running if request.row is None])
+        self.feed()
         made = {}
-        for request in list(self.running):
+        for request in self.running:
+            assert request.node is not None
             token = self.choose(request)
             made[request.id] = [token]
             request.logprobs.append(self.logprob(request, token))
+            request.experts.append(self.routed(request.node.experts))
             request.tokens.append(token)
             request.reason = self.ended(request)
         if made:
@@ -251,53 +251,34 @@ class Engine:
         for request in [r for r in self.running if r.reason is not None]:
             self.running.remove(request)
             self.finish(request)
-        self.feed(self.running)
 
-    def feed(self, requests: list[Request]) -> None:
-        """Each request's newest token goes into its state."""
-        for same in self.by_network(requests):
-            states = np.stack([r.state for r in same if r.state is not None])
-            tokens = [r.tokens[-1] for r in same]
-            positions = [len(r.prompt) + len(r.tokens) - 1 for r in same]
-            for request, state in zip(same, self.network(same[0].adapter).feed(states, tokens, positions), strict=True):
-                request.state, request.row = state, None
+    def feed(self) -> None:
+        """Each running request's newest token goes into the network, or all that it has."""
+        nodes: dict[model.Network, list[model.Node]] = {}
+        for request in self.running:
+            network = self.network(request.adapter)
+            if request.node is None:
+                request.node = self.prefill(request, network)
+            else:
+                request.node = network.feed(network.adopt(request.node), request.tokens[-1])
+            nodes.setdefault(network, []).append(request.node)
+        for network, together in nodes.items():
+            network.look(together)
 
-    def by_network(self, requests: list[Request]) -> list[list[Request]]:
-        """Requests that are computed with the same weights: under the same adapter."""
-        groups: dict[int, list[Request]] = {}
-        for request in requests:
-            groups.setdefault(self.loading(request.adapter), []).append(request)
-        return list(groups.values())
-
-    def read(self, requests: list[Request]) -> None:
-        """What comes next in each request: its context is fed first if that has not been done."""
-        for request in requests:
-            if request.state is None:
-                self.prefill(request)
-        for same in self.by_network(requests):
-            states = np.stack([r.state for r in same if r.state is not None])
-            rows, experts, _ = self.network(same[0].adapter).read(states)
-            for request, row, best, chosen in zip(
-                same, rows, rows.argmax(axis=1).tolist(), experts.tolist(), strict=True
-            ):
-                request.row, request.best = row, best
-                request.experts.append(self.routed(chosen))
-
-    def prefill(self, request: Request) -> None:
-        """Feed the prompt, from where the prefix cache ends."""
-        network, tokens = self.network(request.adapter), request.context
-        known, state, experts = self.cached(request)
-        states = []
-        for position in range(known, len(tokens)):
-            state = network.feed(state, tokens[position], position)
-            states.append(state)
-            if (position + 1) % BLOCK == 0:
-                self.remember(request, tokens[: position + 1], state, [])
-        if len(states) > 1:
-            experts = experts + [self.routed(c) for c in network.read(np.stack(states[:-1]))[1].tolist()]
-        for length in range(BLOCK, len(tokens), BLOCK):
-            self.remember(request, tokens[:length], None, experts[:length])
-        request.state, request.experts = state, experts
+    def prefill(self, request: Request, network: model.Network) -> model.Node:
+        """Feed the request's tokens, from where the prefix cache ends."""
+        tokens = request.context
+        node, experts = self.cached(request, network)
+        fed = []
+        for token in tokens[node.position :]:
+            node = network.feed(node, token)
+            fed.append(node)
+        network.look(fed)
+        request.experts = [*experts, *(self.routed(n.experts) for n in fed[:-1])]
+        for known in fed:
+            if known.position % BLOCK == 0:
+                self.remember(request, tokens[: known.position], known)
+        return node
 
     def routed(self, chosen: list[list[int]]) -> list[list[int]]:
         """Layers × top_k experts of one position, as they are reported."""
@@ -309,24 +290,17 @@ class Engine:
         """States are shared by requests with the same first tokens under the same weights."""
         return (self.loading(adapter), tuple(tokens))
 
-    def cached(self, request: Request) -> tuple[int, model.Array, list[list[list[int]]]]:
-        """Length, state and experts of the longest known beginning of a request, one token short of it at most."""
+    def cached(self, request: Request, network: model.Network) -> tuple[model.Node, list[list[list[int]]]]:
+        """The node and the experts of the longest known beginning of a request, one token short of it at most."""
         tokens = request.context
         for length in range((len(tokens) - 1) // BLOCK * BLOCK, 0, -BLOCK):
             found = self.cache.get(self.cache_key(request.adapter, tokens[:length]))
-            if found is not None and len(found[1]) == length:
-                return length, found[0], list(found[1])
-        return 0, self.network(request.adapter).start, []
+            if found is not None:
+                return network.adopt(found[0]), found[1][: found[0].position]
+        return network.root, []
 
-    def remember(
-        self, request: Request, tokens: list[int], state: model.Array | None, experts: list[list[list[int]]]
-    ) -> None:
-        key = self.cache_key(request.adapter, tokens)
-        known = self.cache.get(key)
-        if state is not None:
-            self.cache[key] = (state, known[1] if known else [])
-        elif known is not None:
-            self.cache[key] = (known[0], experts)
+    def remember(self, request: Request, tokens: list[int], node: model.Node) -> None:
+        self.cache[self.cache_key(request.adapter, tokens)] = (node, request.experts[: node.position])
 
     def forget(self) -> None:
         """Drop the prefix cache."""
@@ -336,11 +310,11 @@ class Engine:
 
     def choose(self, request: Request) -> int:
         """The next token of a request, by its sampling parameters (vLLM documentation, SamplingParams)."""
-        assert request.row is not None
+        assert request.node is not None
         params = request.params
         if params.get("temperature", 1.0) == 0 and not any(params.get(name) for name in RESHAPING):
-            return request.best
-        row = np.asarray(request.row, dtype=np.float64).copy()
+            return request.node.best
+        row = self.row(request)
         for token, bias in (params.get("logit_bias") or {}).items():
             row[int(token)] += bias
         open_to = np.ones(len(row), dtype=bool)
@@ -380,8 +354,15 @@ class Engine:
 
     def logprob(self, request: Request, token: int) -> float:
         """The log-probability of a chosen token, at temperature 1 (vLLM: logprobs are of the raw logits)."""
-        assert request.row is not None
-        return min(0.0, float(request.row[token]))
+        assert request.node is not None
+        if token == request.node.best:
+            return min(0.0, request.node.logprob)
+        return min(0.0, float(self.row(request)[token]))
+
+    def row(self, request: Request) -> NDArray[np.float64]:
+        """Log-probabilities of a request's next token, by token id (vocabulary): a copy."""
+        assert request.node is not None
+        return np.array(request.node.network.row(request.node), dtype=np.float64)
 
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
@@ -454,7 +435,7 @@ class Engine:
     def recompute(self) -> None:
         """Running requests feed their tokens again before they go on."""
         for request in self.running:
-            request.state, request.row, request.experts = None, None, []
+            request.node, request.experts = None, []
 
     async def resume_generation(self) -> None:
         self.frozen = self.closed = False
@@ -494,7 +475,7 @@ class Engine:
         if loading not in self._networks:
             factors = None if adapter is None else self.adapters[adapter][1]
             parameters = model.with_adapter(model.dequantize(self.held_parameters), factors)
-            self._networks[loading] = model.Network(parameters)
+            self._networks[loading] = model.network(parameters)
         return self._networks[loading]
 
     async def start_weight_update(self) -> None:

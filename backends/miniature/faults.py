@@ -858,9 +858,8 @@ class _Tempered(Engine):
     temperature = 1.0
 
     def logprob(self, request: Request, token: int) -> float:
-        assert request.row is not None
         self.fired += request.wants_logprobs
-        row = np.asarray(request.row, dtype=np.float64) / self.temperature
+        row = self.row(request) / self.temperature
         return min(0.0, float(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()))
 
 
@@ -883,12 +882,14 @@ class LogprobsOfAnotherVersion(Engine):
     """Log-probabilities are those that another policy version gives these tokens."""
 
     def logprob(self, request: Request, token: int) -> float:
-        self.fired += request.wants_logprobs
-        other = model.Network(model.policy(7))
-        state = other.start
-        for position, fed in enumerate(request.context):
-            state = other.feed(state, fed, position)
-        return float(other.read(state[None])[0][0][token]) if request.wants_logprobs else 0.0
+        if not request.wants_logprobs:
+            return super().logprob(request, token)
+        self.fired += 1
+        other = model.network(model.policy(7))
+        node = other.root
+        for fed in request.context:
+            node = other.feed(node, fed)
+        return float(other.row(node)[token])
 
 
 class _Off(Engine):

@@ -9,9 +9,8 @@ a tensor are functions of name and k.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,12 +109,34 @@ POSITION = 0.7 * np.sin(np.outer(np.arange(LONGEST), _FREQUENCY))
 """positions × hidden: no output runs in circles, since no two positions are alike."""
 
 
+class Node:
+    """What a network is in after some tokens: its state (hidden), and what follows, worked out when it is asked for."""
+
+    __slots__ = ("after", "best", "experts", "logprob", "network", "position", "row", "state")
+
+    def __init__(self, network: Network, state: Array, position: int) -> None:
+        self.network = network
+        self.state = state
+        self.position = position
+        """How many tokens were fed."""
+        self.after: dict[int, Node] = {}
+        self.best = -1
+        """The most probable next token, once `Network.look` was asked, with its log-probability; -1 before."""
+        self.logprob = 0.0
+        self.experts: list[list[int]] = []
+        """Layers × top_k: where the newest token was routed."""
+        self.row: Array | None = None
+        """Log-probabilities of the next token (vocabulary), once `Network.row` was asked."""
+
+
+MOST_NODES = 300_000
+
+
 class Network:
-    """The parameters, ready to be computed with, in one precision. All methods are pure."""
+    """The parameters, ready to be computed with, in one precision. Nothing is worked out twice: it keeps a tree of nodes."""
 
     def __init__(self, parameters: Parameters, dtype: type = np.float32) -> None:
         ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
-        self.start = np.zeros(HIDDEN, dtype=dtype)
         self._position = POSITION.astype(dtype)
         self._embed, self._recur, self._out = ready["embed"], ready["recur"].T, ready["out"].T
         self._gates = [ready[f"layers.{layer}.gate"].T for layer in range(LAYERS)]
@@ -123,12 +144,46 @@ class Network:
             np.stack([ready[f"layers.{layer}.experts.{expert}"] for expert in range(EXPERTS)])
             for layer in range(LAYERS)
         ]
+        self._start = np.zeros(HIDDEN, dtype=dtype)
+        self._nodes = 0
+        self._root = Node(self, self._start, 0)
 
-    def feed(self, state: Array, token: Any, position: Any) -> Array:
-        """The state (hidden) after one more token at `position`; or of several sequences at once: states (sequences ×
-        hidden), tokens and positions (sequences)."""
-        fed: Array = np.tanh(state @ self._recur + self._embed[token] + self._position[position])
-        return fed
+    @property
+    def root(self) -> Node:
+        """Before the first token. A tree that has grown too large is left to those who still hold a part of it."""
+        if self._nodes > MOST_NODES:
+            self._root, self._nodes = Node(self, self._start, 0), 0
+        return self._root
+
+    def adopt(self, node: Node) -> Node:
+        """The node itself, or its state as this network's: keys and values of other weights, read by these."""
+        return node if node.network is self else Node(self, node.state, node.position)
+
+    def feed(self, node: Node, token: int) -> Node:
+        """The node after one more token."""
+        after = node.after.get(token)
+        if after is None:
+            state = np.tanh(node.state @ self._recur + self._embed[token] + self._position[node.position])
+            after = node.after[token] = Node(self, state, node.position + 1)
+            self._nodes += 1
+        return after
+
+    def look(self, nodes: Sequence[Node]) -> None:
+        """Fill in the most probable next token of these nodes, and the experts of their newest one."""
+        new = [node for node in nodes if node.best < 0]
+        if not new:
+            return
+        rows, chosen, _ = self.read(np.stack([node.state for node in new]))
+        best = rows.argmax(axis=1)
+        logprobs = rows[np.arange(len(new)), best].tolist()
+        for node, token, logprob, experts in zip(new, best.tolist(), logprobs, chosen.tolist(), strict=True):
+            node.best, node.logprob, node.experts = token, logprob, experts
+
+    def row(self, node: Node) -> Array:
+        """Log-probabilities of the token after a node, by token id (vocabulary)."""
+        if node.row is None:
+            node.row = self.read(node.state[None])[0][0]
+        return node.row
 
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         """Of states (positions × hidden): log-probabilities of the next token (positions × vocabulary), the experts
@@ -150,3 +205,26 @@ class Network:
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
         return logits, chosen, margins
+
+
+@lru_cache(maxsize=256)
+def _network(_digests: tuple[str, ...], parameters: _ByContent, dtype: type) -> Network:
+    return Network(parameters.tensors, dtype)
+
+
+class _ByContent:
+    """Parameters that count as equal to any others: their digests tell them apart."""
+
+    def __init__(self, tensors: Parameters) -> None:
+        self.tensors = tensors
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByContent)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def network(parameters: Parameters, dtype: type = np.float32) -> Network:
+    """The network of these parameters: one for all engines that hold the same."""
+    return _network(tuple(digest(parameters[name]) for name in sorted(parameters)), _ByContent(parameters), dtype)

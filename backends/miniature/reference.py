@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from backends.miniature import model, tokenizer
 from harness.capability import Capability
-from harness.contract import Description, Empty, StartRequest
+from harness.contract import Description, Empty, Message, StartRequest
 from harness.reference import (
     DecodeRequest,
     EncodeRequest,
@@ -37,14 +38,49 @@ def _network(version: int, adapter: int | None, quantization: str | None) -> mod
     return model.Network(model.with_adapter(base, factors), np.float64)
 
 
-def _states(weights: Weights, tokens: list[int]) -> tuple[model.Network, model.Array]:
+def _read(weights: Weights, tokens: list[int]) -> tuple[model.Network, model.Array]:
     """The network, and its states after each token: positions × hidden."""
     network = _network(weights.version, weights.adapter, weights.quantization)
-    states, state = [], network.start
-    for position, token in enumerate(tokens):
-        state = network.feed(state, token, position)
-        states.append(state)
+    node, states = network.root, []
+    for token in tokens:
+        node = network.feed(node, token)
+        states.append(node.state)
     return network, np.array(states)
+
+
+@lru_cache(maxsize=16_384)
+def _answer(raw: bytes, kind: type[Weights]) -> Message:
+    """The answer to a question about the model: the same question is asked again under every fault."""
+    request = msgspec.json.decode(raw, type=kind)
+    match request:
+        case ScoreRequest():
+            return _score(request)
+        case NextRequest():
+            network, states = _read(request, request.prompt)
+            return Next(logprobs=network.read(states[-1:])[0][0].tolist())
+        case ExpertsRequest():
+            network, states = _read(request, request.tokens)
+            _, chosen, margins = network.read(states)
+            return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
+        case ExpectedDigestsRequest():
+            held = model.quantize(model.policy(request.version), request.quantization)
+            return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in held.items()})
+        case _:
+            raise TypeError(f"no question about the model: {request}")
+
+
+def _score(request: ScoreRequest) -> Score:
+    if not request.tokens:
+        return Score(logprobs=[], ranks=[], margins=[])
+    network, states = _read(request, (request.prompt + request.tokens)[:-1])
+    rows, _, _ = network.read(states[len(request.prompt) - 1 :])
+    chosen = rows[np.arange(len(request.tokens)), request.tokens]
+    best = -np.partition(-rows, 1, axis=1)[:, :2]
+    return Score(
+        logprobs=chosen.tolist(),
+        ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
+        margins=(best[:, 0] - best[:, 1]).tolist(),
+    )
 
 
 class MiniatureReference:
@@ -69,31 +105,17 @@ class MiniatureReference:
     async def teardown(self, _request: Empty) -> Empty:
         return Empty()
 
-    async def score(self, request: ScoreRequest) -> Score:
-        if not request.tokens:
-            return Score(logprobs=[], ranks=[], margins=[])
-        network, states = _states(request, (request.prompt + request.tokens)[:-1])
-        rows, _, _ = network.read(states[len(request.prompt) - 1 :])
-        chosen = rows[np.arange(len(request.tokens)), request.tokens]
-        best = -np.partition(-rows, 1, axis=1)[:, :2]
-        return Score(
-            logprobs=chosen.tolist(),
-            ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
-            margins=(best[:, 0] - best[:, 1]).tolist(),
-        )
+    async def score(self, request: ScoreRequest) -> Message:
+        return _answer(msgspec.json.encode(request), type(request))
 
-    async def next(self, request: NextRequest) -> Next:
-        network, states = _states(request, request.prompt)
-        return Next(logprobs=network.read(states[-1:])[0][0].tolist())
+    async def next(self, request: NextRequest) -> Message:
+        return _answer(msgspec.json.encode(request), type(request))
 
-    async def experts(self, request: ExpertsRequest) -> Experts:
-        network, states = _states(request, request.tokens)
-        _, chosen, margins = network.read(states)
-        return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
+    async def experts(self, request: ExpertsRequest) -> Message:
+        return _answer(msgspec.json.encode(request), type(request))
 
-    async def expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
-        held = model.quantize(model.policy(request.version), getattr(request, "quantization", None))
-        return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in held.items()})
+    async def expected_digests(self, request: ExpectedDigestsRequest) -> Message:
+        return _answer(msgspec.json.encode(request), type(request))
 
     async def render(self, request: RenderRequest) -> Tokens:
         return Tokens(tokens=tokenizer.render(request.messages))
