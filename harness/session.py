@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -125,6 +125,8 @@ class Session:
         self._recorder: Recorder | None = None
         self._starts: dict[str, int] = {}
         self._deaths: dict[str, int] = {}
+        self._fired: dict[str, int] = {}
+        """Seat → how often its fault took effect on stacks that scenarios spoiled meanwhile."""
         self._fault: Fault | None = None
         self.not_started: dict[str, CallError] = {}
         """Seats whose very first start failed: they have no recording."""
@@ -268,6 +270,7 @@ class Session:
             return self._stack
         if self._stack is not None:
             self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
+            self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
             self._runner.run(self._stack.close())
             self._stack = None
         if seat.name not in self._hopeless:
@@ -282,6 +285,14 @@ class Session:
             elif self._stack is not None and self._recorder is not None:
                 self._stack.record_to(self._recorder)
         return self._stack
+
+    def _last_fired(self, stack: Stack) -> int:
+        """How often the fault took effect on a stack that a scenario spoiled; once if it had to be ended and cannot say."""
+        if self._fault is None or not stack.spoiled:
+            return 0
+        with suppress(StackError):
+            return self._runner.run(stack.inject(None))
+        return 1
 
     def _sit(self, seat: Seat) -> None:
         """Make `seat` the one that is driven: end the other, start this one, open its recording."""
@@ -355,12 +366,12 @@ class Session:
         self._sit(seat)
         self._hopeless.pop(seat.name, None)
         stack = self._live(seat)
-        deaths = self._deaths.pop(seat.name, 0)
+        before = self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
         if stack is None:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
         self._fault = fault
-        return deaths + self._runner.run(stack.inject(None if fault is None else fault.id))
+        return before + self._runner.run(stack.inject(None if fault is None else fault.id))
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
         """What was last recorded of a scenario on a seat: one trace a take that is kept."""
