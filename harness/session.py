@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from harness.inline import InlineHost
 from harness.noise import noise_floors
 from harness.progress import Progress, silent
 from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
-from harness.reference import METHOD_OF
+from harness.reference import METHOD_OF, Query
 from harness.run_folder import RUNNING, RunFolder
 from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
@@ -442,13 +442,15 @@ class Session:
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask everything that the scenario's checks want to know, until nothing new comes up."""
-        assert self._oracle is not None
         assert self._book is not None
         with self.timed("reference"):
             while new := self._book.missing(judge.queries(scenario, trace, self._book)):
-                for query in new:
-                    answer = self._runner.run(self._oracle.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
-                    self._book.add(query, answer)
+                self._runner.run(self._ask(new, self._book))
+
+    async def _ask(self, queries: Sequence[Query], book: Book) -> None:
+        assert self._oracle is not None
+        for query in queries:
+            book.add(query, await self._oracle.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
 
     def _reference(self) -> Book:
         assert self._book is not None
