@@ -1,0 +1,233 @@
+"""Errors, hangs, deaths, delays: how calls end that should not, and what the stack says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from backends.miniature.client import Client, error_body
+from backends.miniature.engine import BadRequest, Engine, Output, Request
+from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.router import Router
+from harness.contract import GenerateRequest, Generation, SessionId
+
+
+@seeded("error_becomes_empty", "generate", caught_by=["errors.named"])
+class ErrorsBecomeEmpty(Client):
+    """A batch that is refused comes back as an empty success."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        try:
+            return await super().generate(request)
+        except BadRequest:
+            self.fired += 1
+            rows = len(request.prompt_token_ids or request.prompts or ())
+            return Generation(response_ids=[[]] * rows, responses=[""] * rows, stop_reasons=[None] * rows)
+
+
+@seeded("error_becomes_empty", "one_row", caught_by=["errors.named"])
+class BadRowsBecomeEmpty(Client):
+    """A row that is refused comes back empty, and the rest of its batch as if nothing had been."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        try:
+            return await super().row(session, prompt, params, **more)
+        except BadRequest:
+            self.fired += 1
+            nothing = Output(Request("none", prompt, {}, adapter=None, prior=0), "")
+            nothing.reason = "stop"
+            return nothing
+
+
+@seeded("error_raised", caught_by=["errors.returned"])
+class ErrorsRaised(Client):
+    """OpenAI errors are raised where a body was promised."""
+
+    async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        answer = await super()._answered(body, prompts, kind)
+        if "error" in answer:
+            self.fired += 1
+            raise BadRequest(answer["error"]["message"])
+        return answer
+
+
+@seeded("error_blames_server", caught_by=["errors.named"])
+class ErrorsAreServerErrors(Client):
+    """The caller's mistakes are answered with status 500."""
+
+    async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        answer = await super()._answered(body, prompts, kind)
+        if "error" not in answer:
+            return answer
+        self.fired += 1
+        return error_body(answer["error"]["message"], 500)
+
+
+@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"])
+class NoTokensAccepted(Engine):
+    """Sampling parameters are never refused."""
+
+    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
+        try:
+            super().refuse_wrong(prompt, params, adapter)
+        except BadRequest as e:
+            if "must be" not in str(e):
+                raise
+            self.fired += 1
+            params.update(max_tokens=4, temperature=0, top_p=1.0)
+
+
+@seeded("bad_input_accepted", "sessions", caught_by=["errors.named"])
+class SessionsFilledUp(Client):
+    """Too few session ids are filled up with none."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        rows = len(request.prompt_token_ids or request.prompts or ())
+        if request.session_ids is not None and len(request.session_ids) < rows:
+            self.fired += 1
+            request = msgspec.structs.replace(request, session_ids=None)
+        return await super().generate(request)
+
+
+@seeded("nothing_answered", caught_by=["errors.empty"])
+class NothingIsAnswered(Client):
+    """An empty batch is answered with a row."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        done = await super().generate(request)
+        if not done.response_ids:
+            self.fired += 1
+            return Generation(response_ids=[[3]], responses=["!"], stop_reasons=["stop"])
+        return done
+
+
+@seeded("health_always_yes", caught_by=["health_follows_servers"])
+class HealthAlwaysYes(Router):
+    """health() says yes with all servers dead."""
+
+    def healthy(self) -> bool:
+        self.fired += not super().healthy()
+        return True
+
+
+@seeded("health_always_yes", "never", caught_by=["healthy"])
+class HealthNeedsAll(Router):
+    """health() says no as soon as one server is dead, and at every third question."""
+
+    _asked = 0
+
+    def healthy(self) -> bool:
+        self._asked += 1
+        self.fired += 1
+        return all(not engine.dead for engine in self.engines) and self._asked % 3 != 2
+
+
+@seeded("world_size_wrong", caught_by=["world_size"])
+class WorldSizeOfOne(Client):
+    """world_size() counts one server's workers."""
+
+    def world_size(self) -> int:
+        self.fired += 1
+        return 1
+
+
+@seeded("control_plane_exposed", "every_route", caught_by=["control_plane_closed"])
+class ControlPlaneExposed(Router):
+    """The data plane's address passes control calls on to the servers."""
+
+    def status_of(self, route: str) -> int:
+        self.fired += 1
+        return 200
+
+
+@seeded("control_plane_exposed", "one_route", caught_by=["control_plane_closed"])
+class PauseExposed(Router):
+    """The data plane's address passes pauses on to the servers."""
+
+    def status_of(self, route: str) -> int:
+        self.fired += route == "POST /pause"
+        return 200 if route == "POST /pause" else super().status_of(route)
+
+
+@seeded("hang", "one_request", caught_by=["driven"])
+class OneRequestHangs(Engine):
+    """The fortieth request of a start never ends."""
+
+    def finish(self, request: Request) -> None:
+        if request.id.endswith("-40"):
+            self.fired += 1
+            return
+        super().finish(request)
+
+
+@seeded("hang", "under_load", caught_by=["driven"])
+class HangsUnderLoad(Engine):
+    """An engine stops for good once it works on sixteen requests."""
+
+    def step(self) -> None:
+        if len(self.running) + len(self.waiting) >= 16:
+            self.fired += 1
+            self.frozen = True
+            return
+        super().step()
+
+
+@seeded("crash", "one_server", caught_by=["driven"])
+class CrashesUnderLoad(Engine):
+    """An engine dies of sixteen requests at once."""
+
+    def step(self) -> None:
+        if len(self.running) + len(self.waiting) >= 16:
+            self.fired += 1
+            raise MemoryError("no block of the cache is free")
+        super().step()
+
+
+@seeded("crash", "whole_stack", caught_by=["driven"])
+class ProcessDies(Engine):
+    """A process that the stack cannot do without dies at the hundredth step."""
+
+    _steps = 0
+
+    def step(self) -> None:
+        self._steps += 1
+        if self._steps > 100:
+            self.fired += 1
+            self.crash = f"{self.name}/worker-0 (pid 0) died"
+        super().step()
+
+
+@seeded("dead_server_waited_for", caught_by=["every_call_ends"])
+class NobodyIsTold(Engine):
+    """Requests at a server that dies are never told."""
+
+    def die(self, cause: Exception | None) -> None:
+        self.fired += bool(self.running or self.waiting)
+        self.dead = True
+
+
+@seeded("slow", "every_server", caught_by=["pace"])
+class TenTimesSlower(Engine):
+    """Steps take ten times as long."""
+
+    def step_s(self) -> float:
+        self.fired += 1
+        return 10 * super().step_s()
+
+
+@seeded("slow", "one_server", caught_by=["pace"])
+class OneServerSlower(Engine):
+    """One server's steps take twenty times as long."""
+
+    def step_s(self) -> float:
+        self.fired += self.name == ONE
+        return (20 if self.name == ONE else 1) * super().step_s()
+
+
+@seeded("instrument_blind", caught_by=["instruments"])
+class TapBlind(Engine):
+    """The engine tap writes nothing down."""
+
+    def tell(self, kind: str, **data: Any) -> None:
+        self.fired += 1

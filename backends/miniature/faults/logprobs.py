@@ -1,0 +1,132 @@
+"""Log-probabilities of something else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends.miniature import model
+from backends.miniature.engine import Engine, Output, Request
+from backends.miniature.faults.registry import seeded
+
+
+class _Tempered(Engine):
+    temperature = 1.0
+
+    def logprob(self, request: Request, token: int) -> float:
+        self.fired += request.wants_logprobs
+        row = self.row(request) / self.temperature
+        return min(0.0, float(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()))
+
+
+@seeded("logprobs_other_temperature", "a_lot", caught_by=["logprobs.reference"])
+class LogprobsTempered(_Tempered):
+    """Log-probabilities are those of temperature 2."""
+
+    temperature = 2.0
+
+
+@seeded("logprobs_other_temperature", "a_little", caught_by=["logprobs.reference"])
+class LogprobsSlightlyTempered(_Tempered):
+    """Log-probabilities are those of temperature 1.01."""
+
+    temperature = 1.01
+
+
+@seeded("logprobs_other_version", caught_by=["logprobs.reference"])
+class LogprobsOfAnotherVersion(Engine):
+    """Log-probabilities are those that another policy version gives these tokens."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        if not request.wants_logprobs:
+            return super().logprob(request, token)
+        self.fired += 1
+        other = model.network(model.policy(7))
+        node = other.root
+        for fed in request.context:
+            node = other.feed(node, fed)
+        return float(other.row(node)[token])
+
+
+class _Off(Engine):
+    by = 0.0
+
+    def logprob(self, request: Request, token: int) -> float:
+        self.fired += request.wants_logprobs
+        return super().logprob(request, token) - self.by
+
+
+@seeded("logprobs_off_by_constant", "a_lot", caught_by=["logprobs.reference"])
+class LogprobsOff(_Off):
+    """Log-probabilities are a tenth of a nat too small."""
+
+    by = 0.1
+
+
+@seeded("logprobs_off_by_constant", "a_little", caught_by=["logprobs.reference"])
+class LogprobsSlightlyOff(_Off):
+    """Log-probabilities are two thousandths of a nat too small."""
+
+    by = 2e-3
+
+
+@seeded("logprobs_nan", "always", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+class LogprobsNaN(Engine):
+    """Log-probabilities are no numbers."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        self.fired += request.wants_logprobs
+        return float("nan")
+
+
+@seeded("logprobs_nan", "now_and_then", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+class LogprobsNowAndThenNaN(Engine):
+    """The tenth log-probability of a long answer is no number."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        if len(request.tokens) == 9:
+            self.fired += request.wants_logprobs
+            return float("nan")
+        return super().logprob(request, token)
+
+
+@seeded("logprobs_nan", "positive", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+class LogprobsPositive(Engine):
+    """Log-probabilities come without their sign."""
+
+    def logprob(self, request: Request, token: int) -> float:
+        self.fired += request.wants_logprobs
+        return -super().logprob(request, token)
+
+
+@seeded("logprobs_shifted", caught_by=["logprobs.reference"])
+class LogprobsShifted(Engine):
+    """Each token has the log-probability of the one before."""
+
+    def output(self, request: Request) -> Output:
+        done = super().output(request)
+        if done.logprobs is not None and len(done.logprobs) > 1:
+            self.fired += 1
+            done.logprobs = [done.logprobs[0], *done.logprobs[:-1]]
+        return done
+
+
+@seeded("logprobs_missing", caught_by=["logprobs.numbers"])
+class LogprobsMissing(Engine):
+    """Log-probabilities that were asked for do not come."""
+
+    def output(self, request: Request) -> Output:
+        done = super().output(request)
+        self.fired += done.logprobs is not None
+        done.logprobs = None
+        return done
+
+
+@seeded("logprobs_unasked", caught_by=["logprobs.numbers"])
+class LogprobsAlways(Engine):
+    """Log-probabilities come that nobody asked for."""
+
+    def output(self, request: Request) -> Output:
+        done = super().output(request)
+        self.fired += done.logprobs is None
+        done.logprobs = list(request.logprobs)
+        return done

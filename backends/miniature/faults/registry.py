@@ -1,0 +1,52 @@
+"""What a fault is to the miniature: a part that replaces the one it inherits from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from backends.miniature.client import Client, RetryingClient
+from backends.miniature.engine import Engine
+from backends.miniature.router import Router
+from harness.faults import Fault
+
+Part = type[Engine] | type[Router] | type[Client]
+T = TypeVar("T", bound=Part)
+
+FAULTS: list[Fault] = []
+RETRY_FAULTS: list[Fault] = []
+_PARTS: dict[str, Part] = {}
+
+ONE = "server-1"
+"""The server that variants of one server break."""
+MANY = 6
+"""So many requests at one server are load."""
+
+
+def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iterable[str] = ()) -> Callable[[T], T]:
+    """Register a part as a fault; its docstring says what breaks. A `RetryingClient` breaks the miniature that retries."""
+
+    def register(part: T) -> T:
+        fault = Fault(
+            name=name,
+            variant=variant,
+            breaks=" ".join((part.__doc__ or "").split()),
+            caught_by=frozenset(caught_by),
+            also=frozenset(also),
+        )
+        (RETRY_FAULTS if issubclass(part, RetryingClient) else FAULTS).append(fault)
+        _PARTS[fault.id] = part
+        return part
+
+    return register
+
+
+def parts(fault: str, correct: Any) -> Any:
+    """The parts of a miniature with one of them broken. Raises KeyError for a fault that is not seeded here."""
+    broken = _PARTS[fault]
+    for field, kind in (("engine", Engine), ("router", Router), ("client", Client)):
+        if issubclass(broken, kind):
+            return msgspec.structs.replace(correct, **{field: broken})
+    raise TypeError(f"{broken} replaces no part")

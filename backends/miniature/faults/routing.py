@@ -1,0 +1,92 @@
+"""Requests that go to the wrong server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.miniature.engine import Engine, Output
+from backends.miniature.faults.registry import seeded
+from backends.miniature.router import Router
+from harness.contract import SessionId
+
+
+class _Turns(Router):
+    """Counts the turns of each session."""
+
+    def __init__(self, engines: list[Engine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self.turns: dict[SessionId, int] = {}
+
+    def next_to(self, engine: Engine) -> Engine:
+        self.fired += 1
+        return self.engines[(self.engines.index(engine) + 1) % len(self.engines)]
+
+
+@seeded("session_moves", "second_turn", caught_by=["sticky_sessions"])
+class SessionMovesOnItsSecondTurn(_Turns):
+    """A session's first turn runs on another server than the later ones."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        engine = super().server_of(session)
+        if session is None:
+            return engine
+        self.turns[session] = self.turns.get(session, 0) + 1
+        return self.next_to(engine) if self.turns[session] == 2 else engine
+
+
+@seeded("session_moves", "under_load", caught_by=["sticky_sessions"])
+class SessionMovesUnderLoad(_Turns):
+    """A session whose server is busy goes to another one."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        engine = super().server_of(session)
+        return self.next_to(engine) if session is not None and len(engine.running) + len(engine.waiting) > 3 else engine
+
+
+@seeded("session_moves", "falsy_id", caught_by=["sticky_sessions"])
+class FalsySessionsAreNone(Router):
+    """The session ids 0 and "" count as no session."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        self.fired += session is not None and not session
+        return super().server_of(session or None)
+
+
+@seeded("integer_session_apart", caught_by=["integer_is_its_text"])
+class IntegersHashedByType(Router):
+    """The session ids 7 and "7" are two sessions."""
+
+    def hashed(self, session: SessionId) -> int:
+        self.fired += isinstance(session, int)
+        return super().hashed(f"{type(session).__name__} {session}")
+
+
+@seeded("one_server_gets_all", "without_session", caught_by=["sessionless_spread"])
+class SessionlessToTheFirst(Router):
+    """All requests without a session go to the first server."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        if session is None:
+            self.fired += 1
+            return self.engines[0]
+        return super().server_of(session)
+
+
+@seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"])
+class SessionlessByContent(Router):
+    """Requests without a session go by a hash of their prompt: all samples of a prompt load one server."""
+
+    async def generate(
+        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+    ) -> Output:
+        self.fired += session is None
+        return await super().generate(f"prompt {prompt}" if session is None else session, prompt, params, **more)
+
+
+@seeded("one_server_gets_all", "sessions", caught_by=["sessions_spread"])
+class SessionsToTheFirst(Router):
+    """Every session is hashed to the first server."""
+
+    def hashed(self, session: SessionId) -> int:
+        self.fired += 1
+        return 0

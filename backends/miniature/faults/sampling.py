@@ -1,0 +1,90 @@
+"""Sampling parameters that an engine is given and does not follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from backends.miniature.client import Client
+from backends.miniature.engine import Engine, Output, Request
+from backends.miniature.faults.registry import seeded
+from harness.contract import Generation, SampleRequest, SessionId
+
+
+class _Ignores(Engine):
+    """Takes sampling parameters as given, and samples under others."""
+
+    instead: ClassVar[dict[str, Any]] = {}
+
+    async def generate(self, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        self.fired += any(params.get(name) not in (None, value) for name, value in self.instead.items())
+        return await super().generate(prompt, params, **more)
+
+    def effective(self, request: Request) -> dict[str, Any]:
+        told = dict(request.params)
+        request.params.update({name: value for name, value in self.instead.items() if name in request.params})
+        return told
+
+
+def _ignoring(name: str, variant: str, caught_by: list[str], also: Iterable[str] = (), **instead: Any) -> None:
+    """A fault of an engine that samples under `instead` where it was given something else."""
+    told = ", ".join(f"{field} {value}" for field, value in instead.items())
+    body = {"instead": instead, "__doc__": f"Engines are given sampling parameters and sample with {told}."}
+    seeded(name, variant, caught_by=caught_by, also=also)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
+
+
+_ignoring("parameter_ignored", "temperature", ["tokens.greedy"], temperature=1.0)
+_ignoring("parameter_ignored", "top_k", ["sampling.filters"], top_k=0)
+_ignoring("parameter_ignored", "top_p", ["sampling.filters"], top_p=1.0)
+_ignoring("parameter_ignored", "min_p", ["sampling.filters"], min_p=0.0)
+_ignoring("parameter_ignored", "seed", ["tokens.same"], seed=None)
+_ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], seed=1)
+_ignoring("parameter_ignored", "max_tokens", ["stopping"], max_tokens=8)
+_ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
+_ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
+_ignoring("parameter_ignored", "stop_token_ids", ["stopping"], stop_token_ids=[])
+_ignoring("parameter_ignored", "ignore_eos", ["stopping"], ignore_eos=False)
+_ignoring("parameter_ignored", "stop_string_kept", ["stopping.text"], include_stop_str_in_output=False)
+_ignoring("parameter_ignored", "special_tokens", ["text"], skip_special_tokens=True)
+
+
+@seeded("parameter_dropped", "seed", caught_by=["echo"])
+class SeedDropped(Client):
+    """The seed is lost on the way to the engine."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        self.fired += "seed" in params
+        return await super().row(session, prompt, {k: v for k, v in params.items() if k != "seed"}, **more)
+
+
+@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"])
+class SampledTooCold(Engine):
+    """Engines sample at 0.7 of the temperature."""
+
+    def draw(self, request: Request, row: Any) -> int:
+        self.fired += 1
+        return super().draw(request, row / 0.7)
+
+
+@seeded("samples_alike", "one_seed", caught_by=["sampling.independent"])
+class SamplesShareASeed(Client):
+    """All samples of a seeded call run under the same seed."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        if request.sampling_params.get("seed") is None or request.num_samples < 2:
+            return await super().sample(request)
+        self.fired += 1
+        params = request.sampling_params
+        rows = [self.row("one server", request.prompt_token_ids, params) for _ in range(request.num_samples)]
+        return self.generation(await self.gather(rows))
+
+
+@seeded("samples_alike", "one_chance", caught_by=["sampling.independent"])
+class UnseededRowsAlike(Engine):
+    """Requests without a seed all run under the same one."""
+
+    def chance(self, request: Request) -> float:
+        if request.params.get("seed") is not None:
+            return super().chance(request)
+        self.fired += 1
+        return hash((len(request.prompt), len(request.tokens))) % 1009 / 1009

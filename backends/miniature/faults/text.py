@@ -1,0 +1,80 @@
+"""Text that does not belong to its tokens, tokens that were text on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.miniature import tokenizer
+from backends.miniature.client import Client
+from backends.miniature.engine import Engine, Output, Request
+from backends.miniature.faults.registry import seeded
+from harness.contract import SessionId
+
+
+@seeded("text_not_of_tokens", "last_character", caught_by=["text"])
+class TextCut(Engine):
+    """Texts of more than four characters lack the last one."""
+
+    def text(self, request: Request) -> str:
+        text = super().text(request)
+        self.fired += len(text) > 4
+        return text[:-1] if len(text) > 4 else text
+
+
+@seeded("text_not_of_tokens", "another_request", caught_by=["text"])
+class TextOfAnother(Engine):
+    """A text is that of the request that ended before."""
+
+    _before = ""
+
+    def text(self, request: Request) -> str:
+        text, self._before = self._before, super().text(request)
+        self.fired += text != self._before
+        return text
+
+
+@seeded("turns_retokenized", caught_by=["turns_keep_tokens"])
+class TurnsRetokenized(Client):
+    """A prompt that begins with an earlier answer is decoded and encoded again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: list[tuple[int, ...]] = []
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if session is not None and any(tuple(prompt[: len(said)]) == said for said in self._said):
+            again = tokenizer.encode(tokenizer.decode(prompt, skip_special_tokens=False))
+            self.fired += again != prompt
+            prompt = again
+        done = await super().row(session, prompt, params, **more)
+        if session is not None:
+            self._said.append((*prompt, *done.tokens))
+        return done
+
+
+@seeded("tokenizer_wrong", "lower_case", caught_by=["tokenize"])
+class TokenizesLowerCase(Client):
+    """tokenize() reads everything as lower case."""
+
+    def tokenize(self, texts: list[str]) -> list[list[int]]:
+        self.fired += any(text != text.lower() for text in texts)
+        return super().tokenize([text.lower() for text in texts])
+
+
+@seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"])
+class DetokenizesTrimmed(Client):
+    """detokenize() trims white space."""
+
+    def detokenize(self, token_ids: list[list[int]]) -> list[str]:
+        texts = super().detokenize(token_ids)
+        self.fired += any(text != text.strip() for text in texts)
+        return [text.strip() for text in texts]
+
+
+@seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"])
+class DetokenizesWithoutSpecial(Client):
+    """detokenize() leaves special tokens out."""
+
+    def detokenize(self, token_ids: list[list[int]]) -> list[str]:
+        self.fired += 1
+        return [tokenizer.decode(ids) for ids in token_ids]

@@ -1,0 +1,243 @@
+"""Weight syncs that miss, corrupt or come late; caches that outlive them; quantization that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from backends.miniature import model
+from backends.miniature.client import Client
+from backends.miniature.engine import Engine
+from backends.miniature.faults.registry import ONE, seeded
+
+
+@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"])
+class CacheNeverForgotten(Engine):
+    """reset_prefix_cache() is answered and nothing is dropped."""
+
+    def forget(self) -> None:
+        self.fired += bool(self.cache)
+
+
+@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"])
+class CacheOfOneNeverForgotten(Engine):
+    """reset_prefix_cache() is answered and one server drops nothing."""
+
+    def forget(self) -> None:
+        if self.name == ONE:
+            self.fired += bool(self.cache)
+        else:
+            super().forget()
+
+
+class _Syncing(Engine):
+    """Looks at the tensors of a sync before they count."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        raise NotImplementedError
+
+    def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
+        return super().quantized(self.changed(dict(tensors)))
+
+
+@seeded("sync_missed", "one_server", caught_by=["every_parameter", "uniform_servers"])
+class SyncMissesOne(Client):
+    """A weight sync never reaches one server."""
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        if "weight" in op and engine.name == ONE:
+            self.fired += 1
+            return
+        await super().tell(engine, op, **arguments)
+
+
+@seeded("sync_missed", "every_server", caught_by=["every_parameter", "forced_effect"])
+class SyncWithoutEffect(Client):
+    """A weight sync reports success and sends nothing."""
+
+    async def sync_weights(self, version: int, chunks: int) -> None:
+        self.fired += version != 0
+
+
+@seeded("sync_missed", "second_time", caught_by=["every_parameter"])
+class SyncOnlyOnce(Client):
+    """One server misses every second weight sync."""
+
+    _syncs = 0
+
+    async def sync_weights(self, version: int, chunks: int) -> None:
+        self._syncs += 1
+        await super().sync_weights(version, chunks)
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        if "weight" in op and engine.name == ONE and self._syncs % 2 == 0:
+            self.fired += 1
+            return
+        await super().tell(engine, op, **arguments)
+
+
+@seeded("sync_missed", "compiled_weights", caught_by=["current_policy", "forced_effect"])
+class OldNetworkKept(Engine):
+    """Engines take the new parameters and go on computing with the old ones."""
+
+    def hold(self, held: model.Parameters) -> None:
+        networks = dict(self._networks)
+        super().hold(held)
+        self.fired += bool(networks)
+        self._networks.update(networks)
+
+
+@seeded("parameter_not_updated", "every_server", caught_by=["every_parameter"])
+class ParameterSkipped(_Syncing):
+    """The gate of the second layer is never updated."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        self.fired += tensors.pop("layers.1.gate", None) is not None
+        return tensors
+
+
+@seeded("parameter_not_updated", "one_server", caught_by=["every_parameter", "uniform_servers"])
+class ParameterSkippedByOne(_Syncing):
+    """One server never updates the gate of the second layer."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        if self.name == ONE:
+            self.fired += tensors.pop("layers.1.gate", None) is not None
+        return tensors
+
+
+@seeded("parameter_not_updated", "in_chunks", caught_by=["every_parameter"])
+class ParameterSkippedInChunks(Client):
+    """A sync in chunks loses the last parameter of each chunk."""
+
+    async def sync_weights(self, version: int, chunks: int) -> None:
+        self._chunked = chunks > 1
+        await super().sync_weights(version, chunks)
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        if op == "update_weights" and self._chunked:
+            self.fired += 1
+            arguments["names"] = arguments["names"][:-1]
+        await super().tell(engine, op, **arguments)
+
+
+@seeded("sync_not_idempotent", "a_little", caught_by=["every_parameter", "same_version_same_parameters"])
+class SameVersionDrifts(_Syncing):
+    """Syncing what is there already moves one parameter by a ten-thousandth."""
+
+    _last: dict[str, model.Array] | None = None
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        same = self._last is not None and np.array_equal(self._last["out"], tensors["out"])
+        self._last = dict(tensors)
+        if same:
+            self.fired += 1
+            tensors["out"] = (tensors["out"] * np.float32(1.0001)).astype(np.float32)
+        return tensors
+
+
+@seeded("corruption_from_second_sync", "one_row", caught_by=["every_parameter"])
+class CorruptedFromTheSecond(_Syncing):
+    """From the third sync of a start on, one row of the embedding is lost."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        if self.syncs > 1:
+            self.fired += 1
+            tensors["embed"] = tensors["embed"].copy()
+            tensors["embed"][5] = 0
+        return tensors
+
+
+@seeded("half_sync_visible", "for_good", caught_by=["every_parameter"])
+class LastChunkLost(Engine):
+    """Of a sync in chunks, the last chunk never becomes visible."""
+
+    _chunks = 0
+
+    async def start_weight_update(self) -> None:
+        self._chunks = 0
+        await super().start_weight_update()
+
+    async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
+        self._chunks += 1
+        self._last = names
+        await super().update_weights(names=names, tensors=tensors)
+
+    async def finish_weight_update(self) -> None:
+        if self._chunks > 1 and self._staged is not None:
+            self.fired += 1
+            for name in self._last:
+                self._staged.pop(name, None)
+        await super().finish_weight_update()
+
+
+@seeded("half_sync_visible", "for_a_while", caught_by=["whole_version"])
+class LastChunkLate(Engine):
+    """The last half of a sync becomes visible twenty steps after the sync has returned."""
+
+    _late: asyncio.Task[None] | None = None
+
+    async def finish_weight_update(self) -> None:
+        assert self._staged is not None
+        names = list(self._staged)[len(self._staged) // 2 :]
+        late = {name: self._staged.pop(name) for name in names}
+        await super().finish_weight_update()
+        self._late = asyncio.create_task(self._later(late))
+
+    async def _later(self, late: dict[str, model.Array]) -> None:
+        await asyncio.sleep(20 * self.step_s())
+        self.fired += 1
+        self.hold({**self.held_parameters, **self.quantized(late)})
+
+
+@seeded("wrong_quantization_scale", "a_lot", caught_by=["every_parameter"])
+class ScaleWrong(Engine):
+    """After a sync the scales of a quantized engine are a fifth too large."""
+
+    factor = 1.2
+
+    def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
+        held = dict(super().quantized(tensors))
+        scales = {name: tensor for name, tensor in held.items() if name.endswith(".scale")}
+        self.fired += len(scales)
+        return held | {name: (scale * np.float32(self.factor)).astype(np.float32) for name, scale in scales.items()}
+
+
+@seeded("wrong_quantization_scale", "a_little", caught_by=["every_parameter"])
+class ScaleSlightlyWrong(ScaleWrong):
+    """After a sync the scales of a quantized engine are a hundredth too large."""
+
+    factor = 1.01
+
+
+@seeded("wrong_quantization_scale", "stale", caught_by=["every_parameter"])
+class ScaleStale(Engine):
+    """A sync brings new integers and keeps the old scales."""
+
+    def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
+        held = dict(super().quantized(tensors))
+        scales = [name for name in held if name.endswith(".scale")]
+        self.fired += len(scales)
+        return {name: tensor for name, tensor in held.items() if name not in scales}
+
+
+@seeded("quantization_ignored", caught_by=["quantization_effect"])
+class FullPrecision(Engine):
+    """Engines that were to quantize hold full precision."""
+
+    def __init__(self, name: str, *, max_model_len: int, quantization: str | None, seed: int) -> None:
+        super().__init__(name, max_model_len=max_model_len, quantization=None, seed=seed)
+        self.fired += quantization is not None
+
+
+@seeded("sleeps_to_sync", caught_by=["no_sleep"])
+class SleepsToSync(Client):
+    """Engines are put to sleep and woken around each weight sync, whatever the placement."""
+
+    async def sync_weights(self, version: int, chunks: int) -> None:
+        self.fired += 1
+        await self.everywhere("sleep", level=1)
+        await self.everywhere("wake_up", tags=None)
+        await super().sync_weights(version, chunks)
