@@ -6,15 +6,16 @@ The median of many ratios says nothing about a few per cent, and all about a fac
 
 from __future__ import annotations
 
+import hashlib
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import final
 
 import msgspec
 
 from harness.errors import Blame
 from harness.judge import NEXT_STEP
-from harness.pairing import pair
+from harness.pairing import compared, identity
 from harness.recording import Call, ScenarioTrace
 from harness.verdict import Margin, Parity, Verdict
 
@@ -61,25 +62,31 @@ def _tokens(call: Call) -> int:
     return 0
 
 
-def ratios(control: ScenarioTrace, subject: ScenarioTrace) -> Iterator[float]:
-    """For each pair of like calls of one scenario: how many times as long the subject took for a token."""
-    for ours, theirs in pair(control, subject).pairs:
-        usual, taken = seconds_per_token(ours), seconds_per_token(theirs)
-        if usual and taken is not None:
-            yield taken / usual
+Timings = dict[str, list[float | None]]
+"""What a call asked, as a digest → seconds per token of each call that asked it, in order. Small enough to be sent about."""
 
 
-def of(found: Iterable[float]) -> Pace:
-    """The pace that ratios of calls come to."""
-    each = list(found)
-    return Pace(pairs=len(each), ratio=statistics.median(each) if each else 0.0)
+def timings(traces: Iterable[ScenarioTrace]) -> Timings:
+    """The times of all calls of these scenarios."""
+    found: Timings = {}
+    for trace in traces:
+        for call in compared(trace):
+            asked = (trace.scenario, *identity(call, trace))
+            key = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+            found.setdefault(key, []).append(seconds_per_token(call))
+    return found
+
+
+def between(control: Timings, subject: Timings) -> Pace:
+    """How much longer `subject` takes for a token than `control`, over their like calls."""
+    like = (zip(usual, subject.get(key, ()), strict=False) for key, usual in control.items())  # no partner, no ratio
+    ratios = [theirs / ours for pairs in like for ours, theirs in pairs if ours and theirs is not None]
+    return Pace(pairs=len(ratios), ratio=statistics.median(ratios) if ratios else 0.0)
 
 
 def ratio(control: Iterable[ScenarioTrace], subject: Iterable[ScenarioTrace]) -> Pace:
-    """How much longer `subject` takes than `control`, over all scenarios and takes that both drove."""
-    theirs = {(trace.scenario, trace.take): trace for trace in subject}
-    both = ((ours, theirs.get((ours.scenario, ours.take))) for ours in control)
-    return of(one for ours, other in both if other is not None for one in ratios(ours, other))
+    """The same, of recorded scenarios."""
+    return between(timings(control), timings(subject))
 
 
 def verdict(pace: Pace, twin: Pace, *, baseline: str, candidate: str, topology: str, wave: int) -> Verdict:

@@ -42,13 +42,13 @@ def pair(left: ScenarioTrace, right: ScenarioTrace) -> Pairing:
     """Pair the compared calls of two traces of one scenario."""
     waiting: dict[tuple[str, str | None, bytes], list[Call]] = defaultdict(list)
     for call in compared(right):
-        waiting[_identity(call, right)].append(call)
+        waiting[identity(call, right)].append(call)
     for calls in waiting.values():
         calls.reverse()
     pairs: list[tuple[Call, Call]] = []
     left_only: list[Call] = []
     for call in compared(left):
-        partners = waiting.get(_identity(call, left))
+        partners = waiting.get(identity(call, left))
         if partners:
             pairs.append((call, partners.pop()))
         else:
@@ -60,8 +60,8 @@ def _flat(groups: Iterable[list[Call]]) -> list[Call]:
     return [call for group in groups for call in reversed(group)]
 
 
-def _identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
-    """Model names are left out: two machines keep the same model (the header has its hash) at different places."""
+def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
+    """What a call asked: method, label, request. Model names are left out: two machines keep the same model (the header has its hash) at different places."""
     request = _encoder.encode(call.request)
     if call.method in ("chat_completion", "completion") and (name := trace.header.model.get("name")):
         request = request.replace(_encoder.encode(name), b'"<model>"')

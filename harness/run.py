@@ -220,9 +220,10 @@ def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
         baseline, candidate = here.get(info.baseline or ""), here.get(info.candidate or "")
         if baseline is None or candidate is None:
             continue
+        usual = _timings(baseline, take=1)
         yield pace.verdict(
-            pace.of(_ratios(baseline, candidate, take=1)),
-            pace.of(_ratios(baseline, baseline, take=2)),
+            pace.between(usual, _timings(candidate, take=1)),
+            pace.between(usual, _timings(baseline, take=2)),
             baseline=baseline.header.target,
             candidate=candidate.header.target,
             topology=topology,
@@ -230,12 +231,10 @@ def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
         )
 
 
-def _ratios(control: Index, subject: Index, *, take: int) -> Iterator[float]:
-    """Of the first take of each scenario to a take of it on the other side, calls only."""
-    for name in control.scenarios:
-        if 1 in control.takes(name) and take in subject.takes(name):
-            sides = (one.trace(name, number, observations=False) for one, number in ((control, 1), (subject, take)))
-            yield from pace.ratios(*sides)
+def _timings(recorded: Index, *, take: int) -> pace.Timings:
+    """Of one take of each scenario, calls only."""
+    driven = [name for name in recorded.scenarios if take in recorded.takes(name)]
+    return pace.timings(recorded.trace(name, take, observations=False) for name in driven)
 
 
 def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
