@@ -61,7 +61,8 @@ def _flat(groups: Iterable[list[Call]]) -> list[Call]:
 
 
 def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
-    """What a call asked: method, label, request. Model names are left out: two machines keep the same model (the header has its hash) at different places."""
+    """What a call asked: method, label, request. Model names are left out: two machines keep the same model (the header has
+    its hash) at different places."""
     request = _encoder.encode(call.request)
     if call.method in ("chat_completion", "completion") and (name := trace.header.model.get("name")):
         request = request.replace(_encoder.encode(name), b'"<model>"')
