@@ -1,6 +1,6 @@
 """A seeded fault: what is broken on purpose, which checks must catch it, and which must not.
 
-The faults themselves live beside what they break (`backends/miniature/faults.py`, `backends/tap.py`); the kill matrix
+The faults themselves live beside what they break (`backends/miniature/faults/`, `backends/tap.py`); the kill matrix
 (`harness/prove.py`) drives scenarios under each and compares what turned red with what is said here.
 """
 

@@ -365,8 +365,9 @@ class Session:
         """
         self._sit(seat)
         self._hopeless.pop(seat.name, None)
+        before = self._deaths.pop(seat.name, 0)  # so that it may be started again, however often it died
         stack = self._live(seat)
-        before = self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
+        before += self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
         if stack is None:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")

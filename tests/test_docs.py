@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 import sys
@@ -17,8 +16,7 @@ from harness import cli
 from harness.catalogue import declared
 from harness.scenario import declaration
 from reports.catalogue import catalogue
-from tests.toy_stack import ToyStack
-from tests.traces import FakeReference, judge
+from tests.miniature import bench
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -121,7 +119,7 @@ def test_the_catalogue_is_current():
     )
 
 
-def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch):
+def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch, tmp_path):
     [(_, source)] = [
         f for f in FENCE.findall((ROOT / "docs" / "writing-a-scenario.md").read_text()) if f[0] == "python"
     ]
@@ -129,10 +127,7 @@ def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(source, "docs/writing-a-scenario.md", "exec"), vars(module))
     function = module.test_company_changes_no_answer
-    scenario, reference = declaration(function), FakeReference(vocab_size=512)
+    scenario = declaration(function)
     assert scenario.name == "company.test_company_changes_no_answer"
-    stack = ToyStack(reference)
-    asyncio.run(function(stack, Prompts(scenario.name)))
-    for check in scenario.checks:
-        finding = judge(check, *stack.calls, observations=stack.observations, reference=reference)
-        assert (check.name, finding.status, finding.reason) == (check.name, "pass", "")
+    with bench(tmp_path / "run") as stack:
+        assert stack.red(scenario, lambda live: function(live, Prompts(scenario.name))) == {}

@@ -198,7 +198,7 @@ class Engine:
 
     def effective(self, request: Request) -> dict[str, Any]:
         """The sampling parameters that take effect."""
-        return request.params
+        return dict(request.params)
 
     def arrive(self, request: Request) -> None:
         """New requests wait for their turn, and during a pause for its end."""

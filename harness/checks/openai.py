@@ -48,6 +48,8 @@ def envelope(method: Method, *labels: str) -> Check:
 
 def _choice_fields(method: Method, call: Call) -> dict[str, bool]:
     found = choices(call)
+    # SkyRL API reference, InferenceEngineClient.completion: output["choices"][i] is of request["prompt"][i].
+    index = {"choices.index": [c.get("index") for c in found] == list(range(len(found)))}
     # vLLM's return_token_ids, where it was set: "includes token IDs in the response".
     ids = (
         {"choices.token_ids": all(c.get("token_ids") for c in found)}
@@ -55,12 +57,16 @@ def _choice_fields(method: Method, call: Call) -> dict[str, bool]:
         else {}
     )
     if method == "completion":
-        return ids | {"choices.text": all(isinstance(c.get("text"), str) for c in found)}
+        return index | ids | {"choices.text": all(isinstance(c.get("text"), str) for c in found)}
     messages = [c.get("message") or {} for c in found]
-    return ids | {
-        "choices.message.role": all(m.get("role") == "assistant" for m in messages),
-        "choices.message.content": all(isinstance(m.get("content"), str) for m in messages),
-    }
+    return (
+        index
+        | ids
+        | {
+            "choices.message.role": all(m.get("role") == "assistant" for m in messages),
+            "choices.message.content": all(isinstance(m.get("content"), str) for m in messages),
+        }
+    )
 
 
 def usage(method: Method, *labels: str) -> Check:

@@ -1,0 +1,154 @@
+"""The miniature keeps the contract, always in the same way; a broken one breaks one promise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from backends.miniature import model, tokenizer
+from backends.miniature.faults.registry import parts
+from backends.miniature.stack import Parts
+from harness import catalogue
+from harness.clock import SimulatedLoop, monotonic, now_ns
+from harness.errors import UsageError
+from harness.progress import silent
+from harness.session import Options, Session
+from harness.targets import known
+from tests.miniature import bench
+
+TARGETS = ("miniature", "miniature:retry")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_correct_miniature_passes_every_scenario_that_it_is_able_to(tmp_path, target):
+    able = known(target).capabilities
+    with bench(tmp_path / "run", target) as stack:
+        for name, scenario in catalogue.declared().items():
+            verdicts = stack.drive(name)
+            missing = not scenario.needs <= able
+            assert {v.status for v in verdicts} == {"missing" if missing else "pass"}, (
+                name,
+                [(v.check, v.status, v.reason) for v in verdicts if v.status != "pass"],
+            )
+
+
+def test_the_two_miniatures_offer_all_there_is():
+    one, other = (known(target).capabilities for target in TARGETS)
+    assert {s.name for s in catalogue.declared().values() if not (s.needs <= one or s.needs <= other)} == set()
+
+
+def test_the_same_drive_gives_the_same_recording(tmp_path):
+    recorded = []
+    for number in range(2):
+        with bench(tmp_path / str(number)) as stack:
+            stack.drive("control_plane.test_pause_keep_changes_nothing")
+            stack.drive("tokens.test_samples_follow_the_models_distribution")
+            recorded.append(
+                msgspec.json.encode(stack.trace("tokens.test_samples_follow_the_models_distribution").calls)
+            )
+    assert recorded[0] == recorded[1]
+
+
+def test_a_second_drive_is_not_the_first_one_again(tmp_path):
+    """Chance goes on from take to take: twenty repetitions are twenty runs, not one run twenty times."""
+    name, drawn = "tokens.test_samples_follow_the_models_distribution", []
+    with bench(tmp_path / "run") as stack:
+        for _ in range(2):
+            stack.drive(name)
+            drawn.append([call.result for call in stack.trace(name).calls if call.phase == "scenario"])
+    assert drawn[0] != drawn[1]
+
+
+def test_a_fault_that_is_not_seeded_is_refused(tmp_path):
+    with bench(tmp_path / "run") as stack, pytest.raises(KeyError):
+        stack.inject("no_such_fault")
+    with pytest.raises(KeyError):
+        parts("no_such_fault", Parts())
+
+
+def test_a_fault_counts_itself_and_is_gone_when_the_next_is_injected(tmp_path):
+    with bench(tmp_path / "run") as stack:
+        stack.inject("usage_wrong/counted_twice")
+        assert "completion.usage" in stack.red("completion.test_a_batch_of_tokens")
+        assert stack.inject(None) > 0
+        assert stack.red("completion.test_a_batch_of_tokens") == {}
+        assert stack.inject(None) == 0
+
+
+def test_real_and_inline_stacks_do_not_mix(tmp_path):
+    options = Options(baseline="miniature", candidate="skyrl-0.2.0:http", engine="cpu", run_dir=tmp_path / "run")
+    with pytest.raises(UsageError, match="run different models"):
+        Session(options, silent)
+
+
+# --- simulated time -------------------------------------------------------------------------------------------------
+
+
+def simulated(coroutine):
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(coroutine)
+
+
+def test_simulated_time_passes_without_waiting():
+    async def sleep_long():
+        before, began = now_ns(), monotonic()
+        await asyncio.sleep(3600)
+        return now_ns() - before, monotonic() - began
+
+    nanoseconds, seconds = simulated(sleep_long())
+    assert nanoseconds == pytest.approx(3600 * 10**9)
+    assert seconds == pytest.approx(3600)
+
+
+def test_simulated_readings_are_in_one_order():
+    async def read():
+        return [now_ns() for _ in range(1000)]
+
+    times = simulated(read())
+    assert times == sorted(set(times))
+
+
+def test_waiting_for_what_cannot_happen_is_an_error():
+    with pytest.raises(RuntimeError, match="nothing is left that could ever happen"):
+        simulated(asyncio.Event().wait())
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_in_single_precision_is_the_exact_one_but_for_rounding():
+    single, exact = model.Network(model.policy(0)), model.Network(model.policy(0), model.np.float64)
+    one, other = single.root, exact.root
+    for token in range(3, 300, 7):
+        one, other = single.feed(one, token), exact.feed(other, token)
+    assert abs(single.row(one) - exact.row(other)).max() < 1e-4
+    assert model.np.exp(exact.row(other)).sum() == pytest.approx(1)
+
+
+def test_versions_adapters_and_quantization_move_every_row():
+    base = model.policy(0)
+    others = [
+        model.policy(1),
+        model.with_adapter(base, model.adapter(1)),
+        model.dequantize(model.quantize(base, "int8")),
+    ]
+    row = [model.network(p).row(model.network(p).feed(model.network(p).root, 5)) for p in (base, *others)]
+    assert all(abs(row[0] - other).max() > 1e-2 for other in row[1:])
+
+
+def test_networks_of_equal_parameters_are_one():
+    again = {name: tensor.copy() for name, tensor in model.policy(3).items()}
+    assert model.network(model.policy(3)) is model.network(again)
+    assert model.network(model.policy(3)) is not model.network(model.policy(4))
+
+
+@pytest.mark.parametrize("text", ["", "the other", "naïve 日本語 🎉", "<|im_start|>user\nhi<|im_end|>", "\x00\t "])
+def test_text_survives_the_tokenizer(text):
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_tokens_need_not_survive_their_text():
+    spelled = tokenizer.encode("t") + tokenizer.encode("h")
+    assert tokenizer.encode(tokenizer.decode(spelled)) != spelled
