@@ -9,7 +9,7 @@ from backends.skyrl.remote import PortTaken, RemoteServers
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
 from harness.host import reply_to
-from harness.stack import HostProcess
+from harness.stack import as_stack_error
 from harness.topology import Placement, Topology
 
 
@@ -46,9 +46,7 @@ def test_without_a_base_port_the_system_chooses_free_ones(tmp_path):
 def test_blame_and_next_step_of_the_adapters_own_error_reach_the_driver(tmp_path):
     reply = reply_to(PortTaken("port 8000 is taken", next_step="free it"), "")
     assert (reply.error, reply.kind) == ("StartFailed", "PortTaken")
-    host = HostProcess(python=tmp_path, adapter="a:B", variables={}, logs=tmp_path)
-    host.scratch.rmdir()
-    error = host._error(reply)
+    error = as_stack_error(reply, tmp_path / "host.log")
     assert type(error) is StartFailed
     assert (error.message, error.next_step, error.blame) == ("port 8000 is taken", "free it", Blame.ENVIRONMENT)
     assert StartFailed("of another start").blame == Blame.STACK
