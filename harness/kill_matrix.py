@@ -12,9 +12,11 @@ from typing import Any, Literal, final
 
 import msgspec
 
+from harness import pace
 from harness.errors import Blame
 from harness.faults import DRIVEN, Fault, family
 from harness.judge import not_driven, raised
+from harness.pace import Timings
 from harness.verdict import Conformance, Verdict
 
 CAUGHT_BY_UNTESTABLE = frozenset({"instruments"})
@@ -70,6 +72,8 @@ class Lap(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     """Why it could not be driven to its end."""
     seconds: float = 0.0
+    timings: Timings = {}
+    """How long the calls took."""
 
 
 @final
@@ -365,7 +369,7 @@ class Baseline:
 
     def families(self, scenarios: Iterable[str] | None = None) -> dict[str, Judged]:
         """The checks that were judged in these scenarios (default all), by name."""
-        names = self._families if scenarios is None else set(scenarios)
+        names = self._families if scenarios is None else {*scenarios, pace.SCENARIO}
         counts: dict[str, int] = {}
         for scenario in names:
             for name in self._families.get(scenario, ()):
@@ -513,6 +517,23 @@ def together(laps: Sequence[Lap]) -> Lap:
         fired=sum(lap.fired for lap in laps),
         error=next((lap.error for lap in laps if lap.error), ""),
         seconds=sum(lap.seconds for lap in laps),
+        timings={key: times for lap in laps for key, times in lap.timings.items()},
+    )
+
+
+def paced(lap: Lap, control: Timings) -> Lap:
+    """The lap with a verdict on its pace beside the control's, if both hold enough like calls: the one check that needs
+    two recordings."""
+    measured = pace.between(control, lap.timings)
+    if not measured.enough:
+        return lap
+    target = lap.verdicts[0].target if lap.verdicts else ""
+    compared = pace.verdict(
+        measured, pace.Pace(pairs=0, ratio=0.0), baseline=target, candidate=target, topology="all", wave=0
+    )
+    status = Conformance.FAIL if compared.red else Conformance.PASS
+    return msgspec.structs.replace(
+        lap, verdicts=[*lap.verdicts, msgspec.structs.replace(compared, status=status, baseline=None)]
     )
 
 

@@ -21,7 +21,7 @@ from typing import Literal, Protocol, final
 import msgspec
 from _pytest.mark.expression import Expression, ExpressionMatcher
 
-from harness import catalogue, ledger
+from harness import catalogue, ledger, pace
 from harness.errors import HarnessError, StackError, UsageError
 from harness.faults import Fault
 from harness.judge import not_driven
@@ -33,10 +33,13 @@ from harness.kill_matrix import (
     Lap,
     Proof,
     judge_fault,
+    paced,
     prove_target,
     together,
 )
+from harness.pace import Timings
 from harness.progress import Progress
+from harness.recording import ScenarioTrace
 from harness.run_folder import RunFolder, stem
 from harness.scenario import Scenario
 from harness.session import Options, Seat, Session
@@ -107,6 +110,8 @@ class Driver(Protocol):
     def inject(self, seat: Seat, fault: Fault | None) -> int: ...
 
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]: ...
+
+    def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]: ...
 
     def close(self, outcome: str = "completed") -> None: ...
 
@@ -218,11 +223,14 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None) 
     """Drive scenarios on a seat under a fault, or under none."""
     began = time.monotonic()
     verdicts: list[Verdict] = []
+    timings: Timings = {}
     fired, error = 0, ""
     try:
         session.inject(seat, fault)
         for name in names:
-            verdicts += session.drive(catalogue.declared()[name], seat, catalogue.body(name))
+            scenario = catalogue.declared()[name]
+            verdicts += session.drive(scenario, seat, catalogue.body(name))
+            timings |= pace.timings(session.driven(scenario, seat))
         fired = session.inject(seat, None)
     except StackError as e:
         error = f"{type(e).__name__}: {e.message}"
@@ -235,6 +243,7 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None) 
         fired=fired,
         error=error,
         seconds=time.monotonic() - began,
+        timings=timings,
     )
 
 
@@ -331,6 +340,7 @@ class Collected:
         if found.fault is not None:
             self._settle([found.fault])
             return
+        whole = paced(whole, whole.timings)
         explained, _ = ledger.apply(ledger.load(), whole.verdicts, datetime.now(UTC).date())
         self._laps[None] = msgspec.structs.replace(whole, verdicts=explained)
         self._baseline = Baseline(explained, whole.error)
@@ -342,6 +352,7 @@ class Collected:
             return
         for fault in self._plan.faults:
             if fault.id in ids:
+                self._laps[fault.id] = paced(self._laps[fault.id], self._laps[None].timings)
                 self._tell(self._plan.target, self._judged(fault, self._baseline))
 
     def _judged(self, fault: Fault, baseline: Baseline) -> FaultProof:

@@ -86,6 +86,9 @@ class Script:
             raise self._refuses[fault.id]
         return 0 if before is None else self._fired.get(before, 1)
 
+    def driven(self, scenario: Any, seat: Seat) -> list[Any]:
+        return []
+
     def drive(self, scenario: Any, seat: Seat, body: Any) -> list[Verdict]:
         assert callable(body)
         self.calls.append(("drive", seat.name, scenario.name))
