@@ -412,6 +412,7 @@ BREAKS: dict[str, Break] = {
     "server_error/always": Break(refused),
     "server_error/in_front_of_the_router": Break(refused, where="router"),
     "server_error/first_time_after_execution": Break(failed_after_execution, times=1),
+    "server_error/first_completion_after_execution": Break(failed_after_execution, ops=OPENAI, times=1),
     "disconnected/first_time": Break(disconnected, times=1),
     "error_becomes_empty": Break(error_becomes_empty),
     "result_lost": Break(editing_rows(lose_the_last)),

@@ -1,8 +1,9 @@
 """The seeded faults of the taps: which checks must turn red on each real stack, and in which scenarios it is shown.
 
-Where the two stacks differ, it is by what their clients do: SkyRL's HTTP client tries a broken connection again, the legacy
-client fails; the legacy client numbers choices anew, the HTTP client passes on what came. Not here is what no check of one
-stack can see (`slow` is judged by a comparison's pace).
+Where the two stacks differ, it is by what lies between caller and engine: SkyRL's HTTP client tries a broken connection
+again, vllm-router 0.1.12 repeats /v1/completions after a server error (five times in all, on the same server) and
+/inference/v1/generate never; the legacy client does neither. Not here is what no check of one stack can see: `slow` is
+judged by the pace of a comparison.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ SESSIONS = "routing.test_sessions_stick_over_turns_and_batches"
 SESSIONLESS = "routing.test_a_batch_without_sessions_is_spread"
 CONTROLS = "control_plane.test_control_calls_reach_every_server"
 PAUSE = "control_plane.test_pause_keep_changes_nothing"
+IDLE_PAUSE = "control_plane.test_idle_pause_keep_holds_requests"
 IS_PAUSED = "control_plane.test_is_paused_names_every_server"
 CACHE = "weight_sync.test_prefix_cache_is_fresh_after_a_sync"
 SYNC = "weight_sync.test_sync_reaches_every_parameter_of_every_server"
@@ -177,6 +179,12 @@ _OF_HTTP: tuple[Fault, ...] = (
         DRIVEN,
     ),
     _fault(
+        "server_error/first_completion_after_execution",
+        "the first completion of each server is executed and answered with a server error; the router asks again",
+        ONE_CHOICE,
+        "conservation",
+    ),
+    _fault(
         "server_error/in_front_of_the_router",
         "every request is answered with a server error before the router sees it",
         BATCHES,
@@ -246,7 +254,7 @@ _OF_LEGACY: tuple[Fault, ...] = (
     _fault(
         "pause_reaches_some",
         "pause() is confirmed by one engine that never got it",
-        PAUSE,
+        IDLE_PAUSE,
         "fan_out frozen_while_paused",
     ),
 )
