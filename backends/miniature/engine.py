@@ -68,8 +68,8 @@ class Request:
         self.params = dict(params)
         self.adapter = adapter
         self.prior = prior
-        seed = params.get("seed")
-        self.random = random.Random(None if seed is None else f"{seed} {prompt}")
+        self.random = random.Random(f"{params.get('seed')} {prompt}")
+        """The request's own sequence, used if it has a seed."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.experts: list[list[list[int]]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ class _Ignores(Engine):
     def effective(self, request: Request) -> dict[str, Any]:
         told = dict(request.params)
         request.params.update({name: value for name, value in self.instead.items() if name in request.params})
+        request.random = random.Random(f"{request.params.get('seed')} {request.prompt}")
         return told
 
 

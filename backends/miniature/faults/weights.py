@@ -175,7 +175,7 @@ class LastChunkLost(Engine):
 
 @seeded("half_sync_visible", "for_a_while", caught_by=["whole_version"])
 class LastChunkLate(Engine):
-    """The last half of a sync becomes visible twenty steps after the sync has returned."""
+    """The last half of a sync becomes visible a hundred steps after the sync has returned."""
 
     _late: asyncio.Task[None] | None = None
 
@@ -187,7 +187,7 @@ class LastChunkLate(Engine):
         self._late = asyncio.create_task(self._later(late))
 
     async def _later(self, late: dict[str, model.Array]) -> None:
-        await asyncio.sleep(20 * self.step_s())
+        await asyncio.sleep(100 * self.step_s())
         self.fired += 1
         self.hold({**self.held_parameters, **self.quantized(late)})
 
