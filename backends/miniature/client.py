@@ -81,10 +81,9 @@ class Client:
         """SkyRL #934: independent continuations on one server, seeded by seed + i as vLLM's n choices are."""
         params, seed = request.sampling_params, request.sampling_params.get("seed")
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
-        session = request.session_id
-        if session is None:
-            session = f"call {next(self._numbers)} {self.router._random.random()}"
-        return self.generation(await self.gather([self.row(session, request.prompt_token_ids, one) for one in each]))
+        engine = self.router.server_of(request.session_id)
+        calls = [self.row(request.session_id, request.prompt_token_ids, one, engine=engine) for one in each]
+        return self.generation(await self.gather(calls))
 
     # --- OpenAI bodies
 

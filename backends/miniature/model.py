@@ -1,9 +1,9 @@
 """The miniature's language model: a small recurrent mixture of experts whose probabilities are an explicit function.
 
-The state after a token is tanh(recur · state + embed[token] + a code of the position); each layer adds what the two most
-probable of its four experts make of it; the logits are out · features. Fourteen named parameters, so that weights can be
-lost, mixed up or left behind one by one. Version k of the policy, version k of a LoRA adapter and what quantization leaves of
-a tensor are functions of name and k.
+The state after a token is tanh(recur · state + embed[token] + a code of the position), half of it mixed with what it was;
+each layer adds what the two most probable of its four experts make of it; the logits are out · features. Thirteen named
+parameters, so that weights can be lost, mixed up or left behind one by one. Version k of the policy, version k of a LoRA
+adapter and what quantization leaves of a tensor are functions of name and k.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ POSITION = 0.7 * np.sin(np.outer(np.arange(LONGEST), _FREQUENCY))
 """positions × hidden: no output runs in circles, since no two positions are alike."""
 
 
+_KEPT = np.where(np.arange(HIDDEN) < HIDDEN // 2, 0.0, 0.95)
+"""How much of each number of the state stays from token to token: half of it remembers for some dozen tokens."""
+_TAKEN = np.sqrt(1 - _KEPT**2)
+
+
 class Node:
     """What a network is in after some tokens: its state (hidden), and what follows, worked out when it is asked for."""
 
@@ -138,6 +143,7 @@ class Network:
     def __init__(self, parameters: Parameters, dtype: type = np.float32) -> None:
         ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
         self._position = POSITION.astype(dtype)
+        self._kept, self._taken = _KEPT.astype(dtype), _TAKEN.astype(dtype)
         self._embed, self._recur, self._out = ready["embed"], ready["recur"].T, ready["out"].T
         self._gates = [ready[f"layers.{layer}.gate"].T for layer in range(LAYERS)]
         self._experts = [
@@ -163,7 +169,8 @@ class Network:
         """The node after one more token."""
         after = node.after.get(token)
         if after is None:
-            state = np.tanh(node.state @ self._recur + self._embed[token] + self._position[node.position])
+            fed = np.tanh(node.state @ self._recur + self._embed[token] + self._position[node.position])
+            state = self._kept * node.state + self._taken * fed
             after = node.after[token] = Node(self, state, node.position + 1)
             self._nodes += 1
         return after

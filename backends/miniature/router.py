@@ -37,11 +37,17 @@ class Router:
         self._random = random.Random(f"router {seed}")
 
     async def generate(
-        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+        self,
+        session: SessionId | None,
+        prompt: list[int],
+        params: dict[str, Any],
+        *,
+        engine: Engine | None = None,
+        **more: Any,
     ) -> Output:
-        """One request to one server and back. Raises EngineDead if the server is gone, or every server is."""
+        """One request to its session's server, or to a chosen one, and back. Raises EngineDead if that is gone, or all are."""
         await asyncio.sleep(HOP_S * (1 + self._random.random()))
-        return await self.forward(self.server_of(session), prompt, params, **more)
+        return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         return await engine.generate(prompt, params, **more)

@@ -56,8 +56,8 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
         lambda _row, _given, seen: seen == 1,
     ),
     "seed": (
-        "choice i of n runs with seed + i (vLLM, parallel sampling); -1 is no seed",
-        lambda row, given, seen: seen is None if given == -1 else seen in {given, given + _choice(row)},
+        "the choices of n run with seed, seed + 1, … (vLLM, parallel sampling), in any order; -1 is no seed",
+        lambda row, given, seen: seen is None if given == -1 else seen in range(given, given + _copies(row)),
     ),
     "temperature": (
         "vLLM raises temperatures between 0 and 0.01 to 0.01",
@@ -84,10 +84,9 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
 """Documented translations: field → why the engine may hold another value, and which."""
 
 
-def _choice(row: Row) -> int:
-    """Which of its prompt's copies a row is."""
-    copies = row.params.get("n") or 1 if row.call.method != "sample" else row.call.request["num_samples"]
-    return int(row.index % copies)
+def _copies(row: Row) -> int:
+    """How many rows of its call are of the row's prompt."""
+    return int(row.params.get("n") or 1 if row.call.method != "sample" else row.call.request["num_samples"])
 
 
 def _logprobs(row: Row, given: Any) -> set[Any]:

@@ -9,7 +9,12 @@ from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 
 
-@seeded("adapter_ignored", "every_server", caught_by=["adapter_effect"])
+@seeded(
+    "adapter_ignored",
+    "every_server",
+    caught_by=["adapter_effect"],
+    also=["fresh_adapter_cache", "logprobs.reference", "tokens.greedy"],
+)
 class AdapterIgnored(Engine):
     """Requests under an adapter are answered by the base model."""
 
@@ -18,7 +23,12 @@ class AdapterIgnored(Engine):
         return super().network(None)
 
 
-@seeded("adapter_ignored", "one_server", caught_by=["tokens.greedy"])
+@seeded(
+    "adapter_ignored",
+    "one_server",
+    caught_by=["tokens.greedy"],
+    also=["fresh_adapter_cache", "logprobs.reference", "same_version_same_output"],
+)
 class AdapterIgnoredByOne(Engine):
     """One server answers requests under an adapter by the base model."""
 
@@ -27,7 +37,12 @@ class AdapterIgnoredByOne(Engine):
         return super().network(None if self.name == ONE else adapter)
 
 
-@seeded("adapter_leaks", "into_the_base", caught_by=["adapter_isolated"])
+@seeded(
+    "adapter_leaks",
+    "into_the_base",
+    caught_by=["adapter_isolated"],
+    also=["adapter_effect", "fresh_adapter_cache", "logprobs.reference", "same_version_same_output", "tokens.greedy"],
+)
 class AdapterLeaks(Engine):
     """Once an adapter is loaded, requests without one are answered under it."""
 
@@ -38,7 +53,18 @@ class AdapterLeaks(Engine):
         return super().network(adapter)
 
 
-@seeded("adapter_leaks", "into_the_weights", caught_by=["every_parameter", "adapter_isolated"])
+@seeded(
+    "adapter_leaks",
+    "into_the_weights",
+    caught_by=["adapter_isolated", "every_parameter"],
+    also=[
+        "fresh_adapter_cache",
+        "logprobs.reference",
+        "same_version_same_output",
+        "same_version_same_parameters",
+        "tokens.greedy",
+    ],
+)
 class AdapterMerged(Engine):
     """Loading an adapter merges it into the base model's weights."""
 
@@ -58,7 +84,7 @@ class AdapterCacheByName(Engine):
         return (0 if adapter is None else adapter, tuple(tokens))
 
 
-@seeded("adapter_cache_reused", "base", caught_by=["fresh_adapter_cache"])
+@seeded("adapter_cache_reused", "base", caught_by=["fresh_adapter_cache"], also=["adapter_isolated", "tokens.greedy"])
 class AdapterCacheOfTheBase(Engine):
     """Adapters and base model share one prefix cache."""
 

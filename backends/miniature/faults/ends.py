@@ -13,7 +13,7 @@ from backends.miniature.router import Router
 from harness.contract import GenerateRequest, Generation, SessionId
 
 
-@seeded("error_becomes_empty", "generate", caught_by=["errors.named"])
+@seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])
 class ErrorsBecomeEmpty(Client):
     """A batch that is refused comes back as an empty success."""
 
@@ -26,7 +26,7 @@ class ErrorsBecomeEmpty(Client):
             return Generation(response_ids=[[]] * rows, responses=[""] * rows, stop_reasons=[None] * rows)
 
 
-@seeded("error_becomes_empty", "one_row", caught_by=["errors.named"])
+@seeded("error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], also=["errors.returned"])
 class BadRowsBecomeEmpty(Client):
     """A row that is refused comes back empty, and the rest of its batch as if nothing had been."""
 
@@ -64,7 +64,7 @@ class ErrorsAreServerErrors(Client):
         return error_body(answer["error"]["message"], 500)
 
 
-@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"])
+@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"], also=["echo", "errors.returned"])
 class NoTokensAccepted(Engine):
     """Sampling parameters are never refused."""
 
@@ -90,7 +90,7 @@ class SessionsFilledUp(Client):
         return await super().generate(request)
 
 
-@seeded("nothing_answered", caught_by=["errors.empty"])
+@seeded("nothing_answered", caught_by=["errors.empty"], also=["conservation"])
 class NothingIsAnswered(Client):
     """An empty batch is answered with a row."""
 
@@ -111,7 +111,7 @@ class HealthAlwaysYes(Router):
         return True
 
 
-@seeded("health_always_yes", "never", caught_by=["healthy"])
+@seeded("health_says_no", caught_by=["healthy"], also=["health_follows_servers"])
 class HealthNeedsAll(Router):
     """health() says no as soon as one server is dead, and at every third question."""
 
@@ -198,7 +198,19 @@ class ProcessDies(Engine):
         super().step()
 
 
-@seeded("dead_server_waited_for", caught_by=["every_call_ends"])
+@seeded("error_becomes_empty", "dead_server", caught_by=["every_call_ends", "conservation"])
+class DeadServersAnswerNothing(Engine):
+    """Requests at a server that dies come back as empty successes."""
+
+    def die(self, cause: Exception | None) -> None:
+        for request in [*self.running, *self.waiting, *self.held]:
+            self.fired += 1
+            request.tokens, request.reason = [], "stop"
+            request.done.set_result(self.output(request))
+        super().die(cause)
+
+
+@seeded("dead_server_waited_for", caught_by=["driven"])
 class NobodyIsTold(Engine):
     """Requests at a server that dies are never told."""
 

@@ -69,7 +69,7 @@ class LogprobsSlightlyOff(_Off):
     by = 2e-3
 
 
-@seeded("logprobs_nan", "always", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+@seeded("logprobs_nan", "always", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"])
 class LogprobsNaN(Engine):
     """Log-probabilities are no numbers."""
 
@@ -78,7 +78,9 @@ class LogprobsNaN(Engine):
         return float("nan")
 
 
-@seeded("logprobs_nan", "now_and_then", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+@seeded(
+    "logprobs_nan", "now_and_then", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"]
+)
 class LogprobsNowAndThenNaN(Engine):
     """The tenth log-probability of a long answer is no number."""
 
@@ -89,7 +91,7 @@ class LogprobsNowAndThenNaN(Engine):
         return super().logprob(request, token)
 
 
-@seeded("logprobs_nan", "positive", caught_by=["numbers_are_numbers", "logprobs.numbers"])
+@seeded("logprobs_nan", "positive", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"])
 class LogprobsPositive(Engine):
     """Log-probabilities come without their sign."""
 
@@ -110,7 +112,7 @@ class LogprobsShifted(Engine):
         return done
 
 
-@seeded("logprobs_missing", caught_by=["logprobs.numbers"])
+@seeded("logprobs_missing", caught_by=["logprobs.numbers"], also=["logprobs.reference", "numbers_are_numbers"])
 class LogprobsMissing(Engine):
     """Log-probabilities that were asked for do not come."""
 

@@ -11,7 +11,9 @@ from backends.miniature.faults.registry import ONE, seeded
 from harness.contract import PauseMode, SessionId
 
 
-@seeded("tokens_lost_on_continuation", "keep", caught_by=["pause_changes_nothing"])
+@seeded(
+    "tokens_lost_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], also=["routed_experts"]
+)
 class TokenLostOnResume(Engine):
     """A request that was frozen has forgotten its last token when it goes on."""
 
@@ -24,7 +26,12 @@ class TokenLostOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("tokens_doubled_on_continuation", "keep", caught_by=["pause_changes_nothing"])
+@seeded(
+    "tokens_doubled_on_continuation",
+    "keep",
+    caught_by=["conservation", "pause_changes_nothing"],
+    also=["routed_experts"],
+)
 class TokenDoubledOnResume(Engine):
     """A request that was frozen says its last token once more when it goes on."""
 
@@ -57,7 +64,7 @@ class KeepAborts(Engine):
         await super().pause_generation(mode="abort" if mode == "keep" else mode, clear_cache=clear_cache)
 
 
-@seeded("abort_leaks", "wait", caught_by=["wait_lets_finish"])
+@seeded("abort_leaks", "wait", caught_by=["wait_lets_finish"], also=["all_complete", "pause_changes_nothing"])
 class WaitAborts(Engine):
     """pause(wait) ends requests as pause(abort) does."""
 
@@ -90,7 +97,7 @@ class AbortCalledLength(Client):
         return done
 
 
-@seeded("pause_reaches_some", "one_server", caught_by=["fan_out"])
+@seeded("pause_reaches_some", "one_server", caught_by=["fan_out"], also=["frozen_while_paused", "pause_states"])
 class PauseMissesOne(Client):
     """pause() is sent to all servers but one."""
 
@@ -101,7 +108,7 @@ class PauseMissesOne(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("pause_reaches_some", "answered_and_ignored", caught_by=["frozen_while_paused"])
+@seeded("pause_reaches_some", "answered_and_ignored", caught_by=["frozen_while_paused"], also=["pause_states"])
 class PauseIgnored(Engine):
     """One server answers pause() and goes on."""
 
@@ -133,7 +140,7 @@ class ClearCacheDropped(Client):
         await super().tell(engine, op, **{**arguments, **changed})
 
 
-@seeded("pause_returns_early", "keep", caught_by=["frozen_while_paused"])
+@seeded("pause_returns_early", "keep", caught_by=["frozen_while_paused"], also=["wait_lets_finish"])
 class PauseReturnsEarly(Engine):
     """pause() returns at once, and generation stops thirty steps later."""
 
@@ -153,7 +160,7 @@ class PauseReturnsEarly(Engine):
             await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("pause_returns_early", "wait", caught_by=["wait_lets_finish"])
+@seeded("pause_returns_early", "wait", caught_by=["wait_lets_finish"], also=["frozen_while_paused"])
 class WaitDoesNotWait(Engine):
     """pause(wait) returns while requests are still in flight; they are let finish."""
 
@@ -165,7 +172,7 @@ class WaitDoesNotWait(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"])
+@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], also=["all_complete", "tokens.greedy"])
 class AnsweredDuringPause(Engine):
     """A request that comes during a pause comes back at once, empty."""
 
@@ -178,7 +185,7 @@ class AnsweredDuringPause(Engine):
             self.finish(request)
 
 
-@seeded("held_requests_answered", "refused", caught_by=["held_until_resume"])
+@seeded("held_requests_answered", "refused", caught_by=["driven"])
 class RefusedDuringPause(Engine):
     """A request that comes during a pause is refused."""
 
@@ -218,12 +225,13 @@ class PauseStateStuck(Client):
         return dict.fromkeys(super().paused(), False)
 
 
-class _Retry(RetryingClient):
-    """Counts what it does with rows that were cut short."""
-
-
-@seeded("tokens_lost_on_continuation", "retry", caught_by=["continuation"])
-class RetryLosesAToken(_Retry):
+@seeded(
+    "tokens_lost_on_continuation",
+    "retry",
+    caught_by=["continuation", "pause_changes_nothing"],
+    also=["conservation", "logprobs.reference", "routed_experts", "stopping", "text"],
+)
+class RetryLosesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before is missing."""
 
     def joined(self, done: Output, again: Output) -> Output:
@@ -234,8 +242,13 @@ class RetryLosesAToken(_Retry):
         return super().joined(done, again)
 
 
-@seeded("tokens_doubled_on_continuation", "retry", caught_by=["continuation"])
-class RetryDoublesAToken(_Retry):
+@seeded(
+    "tokens_doubled_on_continuation",
+    "retry",
+    caught_by=["continuation", "pause_changes_nothing"],
+    also=["conservation", "logprobs.reference", "routed_experts", "text"],
+)
+class RetryDoublesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before stands twice."""
 
     def joined(self, done: Output, again: Output) -> Output:
@@ -246,8 +259,13 @@ class RetryDoublesAToken(_Retry):
         return super().joined(done, again)
 
 
-@seeded("tokens_doubled_on_continuation", "retry_from_the_start", caught_by=["continuation"])
-class RetryStartsAnew(_Retry):
+@seeded(
+    "tokens_doubled_on_continuation",
+    "retry_from_the_start",
+    caught_by=["continuation", "pause_changes_nothing"],
+    also=["conservation", "logprobs.reference", "routed_experts"],
+)
+class RetryStartsAnew(RetryingClient):
     """A retry is given the bare prompt, and what it makes is put behind what was there."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
@@ -258,8 +276,8 @@ class RetryStartsAnew(_Retry):
         return done
 
 
-@seeded("budget_not_reduced", "retry", caught_by=["continuation"])
-class RetryKeepsItsBudget(_Retry):
+@seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"])
+class RetryKeepsItsBudget(RetryingClient):
     """A retry may make as many tokens as the first attempt might have."""
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
@@ -267,8 +285,13 @@ class RetryKeepsItsBudget(_Retry):
         return params
 
 
-@seeded("abort_leaks", "retry", caught_by=["continuation"])
-class RetryNever(_Retry):
+@seeded(
+    "abort_leaks",
+    "retry",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    also=["driven", "stopping"],
+)
+class RetryNever(RetryingClient):
     """What pause(abort) cut short comes back as it is."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
@@ -277,8 +300,8 @@ class RetryNever(_Retry):
         return done
 
 
-@seeded("abort_leaks", "second_time", caught_by=["continuation"])
-class RetryOnce(_Retry):
+@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+class RetryOnce(RetryingClient):
     """A request that is cut short a second time comes back as it is."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:

@@ -12,7 +12,23 @@ from backends.miniature.router import Router
 from harness.contract import Generation, SessionId
 
 
-@seeded("results_swapped", "in_a_batch", caught_by=["ordering"])
+@seeded(
+    "results_swapped",
+    "in_a_batch",
+    caught_by=["ordering"],
+    also=[
+        "adapter_isolated",
+        "conservation",
+        "current_policy",
+        "fresh_adapter_cache",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "sampling.filters",
+        "tokens.greedy",
+        "turns_keep_tokens",
+    ],
+)
 class FirstTwoSwapped(Client):
     """The first two results of every batch change places."""
 
@@ -24,7 +40,12 @@ class FirstTwoSwapped(Client):
         return rows
 
 
-@seeded("results_swapped", "under_load", caught_by=["ordering"])
+@seeded(
+    "results_swapped",
+    "under_load",
+    caught_by=["ordering"],
+    also=["conservation", "logprobs.reference", "tokens.greedy"],
+)
 class SwappedInLargeBatches(Client):
     """In batches of more than sixteen, the last two results change places."""
 
@@ -36,7 +57,28 @@ class SwappedInLargeBatches(Client):
         return rows
 
 
-@seeded("results_swapped", "between_servers", caught_by=["ordering"])
+@seeded(
+    "results_swapped",
+    "between_servers",
+    caught_by=["ordering"],
+    also=[
+        "abort_returns_partial",
+        "adapter_isolated",
+        "chat_completion.usage",
+        "conservation",
+        "current_policy",
+        "fresh_adapter_cache",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "pause_changes_nothing",
+        "routed_experts",
+        "same_version_same_output",
+        "sampling.filters",
+        "tokens.greedy",
+        "tokens.same",
+        "turns_keep_tokens",
+    ],
+)
 class SwappedBetweenServers(Router):
     """Two responses that come from different servers at the same time change places."""
 
@@ -60,7 +102,20 @@ class SwappedBetweenServers(Router):
         return mine
 
 
-@seeded("choice_index_wrong", "off_by_one", caught_by=["completion.envelope"])
+@seeded(
+    "choice_index_wrong",
+    "off_by_one",
+    caught_by=["chat_completion.envelope", "completion.envelope"],
+    also=[
+        "all_complete",
+        "chat_completion.usage",
+        "completion.usage",
+        "conservation",
+        "stopping",
+        "text",
+        "tokens.greedy",
+    ],
+)
 class IndexFromOne(Client):
     """Choices are numbered from one."""
 
@@ -69,7 +124,12 @@ class IndexFromOne(Client):
         return super().choice(index + 1, row, kind)
 
 
-@seeded("choice_index_wrong", "all_zero", caught_by=["completion.envelope"])
+@seeded(
+    "choice_index_wrong",
+    "all_zero",
+    caught_by=["completion.envelope"],
+    also=["completion.usage", "conservation", "stopping", "text", "tokens.greedy"],
+)
 class IndexAlwaysZero(Client):
     """Every choice of a batch is number zero, as a sub-request numbers its own."""
 
@@ -78,7 +138,7 @@ class IndexAlwaysZero(Client):
         return super().choice(0, row, kind)
 
 
-@seeded("choice_index_wrong", "reversed", caught_by=["ordering"])
+@seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"])
 class ChoicesReversed(Client):
     """The choices of a batch are listed, and numbered, from the last prompt to the first."""
 
@@ -121,7 +181,28 @@ class NoModelInTheBody(Client):
         return answer
 
 
-@seeded("result_lost", "last_row", caught_by=["conservation"])
+@seeded(
+    "result_lost",
+    "last_row",
+    caught_by=["conservation"],
+    also=[
+        "all_complete",
+        "logprobs.numbers",
+        "logprobs.reference",
+        "ordering",
+        "quantization_effect",
+        "routed_experts",
+        "sampling.distribution",
+        "sampling.filters",
+        "sampling.independent",
+        "stopping",
+        "stopping.text",
+        "text",
+        "tokens.differ",
+        "tokens.greedy",
+        "tokens.same",
+    ],
+)
 class LastRowLost(Client):
     """A batch of several rows comes back without the last one."""
 
@@ -132,7 +213,31 @@ class LastRowLost(Client):
         return super().generation(rows)
 
 
-@seeded("result_lost", "empty_row", caught_by=["conservation"])
+@seeded(
+    "result_lost",
+    "empty_row",
+    caught_by=["conservation"],
+    also=[
+        "all_complete",
+        "held_until_resume",
+        "logprobs.numbers",
+        "logprobs.reference",
+        "numbers_are_numbers",
+        "ordering",
+        "quantization_effect",
+        "routed_experts",
+        "sampling.distribution",
+        "sampling.filters",
+        "sampling.independent",
+        "stopping",
+        "stopping.text",
+        "text",
+        "tokens.differ",
+        "tokens.greedy",
+        "tokens.same",
+        "turns_keep_tokens",
+    ],
+)
 class RowEmptied(Client):
     """Under load, one row comes back without its tokens."""
 
@@ -168,7 +273,22 @@ class ExecutedTwiceUnderLoad(Router):
         return answer
 
 
-@seeded("output_cut_short", "last_token", caught_by=["conservation"])
+@seeded(
+    "output_cut_short",
+    "last_token",
+    caught_by=["conservation"],
+    also=[
+        "logprobs.numbers",
+        "logprobs.reference",
+        "numbers_are_numbers",
+        "ordering",
+        "routed_experts",
+        "stopping",
+        "text",
+        "tokens.greedy",
+        "turns_keep_tokens",
+    ],
+)
 class LastTokenCut(Client):
     """Answers of more than eight tokens come back without the last one."""
 
@@ -180,7 +300,12 @@ class LastTokenCut(Client):
         return done
 
 
-@seeded("output_cut_short", "under_load", caught_by=["stopping"])
+@seeded(
+    "output_cut_short",
+    "under_load",
+    caught_by=["stopping"],
+    also=["pause_changes_nothing", "tokens.greedy", "tokens.same"],
+)
 class CutShortUnderLoad(Engine):
     """A busy engine ends requests one token before their length."""
 

@@ -79,8 +79,11 @@ class SessionlessByContent(Router):
     async def generate(
         self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
     ) -> Output:
-        self.fired += session is None
-        return await super().generate(f"prompt {prompt}" if session is None else session, prompt, params, **more)
+        if session is None:
+            self.fired += 1
+            session = f"prompt {prompt}"
+            more.pop("engine", None)
+        return await super().generate(session, prompt, params, **more)
 
 
 @seeded("one_server_gets_all", "sessions", caught_by=["sessions_spread"])

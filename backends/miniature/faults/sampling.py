@@ -35,13 +35,31 @@ def _ignoring(name: str, variant: str, caught_by: list[str], also: Iterable[str]
     seeded(name, variant, caught_by=caught_by, also=also)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
 
 
-_ignoring("parameter_ignored", "temperature", ["tokens.greedy"], temperature=1.0)
+_ignoring(
+    "parameter_ignored",
+    "temperature",
+    ["tokens.greedy"],
+    also=[
+        "abort_returns_partial",
+        "adapter_isolated",
+        "current_policy",
+        "fresh_adapter_cache",
+        "fresh_prefix_cache",
+        "pause_changes_nothing",
+        "same_version_same_output",
+        "sampling.distribution",
+        "sampling.filters",
+        "tokens.same",
+        "whole_version",
+    ],
+    temperature=1.0,
+)
 _ignoring("parameter_ignored", "top_k", ["sampling.filters"], top_k=0)
 _ignoring("parameter_ignored", "top_p", ["sampling.filters"], top_p=1.0)
 _ignoring("parameter_ignored", "min_p", ["sampling.filters"], min_p=0.0)
 _ignoring("parameter_ignored", "seed", ["tokens.same"], seed=None)
-_ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], seed=1)
-_ignoring("parameter_ignored", "max_tokens", ["stopping"], max_tokens=8)
+_ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], also=["sampling.independent"], seed=1)
+_ignoring("parameter_ignored", "max_tokens", ["stopping"], max_tokens=24)
 _ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
 _ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
 _ignoring("parameter_ignored", "stop_token_ids", ["stopping"], stop_token_ids=[])
@@ -50,7 +68,7 @@ _ignoring("parameter_ignored", "stop_string_kept", ["stopping.text"], include_st
 _ignoring("parameter_ignored", "special_tokens", ["text"], skip_special_tokens=True)
 
 
-@seeded("parameter_dropped", "seed", caught_by=["echo"])
+@seeded("parameter_dropped", "seed", caught_by=["echo"], also=["tokens.same"])
 class SeedDropped(Client):
     """The seed is lost on the way to the engine."""
 
@@ -77,11 +95,12 @@ class SamplesShareASeed(Client):
             return await super().sample(request)
         self.fired += 1
         params = request.sampling_params
-        rows = [self.row("one server", request.prompt_token_ids, params) for _ in range(request.num_samples)]
-        return self.generation(await self.gather(rows))
+        engine = self.router.server_of(request.session_id)
+        calls = [self.row(None, request.prompt_token_ids, params, engine=engine) for _ in range(request.num_samples)]
+        return self.generation(await self.gather(calls))
 
 
-@seeded("samples_alike", "one_chance", caught_by=["sampling.independent"])
+@seeded("samples_alike", "one_chance", caught_by=["sampling.independent"], also=["sampling.distribution"])
 class UnseededRowsAlike(Engine):
     """Requests without a seed all run under the same one."""
 

@@ -11,7 +11,7 @@ from backends.miniature.faults.registry import seeded
 from harness.contract import SessionId
 
 
-@seeded("text_not_of_tokens", "last_character", caught_by=["text"])
+@seeded("text_not_of_tokens", "last_character", caught_by=["text"], also=["stopping.text"])
 class TextCut(Engine):
     """Texts of more than four characters lack the last one."""
 
@@ -21,7 +21,7 @@ class TextCut(Engine):
         return text[:-1] if len(text) > 4 else text
 
 
-@seeded("text_not_of_tokens", "another_request", caught_by=["text"])
+@seeded("text_not_of_tokens", "another_request", caught_by=["text"], also=["stopping.text", "tokens.same"])
 class TextOfAnother(Engine):
     """A text is that of the request that ended before."""
 
@@ -33,7 +33,7 @@ class TextOfAnother(Engine):
         return text
 
 
-@seeded("turns_retokenized", caught_by=["turns_keep_tokens"])
+@seeded("turns_retokenized", caught_by=["turns_keep_tokens"], also=["conservation", "echo", "tokens.greedy"])
 class TurnsRetokenized(Client):
     """A prompt that begins with an earlier answer is decoded and encoded again."""
 
@@ -52,7 +52,7 @@ class TurnsRetokenized(Client):
         return done
 
 
-@seeded("tokenizer_wrong", "lower_case", caught_by=["tokenize"])
+@seeded("tokenizer_wrong", "lower_case", caught_by=["tokenize"], also=["tokenize.round_trip"])
 class TokenizesLowerCase(Client):
     """tokenize() reads everything as lower case."""
 
@@ -61,7 +61,7 @@ class TokenizesLowerCase(Client):
         return super().tokenize([text.lower() for text in texts])
 
 
-@seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"])
+@seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"], also=["detokenize"])
 class DetokenizesTrimmed(Client):
     """detokenize() trims white space."""
 
@@ -71,7 +71,7 @@ class DetokenizesTrimmed(Client):
         return [text.strip() for text in texts]
 
 
-@seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"])
+@seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"], also=["tokenize.round_trip"])
 class DetokenizesWithoutSpecial(Client):
     """detokenize() leaves special tokens out."""
 

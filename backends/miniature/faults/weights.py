@@ -13,7 +13,7 @@ from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 
 
-@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"])
+@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], also=["current_policy"])
 class CacheNeverForgotten(Engine):
     """reset_prefix_cache() is answered and nothing is dropped."""
 
@@ -21,7 +21,7 @@ class CacheNeverForgotten(Engine):
         self.fired += bool(self.cache)
 
 
-@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"])
+@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], also=["current_policy"])
 class CacheOfOneNeverForgotten(Engine):
     """reset_prefix_cache() is answered and one server drops nothing."""
 
@@ -42,7 +42,20 @@ class _Syncing(Engine):
         return super().quantized(self.changed(dict(tensors)))
 
 
-@seeded("sync_missed", "one_server", caught_by=["every_parameter", "uniform_servers"])
+@seeded(
+    "sync_missed",
+    "one_server",
+    caught_by=["every_parameter", "uniform_servers"],
+    also=[
+        "current_policy",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "same_version_same_output",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class SyncMissesOne(Client):
     """A weight sync never reaches one server."""
 
@@ -53,7 +66,19 @@ class SyncMissesOne(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("sync_missed", "every_server", caught_by=["every_parameter", "forced_effect"])
+@seeded(
+    "sync_missed",
+    "every_server",
+    caught_by=["every_parameter", "forced_effect"],
+    also=[
+        "current_policy",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class SyncWithoutEffect(Client):
     """A weight sync reports success and sends nothing."""
 
@@ -61,7 +86,25 @@ class SyncWithoutEffect(Client):
         self.fired += version != 0
 
 
-@seeded("sync_missed", "second_time", caught_by=["every_parameter"])
+@seeded(
+    "sync_missed",
+    "second_time",
+    caught_by=["every_parameter"],
+    also=[
+        "adapter_isolated",
+        "current_policy",
+        "fresh_adapter_cache",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "pause_changes_nothing",
+        "routed_experts",
+        "same_version_same_output",
+        "same_version_same_parameters",
+        "tokens.greedy",
+        "uniform_servers",
+        "whole_version",
+    ],
+)
 class SyncOnlyOnce(Client):
     """One server misses every second weight sync."""
 
@@ -78,7 +121,12 @@ class SyncOnlyOnce(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("sync_missed", "compiled_weights", caught_by=["current_policy", "forced_effect"])
+@seeded(
+    "sync_missed",
+    "compiled_weights",
+    caught_by=["current_policy", "forced_effect"],
+    also=["fresh_prefix_cache", "logprobs.reference", "routed_experts", "tokens.greedy", "whole_version"],
+)
 class OldNetworkKept(Engine):
     """Engines take the new parameters and go on computing with the old ones."""
 
@@ -89,7 +137,19 @@ class OldNetworkKept(Engine):
         self._networks.update(networks)
 
 
-@seeded("parameter_not_updated", "every_server", caught_by=["every_parameter"])
+@seeded(
+    "parameter_not_updated",
+    "every_server",
+    caught_by=["every_parameter"],
+    also=[
+        "current_policy",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class ParameterSkipped(_Syncing):
     """The gate of the second layer is never updated."""
 
@@ -98,7 +158,20 @@ class ParameterSkipped(_Syncing):
         return tensors
 
 
-@seeded("parameter_not_updated", "one_server", caught_by=["every_parameter", "uniform_servers"])
+@seeded(
+    "parameter_not_updated",
+    "one_server",
+    caught_by=["every_parameter", "uniform_servers"],
+    also=[
+        "current_policy",
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "same_version_same_output",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class ParameterSkippedByOne(_Syncing):
     """One server never updates the gate of the second layer."""
 
@@ -108,7 +181,20 @@ class ParameterSkippedByOne(_Syncing):
         return tensors
 
 
-@seeded("parameter_not_updated", "in_chunks", caught_by=["every_parameter"])
+@seeded(
+    "parameter_not_updated",
+    "in_chunks",
+    caught_by=["every_parameter"],
+    also=[
+        "current_policy",
+        "logprobs.reference",
+        "routed_experts",
+        "same_version_same_output",
+        "same_version_same_parameters",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class ParameterSkippedInChunks(Client):
     """A sync in chunks loses the last parameter of each chunk."""
 
@@ -127,6 +213,7 @@ class ParameterSkippedInChunks(Client):
 class SameVersionDrifts(_Syncing):
     """Syncing what is there already moves one parameter by a ten-thousandth."""
 
+    factor = 1.0001
     _last: dict[str, model.Array] | None = None
 
     def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
@@ -134,11 +221,27 @@ class SameVersionDrifts(_Syncing):
         self._last = dict(tensors)
         if same:
             self.fired += 1
-            tensors["out"] = (tensors["out"] * np.float32(1.0001)).astype(np.float32)
+            tensors["recur"] = (tensors["recur"] * np.float32(self.factor)).astype(np.float32)
         return tensors
 
 
-@seeded("corruption_from_second_sync", "one_row", caught_by=["every_parameter"])
+@seeded(
+    "sync_not_idempotent",
+    "a_lot",
+    caught_by=["every_parameter", "same_version_same_parameters", "same_version_same_output"],
+)
+class SameVersionDriftsFar(SameVersionDrifts):
+    """Syncing what is there already moves one parameter by a third."""
+
+    factor = 1.33
+
+
+@seeded(
+    "corruption_from_second_sync",
+    "one_row",
+    caught_by=["every_parameter"],
+    also=["current_policy", "logprobs.reference", "routed_experts", "tokens.greedy", "whole_version"],
+)
 class CorruptedFromTheSecond(_Syncing):
     """From the third sync of a start on, one row of the embedding is lost."""
 
@@ -150,7 +253,19 @@ class CorruptedFromTheSecond(_Syncing):
         return tensors
 
 
-@seeded("half_sync_visible", "for_good", caught_by=["every_parameter"])
+@seeded(
+    "half_sync_visible",
+    "for_good",
+    caught_by=["every_parameter"],
+    also=[
+        "current_policy",
+        "logprobs.reference",
+        "same_version_same_output",
+        "same_version_same_parameters",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
 class LastChunkLost(Engine):
     """Of a sync in chunks, the last chunk never becomes visible."""
 
@@ -173,7 +288,12 @@ class LastChunkLost(Engine):
         await super().finish_weight_update()
 
 
-@seeded("half_sync_visible", "for_a_while", caught_by=["whole_version"])
+@seeded(
+    "half_sync_visible",
+    "for_a_while",
+    caught_by=["current_policy", "whole_version"],
+    also=["every_parameter", "fresh_prefix_cache", "logprobs.reference", "routed_experts", "tokens.greedy"],
+)
 class LastChunkLate(Engine):
     """The last half of a sync becomes visible a hundred steps after the sync has returned."""
 
@@ -192,7 +312,12 @@ class LastChunkLate(Engine):
         self.hold({**self.held_parameters, **self.quantized(late)})
 
 
-@seeded("wrong_quantization_scale", "a_lot", caught_by=["every_parameter"])
+@seeded(
+    "wrong_quantization_scale",
+    "a_lot",
+    caught_by=["every_parameter"],
+    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+)
 class ScaleWrong(Engine):
     """After a sync the scales of a quantized engine are a fifth too large."""
 
@@ -205,14 +330,24 @@ class ScaleWrong(Engine):
         return held | {name: (scale * np.float32(self.factor)).astype(np.float32) for name, scale in scales.items()}
 
 
-@seeded("wrong_quantization_scale", "a_little", caught_by=["every_parameter"])
+@seeded(
+    "wrong_quantization_scale",
+    "a_little",
+    caught_by=["every_parameter"],
+    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+)
 class ScaleSlightlyWrong(ScaleWrong):
     """After a sync the scales of a quantized engine are a hundredth too large."""
 
     factor = 1.01
 
 
-@seeded("wrong_quantization_scale", "stale", caught_by=["every_parameter"])
+@seeded(
+    "wrong_quantization_scale",
+    "stale",
+    caught_by=["every_parameter"],
+    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+)
 class ScaleStale(Engine):
     """A sync brings new integers and keeps the old scales."""
 
@@ -223,7 +358,11 @@ class ScaleStale(Engine):
         return {name: tensor for name, tensor in held.items() if name not in scales}
 
 
-@seeded("quantization_ignored", caught_by=["quantization_effect"])
+@seeded(
+    "quantization_ignored",
+    caught_by=["quantization_effect"],
+    also=["current_policy", "every_parameter", "logprobs.reference", "tokens.greedy"],
+)
 class FullPrecision(Engine):
     """Engines that were to quantize hold full precision."""
 
