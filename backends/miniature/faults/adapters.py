@@ -74,7 +74,7 @@ class AdapterMerged(Engine):
         self.hold(model.with_adapter(self.held_parameters, factors))
 
 
-@seeded("adapter_cache_reused", "reloaded_name", caught_by=["fresh_adapter_cache"])
+@seeded("adapter_cache_reused", "reloaded_name", caught_by=["fresh_adapter_cache"], also=["tokens.greedy"])
 class AdapterCacheByName(Engine):
     """An adapter that is loaded over the same name meets the prefix cache of the one before."""
 

@@ -228,7 +228,8 @@ class SameVersionDrifts(_Syncing):
 @seeded(
     "sync_not_idempotent",
     "a_lot",
-    caught_by=["every_parameter", "same_version_same_parameters", "same_version_same_output"],
+    caught_by=["every_parameter", "same_version_same_output", "same_version_same_parameters"],
+    also=["current_policy", "logprobs.reference"],
 )
 class SameVersionDriftsFar(SameVersionDrifts):
     """Syncing what is there already moves one parameter by a third."""
@@ -240,7 +241,15 @@ class SameVersionDriftsFar(SameVersionDrifts):
     "corruption_from_second_sync",
     "one_row",
     caught_by=["every_parameter"],
-    also=["current_policy", "logprobs.reference", "routed_experts", "tokens.greedy", "whole_version"],
+    also=[
+        "current_policy",
+        "fresh_adapter_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "sampling.filters",
+        "tokens.greedy",
+        "whole_version",
+    ],
 )
 class CorruptedFromTheSecond(_Syncing):
     """From the third sync of a start on, one row of the embedding is lost."""
