@@ -207,8 +207,8 @@ _OF_HTTP: tuple[Fault, ...] = (
     _fault(
         "pause_reaches_some",
         "pause() is confirmed by one server that never got it",
-        [PAUSE, IS_PAUSED],
-        "fan_out frozen_while_paused pause_states",
+        [IS_PAUSED],
+        "fan_out pause_states",
     ),
     _fault(
         "header_dropped/session",
