@@ -123,7 +123,6 @@ _BOTH: tuple[Fault, ...] = (
         "errors.named conservation",
     ),
     _fault("server_error/always", "every request of the data plane is answered with a server error", BATCHES, DRIVEN),
-    _fault("hang", "a request of the data plane is never answered", BATCHES, DRIVEN),
     _fault(
         "control_swallowed/every_server",
         "control calls are confirmed and reach no server",
@@ -258,7 +257,10 @@ _OF_LEGACY: tuple[Fault, ...] = (
     ),
 )
 
-HTTP_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_HTTP)
-LEGACY_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_LEGACY)
+_LETHAL: tuple[Fault, ...] = (_fault("hang", "a request of the data plane is never answered", BATCHES, DRIVEN),)
+"""A stack that they struck is not used again: they come last, so that none has to be started after them."""
+
+HTTP_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_HTTP, *_LETHAL)
+LEGACY_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_LEGACY, *_LETHAL)
 FAULTS: tuple[Fault, ...] = tuple(dict.fromkeys((*HTTP_FAULTS, *LEGACY_FAULTS)))
 """All of both stacks; an id may be there twice, with what each stack makes of it."""

@@ -268,11 +268,7 @@ class Session:
         """The running stack of the current seat; started anew if it died, None once that is hopeless."""
         if self._stack is not None and self._stack.alive:
             return self._stack
-        if self._stack is not None:
-            self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
-            self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
-            self._runner.run(self._stack.close())
-            self._stack = None
+        self._bury(seat)
         if seat.name not in self._hopeless:
             if self._deaths.get(seat.name, 0) < MAX_STARTS:
                 error = self._start(seat)
@@ -285,6 +281,14 @@ class Session:
             elif self._stack is not None and self._recorder is not None:
                 self._stack.record_to(self._recorder)
         return self._stack
+
+    def _bury(self, seat: Seat) -> None:
+        """End what is left of a stack that died, or that a scenario spoiled, and count its deaths and its fault."""
+        if self._stack is not None:
+            self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
+            self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
+            self._runner.run(self._stack.close())
+            self._stack = None
 
     def _last_fired(self, stack: Stack) -> int:
         """How often the fault took effect on a stack that a scenario spoiled; once if it had to be ended and cannot say."""
@@ -366,13 +370,20 @@ class Session:
         self._sit(seat)
         self._hopeless.pop(seat.name, None)
         before = self._deaths.pop(seat.name, 0)  # so that it may be started again, however often it died
+        if fault is None and self._stack is not None and not self._stack.alive:
+            self._bury(seat)  # nothing is to be driven under no fault yet: it is started when something is
+            self._fault = None
+            return before + self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
         stack = self._live(seat)
         before += self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
         if stack is None:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
         self._fault = fault
-        return before + self._runner.run(stack.inject(None if fault is None else fault.id))
+        fired = self._runner.run(stack.inject(None if fault is None else fault.id))
+        if self._inline:
+            stack.put_together_anew()
+        return before + fired
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
         """What was last recorded of a scenario on a seat: one trace a take that is kept."""

@@ -675,6 +675,11 @@ class Stack:
         result: InjectResult = await self._host.call("inject", InjectRequest(fault=fault), 60)
         return result.fired
 
+    def put_together_anew(self) -> None:
+        """For who knows that it was: nothing is known of its weights, and no adapter is loaded."""
+        self._version = None
+        self._adapters.clear()
+
     # --- waiting and provoking
 
     async def in_flight(self) -> InFlightResult:
