@@ -3,7 +3,7 @@
 1. the command line and the files it names        `UsageError`
 2. the environment of a target                    `EnvironmentBroken`
 3. the start of a stack                           `StartFailed`
-4. a call through the contract                    `NotOffered`, `CallFailed`, `CallTimedOut`, `StackDied`
+4. a call through the contract                    `NotOffered`, `CallFailed`, `CallTimedOut`, `MissedMoment`, `StackDied`
 5. reading a recording back                       `RecordingError`
 6. reading the ledger of known divergences        `LedgerError`
 
@@ -95,6 +95,12 @@ class CallFailed(StackError):
 
 class CallTimedOut(StackError):
     """A call outlived its deadline. The host is killed: what it would still do is of no use."""
+
+
+class MissedMoment(StackError):
+    """Requests ended before the driver, on a busy machine, caught them in flight. Nothing is known about the stack."""
+
+    blame = Blame.HARNESS
 
 
 class StackDied(StackError):

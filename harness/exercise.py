@@ -28,7 +28,7 @@ _AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
     """The capabilities that the scenario's own calls exercised with success."""
-    own = [call for call in trace.calls if call.phase == "scenario" and call.error is None]
+    own = [call for call in trace.own_calls if call.error is None]
     found = {
         capability
         for call in own

@@ -34,7 +34,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 def compared(trace: ScenarioTrace) -> list[Call]:
     """The scenario's own calls that are compared, in order of their start."""
-    own = (call for call in trace.calls if call.phase == "scenario" and call.method not in INSTRUMENTS)
+    own = (call for call in trace.own_calls if call.method not in INSTRUMENTS)
     return sorted(own, key=lambda call: (call.started_ns, call.id))
 
 

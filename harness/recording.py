@@ -101,6 +101,8 @@ class ScenarioEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     scenario: str
     take: int = 1
     outcome: Literal["completed", "failed"]
+    attempts: int = 1
+    """How often it was begun: again where requests ended before they could be caught in flight."""
     error: CallError | None = None
     """Set when `outcome` is "failed": why the scenario could not be driven to its end."""
     at_ns: int
@@ -187,6 +189,17 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
     observations: tuple[Observation, ...]
     end: ScenarioEnd
+
+    @property
+    def began_ns(self) -> int:
+        """When the last clean room was done: what was before that is not the scenario's, an attempt given up included."""
+        return max((c.ended_ns for c in self.calls if c.phase == "clean_room"), default=0)
+
+    @property
+    def own_calls(self) -> list[Call]:
+        """The scenario's own calls, in the order in which they ended: those after the last clean room."""
+        cleaned = max((at for at, c in enumerate(self.calls) if c.phase == "clean_room"), default=-1)
+        return list(self.calls[cleaned + 1 :])
 
 
 def walk(

@@ -61,7 +61,17 @@ from harness.contract import (
     WorldSizeResult,
     capabilities_of,
 )
-from harness.errors import Blame, CallFailed, CallTimedOut, HarnessError, NotOffered, StackDied, StackError, StartFailed
+from harness.errors import (
+    Blame,
+    CallFailed,
+    CallTimedOut,
+    HarnessError,
+    MissedMoment,
+    NotOffered,
+    StackDied,
+    StackError,
+    StartFailed,
+)
 from harness.host import CALLS, ErrorReply
 from harness.progress import Progress
 from harness.recording import Call, CallError, Event, Observation, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace
@@ -73,6 +83,8 @@ JOIN_DEADLINE_S = 90.0
 SOCKET_DEADLINE_S = 60.0
 TEARDOWN_DEADLINE_S = 20.0
 FAREWELL_DEADLINE_S = 30.0
+MOST_ATTEMPTS = 3
+"""How often a scenario is begun whose requests end before they are caught in flight."""
 LAST_WORD_S = 1.0
 """How much longer than its calls a scenario may take: what was waited for says more than that time was up."""
 DEATH_S = 5.0
@@ -343,6 +355,9 @@ class Stack:
         self._version: int | None = None
         self._adapters: set[str] = set()
         self._spoiled = False
+        self._generating = 0
+        """Calls of the data plane, counted when they begin; `_pending` are those that have not ended."""
+        self._pending = 0
         self._canary_seed = 0
         self._events: list[Event] = []
         self.description: Description | None = None
@@ -395,35 +410,23 @@ class Stack:
     ) -> ScenarioTrace:
         """Clean room, then the scenario; what was recorded of it. Raises only for a stack that cannot be ended.
 
-        The trace's end says whether the scenario could be driven; judging is not done here.
+        The trace's end says whether the scenario could be driven; judging is not done here. Where requests ended before
+        they were caught in flight, it is begun again, at most `MOST_ATTEMPTS` times: checks see the last attempt.
         """
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
         self._events = []
         self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
-        error: CallError | None = None
-        limit = asyncio.timeout(None)
-        try:
-            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S
-            await self._clean_room()
-            self._phase, self._deadline = "scenario", monotonic() + deadline_s
-            async with limit:
-                limit.reschedule(asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S)
-                await scenario()
-        except TimeoutError as e:
-            error = _as_call_error(e)
-            if limit.expired():
-                message = f"not driven to its end within {deadline_s:.0f} s"
-                error = CallError(kind="ScenarioTimedOut", message=message, blame=Blame.STACK)
-        except ExceptionGroup as group:
-            error = _as_call_error(_first_leaf(group))
-        except Exception as e:  # noqa: BLE001 - recorded with its blame; the judge turns it into a verdict
-            error = _as_call_error(e)
-        except BaseException:
-            interrupted = CallError(kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP)
-            self._end(name, take, interrupted)
-            raise
-        refusal = await _cancel(asyncio.all_tasks() - before)
+        for attempts in range(1, MOST_ATTEMPTS + 1):
+            try:
+                error = await self._attempt(deadline_s, scenario)
+            except BaseException:
+                interrupted = CallError(kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP)
+                self._end(name, take, interrupted, attempts)
+                raise
+            refusal = await _cancel(asyncio.all_tasks() - before)
+            if refusal is not None or error is None or error.kind != MissedMoment.__name__:
+                break
         error = error or refusal
         try:
             await self._observe()
@@ -431,7 +434,7 @@ class Stack:
             error = error or _as_call_error(e)
         if self._host.died is not None and not self._spoiled:
             error = _with_death(error, self._host.died)
-        end = self._end(name, take, error)
+        end = self._end(name, take, error, attempts)
         if refusal is not None or (error is not None and (error.kind in FATAL or self._host.died is not None)):
             await self._host.end()
         return ScenarioTrace(
@@ -443,9 +446,30 @@ class Stack:
             end=end,
         )
 
-    def _end(self, name: str, take: int, error: CallError | None) -> ScenarioEnd:
+    async def _attempt(self, deadline_s: float, scenario: Callable[[], Awaitable[None]]) -> CallError | None:
+        """Clean room and scenario, once: how it ended badly, None if it did not. Raises only what is not an Exception."""
+        limit = asyncio.timeout(None)
+        try:
+            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S
+            await self._clean_room()
+            self._phase, self._deadline = "scenario", monotonic() + deadline_s
+            async with limit:
+                limit.reschedule(asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S)
+                await scenario()
+        except TimeoutError as e:
+            if limit.expired():
+                message = f"not driven to its end within {deadline_s:.0f} s"
+                return CallError(kind="ScenarioTimedOut", message=message, blame=Blame.STACK)
+            return _as_call_error(e)
+        except ExceptionGroup as group:
+            return _as_call_error(_first_leaf(group))
+        except Exception as e:  # noqa: BLE001 - recorded with its blame; the judge turns it into a verdict
+            return _as_call_error(e)
+        return None
+
+    def _end(self, name: str, take: int, error: CallError | None, attempts: int) -> ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
-        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, error=error, at_ns=now_ns())
+        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, attempts=attempts, error=error, at_ns=now_ns())
         self._record(end)
         return end
 
@@ -511,6 +535,9 @@ class Stack:
         number, phase, started_ns = self._calls, self._phase, now_ns()
         answer: Message | None = None
         error: CallError | None = None
+        generates = method in DATA_PLANE
+        self._generating += generates
+        self._pending += generates
         try:
             answer = await self._host.call(method, request, left)
         except Exception as e:
@@ -520,6 +547,7 @@ class Stack:
             error = CallError(kind="Cancelled", message="the scenario gave up waiting", blame=Blame.HARNESS)
             raise
         finally:
+            self._pending -= generates
             if self._recorder is not None:
                 self._record(
                     Call(
@@ -690,14 +718,20 @@ class Stack:
     async def until_generating(self, *, requests: int, tokens: int = 0) -> None:
         """Wait until engines work on at least `requests` requests and have made at least `tokens` tokens for them.
 
-        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, and `StackDied` when a
-        process of the stack dies meanwhile.
+        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, `MissedMoment` when every
+        call that could be meant has ended, and `StackDied` when a process of the stack dies meanwhile.
         """
         seen: InFlightResult | None = None
+        begun = self._generating - (1 if self._pending else 0)  # one that is pending now may be meant
         while monotonic() < self._deadline:
             seen = await self.in_flight()
             if seen.requests >= requests and seen.tokens >= tokens:
                 return
+            if self._generating > begun and not self._pending:
+                raise MissedMoment(
+                    f"the requests ended before {requests} were caught in flight with {tokens} tokens; saw {seen}",
+                    next_step="run on a machine that is less busy, or make the requests longer",
+                )
             if self._host.died is not None:
                 raise StackDied(f"{self._host.died} while {requests} requests in flight were awaited; saw {seen}")
             await asyncio.sleep(0.005)
@@ -713,6 +747,9 @@ class Stack:
         except CallFailed:
             return None
 
+
+DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion"})
+"""Calls that make an engine generate."""
 
 FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
 """Ends after which a stack is not used again: it is started anew for the next scenario."""

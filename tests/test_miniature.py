@@ -11,9 +11,11 @@ from backends.miniature import model, tokenizer
 from backends.miniature.faults.registry import parts
 from backends.miniature.stack import Parts
 from harness import catalogue
+from harness.checks.liveness import ALL_COMPLETE
 from harness.clock import SimulatedLoop, monotonic, now_ns
 from harness.errors import UsageError
 from harness.progress import silent
+from harness.scenario import declaration, scenario
 from harness.session import Options, Session
 from harness.targets import known
 from tests.miniature import bench
@@ -152,3 +154,49 @@ def test_text_survives_the_tokenizer(text):
 def test_tokens_need_not_survive_their_text():
     spelled = tokenizer.encode("t") + tokenizer.encode("h")
     assert tokenizer.encode(tokenizer.decode(spelled)) != spelled
+
+
+# --- moments that a busy driver misses --------------------------------------------------------------------------------
+
+
+def catching(stack, enough_at: int):
+    """A scenario that needs a request in flight with sixteen tokens, and asks for too few until its `enough_at`-th attempt."""
+    made_up = scenario(task=0, promise="a request is caught in flight", checks=[ALL_COMPLETE])
+    attempts = []
+
+    async def test_caught(stack, prompts):
+        """Nowhere."""
+
+    async def body(live):
+        attempts.append(live)
+        most = 64 if len(attempts) >= enough_at else 4
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(live.generate([[5, 6, 7]], max_tokens=most, temperature=0.0, ignore_eos=True))
+            await live.until_generating(requests=1, tokens=16)
+
+    declared = declaration(made_up(test_caught))
+    return declared, stack.drive(declared, body), attempts
+
+
+def test_a_moment_that_was_missed_is_tried_again_and_checks_see_the_last_attempt(tmp_path):
+    with bench(tmp_path / "run") as stack:
+        declared, verdicts, attempts = catching(stack, enough_at=3)
+        [trace] = stack.session.driven(declared, stack.seat(declared))
+    assert (len(attempts), trace.end.attempts, trace.end.outcome) == (3, 3, "completed")
+    assert {(v.check, v.status) for v in verdicts} == {
+        ("all_complete", "pass"),
+        ("conservation", "pass"),
+        ("echo", "pass"),
+        ("instruments", "pass"),
+    }
+    assert len(trace.own_calls) == 1
+
+
+def test_a_moment_that_is_always_missed_says_nothing_about_the_stack(tmp_path):
+    with bench(tmp_path / "run") as stack:
+        _, [verdict], attempts = catching(stack, enough_at=99)
+        assert len(attempts) == 3
+        assert (verdict.status, verdict.blame) == ("untestable", "harness")
+        assert verdict.reason == "could not be driven: MissedMoment"
+        _, verdicts, _ = catching(stack, enough_at=1)  # the stack is as good as before
+        assert {v.status for v in verdicts} == {"pass"}

@@ -91,7 +91,7 @@ class Evidence:
     @cached_property
     def _own_calls(self) -> list[Call]:
         """Sorted once: every check asks for them, some for each row."""
-        return sorted((c for c in self.trace.calls if c.phase == "scenario"), key=lambda c: c.started_ns)
+        return sorted(self.trace.own_calls, key=lambda c: c.started_ns)
 
     @cached_property
     def _syncs(self) -> list[Call]:
@@ -100,7 +100,7 @@ class Evidence:
     @cached_property
     def began_ns(self) -> int:
         """When the clean room was done: what engines took up before that is not the scenario's."""
-        return max((c.ended_ns for c in self.trace.calls if c.phase == "clean_room"), default=0)
+        return self.trace.began_ns
 
     @cached_property
     def all_executions(self) -> list[Execution]:
