@@ -6,6 +6,7 @@ name, a recording without such calls untestable, and only whole answers reach th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -133,8 +134,21 @@ def unexpected(call: Call) -> Finding:
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
     """The rows of `calls`, which are in good shape. Prompts of chat messages are the reference's rendering."""
-    wanted = {call.id for call in calls}
-    return [_answer(evidence, row) for row in matching.rows(evidence) if row.call.id in wanted]
+    wanted, known = {call.id for call in calls}, _known(evidence)
+    found = []
+    for row in matching.rows(evidence):
+        if row.call.id in wanted:
+            at = (row.call.id, row.index)
+            if at not in known:
+                known[at] = _answer(evidence, row)
+            found.append(known[at])
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _known(_evidence: Evidence) -> dict[tuple[int, int], Answer]:
+    """Answers that were put together before, for the checks that follow on one scenario: (call id, row) → answer."""
+    return {}
 
 
 def _answer(evidence: Evidence, row: matching.Row) -> Answer:

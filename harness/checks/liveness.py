@@ -66,7 +66,13 @@ def _judge_ends(evidence: Evidence) -> Finding:
             assert call.error is not None
             shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
             wrong.append((f"{call.method}() {why}", shown))
-    wrong += [(why, {**row.shown, "finish_reason": row.finish_reason}) for row in found if (why := _hollow(row))]
+    cut = [c for c in evidence.calls("pause") if c.request.get("mode") == "abort"]
+    for row in found:
+        aborted = row.finish_reason == "abort" and any(
+            row.call.started_ns < c.started_ns < row.call.ended_ns for c in cut
+        )
+        if not aborted and (why := _hollow(row)):
+            wrong.append((why, {**row.shown, "finish_reason": row.finish_reason}))
     facts = len(calls) + len(found)
     if wrong:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])

@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Rows beside the executions that served them. Every execution is in exactly one place."""
 
-    rows: list[Row]
+    rows: tuple[Row, ...]
     served: dict[tuple[int, int], list[Execution]]
     """(call id, row index) → its executions in order: one, or several where a client went on after an abort."""
     altered: list[tuple[Row, Execution]]
@@ -122,8 +122,9 @@ def _asked(ask: Callable[[], list[int]]) -> tuple[int, ...] | None:
         return None
 
 
-def rows(evidence: Evidence) -> list[Row]:
-    """Every row that the scenario asked for, in order of its calls' start."""
+@functools.lru_cache(maxsize=1)
+def rows(evidence: Evidence) -> tuple[Row, ...]:
+    """Every row that the scenario asked for, in order of its calls' start. Kept for the checks that follow on one scenario."""
     found: list[Row] = []
     for call in evidence.calls():
         match call.method:
@@ -135,7 +136,7 @@ def rows(evidence: Evidence) -> list[Row]:
                 found.extend(_openai_rows(call, evidence.reference))
             case _:
                 pass
-    return found
+    return tuple(found)
 
 
 def _generate_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:

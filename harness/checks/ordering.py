@@ -10,7 +10,7 @@ from harness.checks.base import Check, Evidence, Execution, Finding, failed, pas
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 
 
-def in_order(*, ragged: bool = False, concurrent: bool = False) -> Check:
+def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Check:
     """Each result is what an engine made of the prompt in its place.
 
     `ragged` demands that the rows of a call did finish out of order, `concurrent` that calls did overlap in time:
@@ -40,13 +40,17 @@ def in_order(*, ragged: bool = False, concurrent: bool = False) -> Check:
         fault="results swapped within a batch, dropped, or handed to another caller",
         source=SOURCE,
         rule=rule,
+        labels=labels,
     )
 
 
 def _made(row: Answer, execution: Execution) -> bool:
     made = list(execution.tokens)
     # vLLM's engine may run on for a step after a stop string, which the frontend finds.
-    return made == row.tokens or (row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens)
+    ran_on = row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
+    # A client may go on with what pause(abort) cut short: how, is judged by `continuation`.
+    went_on = execution.finish_reason == "abort" and made != [] and row.tokens[: len(made)] == made
+    return made == row.tokens or ran_on or went_on
 
 
 def _why(row: Answer, rows: list[Answer], runs: dict[tuple[int, ...], list[Execution]]) -> str:

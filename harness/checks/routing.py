@@ -165,15 +165,24 @@ SESSIONS_SPREAD = Check(
 
 
 def _judge_sessionless_spread(evidence: Evidence) -> Finding:
+    """All of them, and those of each prompt that was asked often enough: its content must not decide."""
     units: dict[tuple[int, int], set[str]] = defaultdict(set)
-    prompts: set[tuple[int, ...] | None] = set()
+    of_prompt: dict[tuple[int, ...] | None, set[tuple[int, int]]] = defaultdict(set)
     for row, servers in _placed(evidence):
         if row.session is None:
             # The samples of one call share a server (SkyRL #934: one engine is selected a call).
-            units[row.call.id, 0 if row.call.method == "sample" else row.index].update(servers)
-            prompts.add(row.prompt)
-    kind = "identical requests" if len(prompts) == 1 else "requests"
-    return _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
+            unit = (row.call.id, 0 if row.call.method == "sample" else row.index)
+            units[unit].update(servers)
+            of_prompt[row.prompt].add(unit)
+    kind = "identical requests" if len(of_prompt) == 1 else "requests"
+    found = _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
+    for same in of_prompt.values() if found.status == "pass" else ():
+        alike = _spread(
+            evidence, [units[unit] for unit in same], "identical requests without a session leave a server without any"
+        )
+        if alike.status == "fail":
+            return alike
+    return found
 
 
 SESSIONLESS_SPREAD = Check(

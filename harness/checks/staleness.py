@@ -12,8 +12,10 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
+from harness.checks.tokens import RESHAPING
 from harness.recording import Call
 from harness.reference import Query, Score, ScoreRequest, UnansweredQuery
+from harness.topology import Quantization
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
@@ -34,14 +36,15 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def greedy_answers(evidence: Evidence) -> list[Answered]:
-    """Greedy rows of generate() that came back and that no sync overlaps, nor a change of their own adapter."""
+    """Greedy rows of generate() that came back, asked of nothing but the model's own distribution, and that no sync
+    overlaps, nor a change of their own adapter."""
     syncs = evidence.calls("sync_weights")
     found = []
     for row in rows(evidence):
         call = row.call
         if call.method != "generate" or row.state != "returned" or row.prompt is None or not row.tokens:
             continue
-        if row.params.get("temperature") != 0:
+        if row.params.get("temperature") != 0 or any(row.params.get(name) for name in RESHAPING):
             continue
         if any(overlap(change, call) for change in (*syncs, *_changes_of_its_adapter(evidence, call))):
             continue
@@ -191,7 +194,8 @@ def _by_prompt(evidence: Evidence) -> dict[tuple[Any, ...], list[Answered]]:
     """Answers by prompt and adapter: what differs between them is the policy version."""
     found: dict[tuple[Any, ...], list[Answered]] = defaultdict(list)
     for answer in greedy_answers(evidence):
-        found[answer.row.prompt, answer.adapter].append(answer)
+        if answer.row.finish_reason != "abort":  # how far it had come then is chance
+            found[answer.row.prompt, answer.adapter].append(answer)
     return found
 
 
@@ -247,11 +251,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
     execution: Execution
     version: int
+    quantization: Quantization | None = None
 
     @property
     def score(self) -> ScoreRequest:
         return ScoreRequest(
-            version=self.version, prompt=list(self.execution.prompt), tokens=list(self.execution.tokens)
+            version=self.version,
+            quantization=self.quantization,
+            prompt=list(self.execution.prompt),
+            tokens=list(self.execution.tokens),
         )
 
 
@@ -266,6 +274,8 @@ def _parts(evidence: Evidence) -> list[Part]:
         call = row.call
         if call.method != "generate" or row.params.get("temperature") != 0 or call.request.get("lora_adapter"):
             continue
+        if any(row.params.get(name) for name in RESHAPING):
+            continue
         if not any(overlap(sync, call) for sync in syncs):
             continue
         for execution in assignment(evidence).where(row):
@@ -273,7 +283,8 @@ def _parts(evidence: Evidence) -> list[Part]:
             began, ended = max([execution.started_ns, *held]), max([*execution.step_ns, execution.started_ns])
             if not execution.tokens or any(s.started_ns < ended and s.ended_ns > began for s in syncs):
                 continue
-            found.append(Part(row=row, execution=execution, version=evidence.version_at(began)))
+            version, quantization = evidence.version_at(began), evidence.header.topology.quantization
+            found.append(Part(row=row, execution=execution, version=version, quantization=quantization))
     return found
 
 

@@ -187,10 +187,12 @@ def test_what_was_not_interrupted_says_nothing():
 
 
 def test_after_a_sync_the_rest_is_made_by_the_new_policy():
-    scene = Retried(sync=True)
+    plain = {"temperature": 0.0, "max_tokens": LENGTH}
+    scene = Retried(sync=True, params=plain)
     assert scene.judge(WHOLE_VERSION).status == "pass"
     assert scene.judge(CONTINUATION).status == "pass"
-    stale = Retried(sync=False)
+    assert Retried(sync=True).judge(WHOLE_VERSION).status == "untestable", "min_tokens bars what the model may prefer"
+    stale = Retried(sync=False, params=plain)
     resume = next(c for c in stale.calls if c.method == "resume" and c.phase == "scenario")
     sync = traces.call("sync_weights", {"version": 1}, started_ns=resume.started_ns - 2, ended_ns=resume.started_ns - 1)
     stale.calls.append(sync)
