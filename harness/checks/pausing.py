@@ -64,8 +64,22 @@ def pauses(evidence: Evidence) -> list[Pause]:
 
 
 def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
-    """Executions that had made a token by then and were not done."""
-    return [e for e in evidence.executions if e.step_ns and e.step_ns[0] <= at_ns and (e.ended_ns or at_ns + 1) > at_ns]
+    """Executions that had made a token by then, were not done, and of which nobody had said that they are not wanted."""
+    dropped = _dropped(evidence)
+    return [
+        e
+        for e in evidence.executions
+        if e.step_ns
+        and e.step_ns[0] <= at_ns
+        and (e.ended_ns or at_ns + 1) > at_ns
+        and dropped.get((e.server, e.request_id), at_ns + 1) > at_ns
+    ]
+
+
+def _dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
+    """(server, request) → when its caller was gone, as after another row of its batch had failed."""
+    aborts = (seen for seen in evidence.trace.observations if seen.kind == "abort")
+    return {(seen.server, request): seen.at_ns for seen in aborts for request in seen.data["request_ids"]}
 
 
 def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
@@ -240,8 +254,11 @@ def _judge_waited(evidence: Evidence) -> Finding:
         return blind
     facts, late = 0, []
     latest_ns = waited_ns = 0
+    dropped = _dropped(evidence)
     for pause in (p for p in pauses(evidence) if p.mode == "wait"):
         for execution in in_flight(evidence, pause.asked_ns):
+            if (execution.server, execution.request_id) in dropped:
+                continue
             facts += 1
             if execution.ended_ns is not None:
                 latest_ns = max(latest_ns, execution.ended_ns - pause.from_ns)
