@@ -150,3 +150,16 @@ def test_one_open_route_is_red(status):
 @pytest.mark.parametrize("routes", [{}, {"POST /pause": 422}, {"POST /pause": 502}])
 def test_a_probe_that_tells_nothing_is_untestable(routes):
     assert probed(routes).judge(CONTROL_PLANE_CLOSED).status == "untestable"
+
+
+def test_what_a_pause_cut_short_is_no_empty_success():
+    aborted = {"response_ids": [[1, 2]], "responses": [""], "stop_reasons": ["abort"]}
+    scene = Killed()
+    scene.change(scene.failed, error=None, result=aborted)
+    pause = traces.call(
+        "pause", {"mode": "abort"}, started_ns=scene.failed.started_ns + 1, ended_ns=scene.kill.ended_ns
+    )
+    scene.calls.append(pause)
+    assert scene.judge(EVERY_CALL_ENDS).status == "pass"
+    scene.change(pause, request={"mode": "keep"})
+    assert scene.judge(EVERY_CALL_ENDS).reason == "a request that was cut short came back as a success"

@@ -173,3 +173,13 @@ def test_a_request_that_is_not_held():
     scene.change(scene.late, result=None, error=traces.error())
     assert scene.judge(HELD).reason == "a request that came during pause(keep) failed"
     assert Paused(late=False).judge(HELD).status == "untestable"
+
+
+def test_a_request_whose_caller_is_gone_is_not_waited_for():
+    scene = Paused("wait")
+    scene.seen += traces.executed([70, 71], [1, 2, 3], from_ns=scene.answer.started_ns + 1, step_ns=STEP, reason=None)
+    unfinished = scene.seen[-1].data["tokens"]
+    assert scene.judge(WAITED).reason == "pause(wait) returned before the requests in flight had finished"
+    gone = traces.observation("abort", "server-0", scene.answer.started_ns + 4 * STEP, request_ids=list(unfinished))
+    scene.seen.append(gone)
+    assert scene.judge(WAITED).status == "pass"

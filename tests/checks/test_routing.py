@@ -85,3 +85,15 @@ def test_too_few_requests_say_nothing():
     assert scene.judge(SESSIONLESS_SPREAD).status == "untestable"
     assert false_alarm_rate(32, 2) == 2**-31
     assert false_alarm_rate(1, 2) == 1.0
+
+
+def test_each_prompts_requests_are_spread_even_if_all_together_are():
+    """A hash of the body uses both servers over many prompts, and one for all samples of a prompt."""
+    scene = Scene()
+    for number in range(2):
+        scene.generate([[5, number]] * 40, length=1, route=lambda *_, at=number: SERVERS[at])
+    assert scene.judge(SESSIONLESS_SPREAD).reason == "identical requests without a session leave a server without any"
+    scene = Scene()
+    for number in range(2):
+        scene.generate([[5, number]] * 40, length=1)
+    assert scene.judge(SESSIONLESS_SPREAD).status == "pass"

@@ -147,3 +147,23 @@ def test_a_request_that_meets_half_a_sync(answer):
 
 def test_what_an_engine_may_have_begun_before_the_sync_is_left_open():
     assert waited(paused=False).judge(WHOLE_VERSION).status == "untestable"
+
+
+def test_reshaped_sampling_is_no_evidence_of_a_version():
+    """Greedy among few tokens, or with a bias, is not the model's own choice."""
+    scene = synced()
+    scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2, params={"allowed_token_ids": [1, 2, 3, 4, 5, 6]})
+    assert scene.judge(CURRENT_POLICY).status == "pass"
+    scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2)
+    assert scene.judge(CURRENT_POLICY).reason == "an answer follows no policy version"
+
+
+def test_how_far_an_aborted_answer_had_come_is_chance():
+    scene = Scene()
+    scene.generate(SHORT)
+    scene.sync(0)
+    scene.generate(SHORT)
+    half = [row[:3] for row in scene.calls[-1].result["response_ids"]]
+    cut = {**scene.calls[-1].result, "response_ids": half, "stop_reasons": ["abort"] * 2}
+    scene.change(scene.calls[-1], result=cut)
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "untestable"
