@@ -15,7 +15,7 @@ from harness.doctor import Diagnosis
 from harness.errors import EnvironmentBroken
 from harness.verdict import Judgement, RunInfo
 
-COMMANDS = ("run", "prove", "targets", "setup", "judge", "compare", "report", "doctor")
+COMMANDS = ("run", "prove", "explore", "targets", "setup", "judge", "compare", "report", "doctor")
 
 
 def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
