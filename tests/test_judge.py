@@ -162,13 +162,14 @@ def test_a_lacking_capability_is_missing_for_each_check_and_red_only_in_a_compar
 
 def test_a_declared_capability_that_nothing_exercised_with_success_is_red():
     calls = [
+        traces.call("pause", {"mode": "keep"}, phase="clean_room"),
+        traces.call("health", phase="clean_room"),
         traces.call("pause", {"mode": "abort"}),
         traces.call("resume"),
         traces.call("prepare_weight_sync"),
         traces.call("sleep", error=traces.error()),
         traces.call("wake_up", {"tags": ["weights"]}),
         traces.generate([], [[1]], messages=[[{"role": "user", "content": "x"}]]),
-        traces.call("health", phase="clean_room"),
     ]
     seen = exercise.exercised(traces.trace(*calls))
     assert seen == {
