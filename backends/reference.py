@@ -42,8 +42,6 @@ UNKNOWN = {"adapter": Capability.LORA, "quantization": Capability.QUANTIZED}
 class Reference:
     """Scores any tokens under any policy version."""
 
-    declared = frozenset({Capability.SCORE})
-
     def __init__(self) -> None:
         self._request: StartRequest
         self._model: Any = None
@@ -62,7 +60,7 @@ class Reference:
             target=self._request.target,
             topology=self._request.topology,
             start=self._request.start,
-            capabilities=sorted(self.declared),
+            capabilities=self._request.capabilities,
             servers=[],
             packages=packages,
         )
@@ -113,7 +111,7 @@ class Reference:
     def _at(self, version: int) -> Any:
         """The model under a policy version."""
         if version != self._version:
-            tensors = policy.version(self._request.model_path, version)
+            tensors = policy.version(self._request.model_path, version, self._request.policies)
             self._model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
             self._version = version
         return self._model
@@ -146,7 +144,8 @@ class Reference:
         import torch
 
         dtype = getattr(torch, self._request.dtype)
-        tensors = {n: t.to(dtype) for n, t in policy.version(self._request.model_path, request.version).items()}
+        made = policy.version(self._request.model_path, request.version, self._request.policies)
+        tensors = {n: t.to(dtype) for n, t in made.items()}
         return ExpectedDigests(digests={n: tensor_digest(t) for n, t in _fused(tensors).items()})
 
 

@@ -18,6 +18,9 @@ from harness.topology import Topology
 
 PauseMode = Literal["abort", "keep", "wait"]
 SessionId = str | int
+Layout = Literal["single", "fsdp2"]
+FIRST_TRAINED = 2**32
+"""Policy versions from here on were trained; those below are made by rule (`fixtures/policy.py`)."""
 Start = Literal["ray", "fork", "inline"]
 """As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
 
@@ -81,6 +84,51 @@ class OpenAIResponse(Message, frozen=True, kw_only=True):
     """The body as the stack returned it: a completion, or an error response as documented."""
 
     body: dict[str, Any]
+
+
+class TrajectoryId(Message, frozen=True, kw_only=True):
+    """`repetition_id` counts the samples of one prompt (SkyRL, TrajectoryID). Its session is "<instance>_<repetition>"."""
+
+    instance_id: str
+    repetition_id: int
+
+    @property
+    def session(self) -> str:
+        return f"{self.instance_id}_{self.repetition_id}"
+
+
+class GymRequest(Message, frozen=True, kw_only=True):
+    """What SkyRL's gym generator is asked (SkyRL, GeneratorInput), and how it is configured (SkyRL, GeneratorConfig).
+
+    `prompts` are chat messages, `env_extras` one entry a prompt, for the environment of `fixtures/gym_env.py`.
+    `trajectory_ids`, if given, has one entry a prompt. `max_input_length`: tokens beyond which no further turn begins.
+    `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
+    are one assistant message.
+    """
+
+    prompts: list[list[dict[str, str]]]
+    env_extras: list[dict[str, Any]]
+    sampling_params: dict[str, Any] = {}
+    trajectory_ids: list[TrajectoryId] | None = None
+    max_turns: int = 1
+    max_input_length: int = 512
+    batched: bool = False
+    use_conversation_multi_turn: bool = True
+
+
+class GymOutput(Message, frozen=True, kw_only=True):
+    """What the trajectories came to (SkyRL, GeneratorOutput). One entry a prompt, in the order of the prompts.
+
+    A reward is a number a trajectory, or one a token of the response. `loss_masks` has 1 for the policy's own tokens.
+    """
+
+    prompt_token_ids: list[list[int]]
+    response_ids: list[list[int]]
+    rewards: list[float | list[float]]
+    loss_masks: list[list[int]]
+    stop_reasons: list[str | None]
+    rollout_logprobs: list[list[float | None] | None] | None = None
+    rollout_metrics: dict[str, float] = {}
 
 
 class TokenizeRequest(Message, frozen=True, kw_only=True):
@@ -148,11 +196,41 @@ class WorldSizeResult(Message, frozen=True, kw_only=True):
 class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
-    `chunks` is how many pieces the trainer sends the parameters in: 1 is whole.
+    `chunks` is how many pieces the trainer sends the parameters in: 1 is whole. `layout` is how the trainer holds them: whole
+    in one process, or as FSDP2's shards in two, gathered for the sync.
     """
 
     version: int
     chunks: int = 1
+    layout: Layout = "single"
+
+
+class TrainRequest(Message, frozen=True, kw_only=True):
+    """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput): from policy version
+    `base_version`, loss = mean over all tokens that train of -advantage × log-probability, gradient clipped to norm 1.
+    """
+
+    base_version: int
+    prompt_token_ids: list[list[int]]
+    response_ids: list[list[int]]
+    loss_masks: list[list[int]] | None = None
+    """1 for each response token that trains; None: all of them."""
+    advantages: list[float]
+    """One a row."""
+    rollout_logprobs: list[list[float]] | None = None
+    """What the engines said of the same tokens. The loss does not use them; the checks compare them with the trainer's."""
+    learning_rate: float
+
+
+class TrainResult(Message, frozen=True, kw_only=True):
+    """`version` follows from the content of the new weights: at least `FIRST_TRAINED`, and equal for equal weights."""
+
+    version: int
+    response_logprobs: list[list[float]]
+    """The trainer's, of each response token under `base_version`, at temperature 1."""
+    loss: float
+    grad_norm: float
+    """Before it is clipped."""
 
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
@@ -219,6 +297,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
 
     target: str
     topology: Topology
+    capabilities: list[Capability] = []
+    """What the target declares (backends/targets.toml). The description says what of it this very start offers."""
     start: Start = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
@@ -232,6 +312,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
     """Put the fault instrument (`inject`) into the stack. Never in a run whose verdicts are to count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
+    policies: str = ""
+    """Folder of the run in which trained policy versions are kept, for trainer and oracle alike."""
 
 
 class ServerDescription(Message, frozen=True, kw_only=True):
@@ -279,6 +361,9 @@ class StackAdapter(Protocol):
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
 
+    async def gym_generate(self, request: GymRequest) -> GymOutput:
+        """Trajectories of SkyRL's gym generator, over this stack's client."""
+
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult: ...
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult: ...
@@ -303,6 +388,9 @@ class StackAdapter(Protocol):
         """Join trainer and workers into the group that weights travel through. Idempotent."""
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        """Make a policy version. The engines go on meanwhile; none of them has it before it is synced."""
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty: ...
 
@@ -349,10 +437,11 @@ METHODS: dict[str, Method] = {
         Method("sample", SampleRequest, Generation, Capability.SAMPLE),
         Method("chat_completion", OpenAIRequest, OpenAIResponse, Capability.CHAT_COMPLETION),
         Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION),
+        Method("gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR),
         Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
         Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
-        Method("pause", PauseRequest, Empty, Capability.PAUSE_KEEP),
-        Method("resume", Empty, Empty, Capability.PAUSE_KEEP),
+        Method("pause", PauseRequest, Empty),
+        Method("resume", Empty, Empty),
         Method("sleep", SleepRequest, Empty, Capability.SLEEP),
         Method("wake_up", WakeUpRequest, Empty, Capability.SLEEP),
         Method("reset_prefix_cache", ResetPrefixCacheRequest, Empty, Capability.RESET_PREFIX_CACHE),
@@ -361,6 +450,7 @@ METHODS: dict[str, Method] = {
         Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("train", TrainRequest, TrainResult, Capability.TRAINER),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.LORA),
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
@@ -391,6 +481,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "generate":
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
+        case "sync_weights" if request.get("layout", "single") != "single":
+            found.add(Capability.TRAINER)
         case "reset_prefix_cache" if request.get("reset_running_requests"):
             found.add(Capability.RESET_RUNNING_REQUESTS)
         case _:

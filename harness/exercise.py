@@ -15,11 +15,10 @@ from harness.verdict import Conformance, Verdict
 
 CHECK = "capability.exercised"
 _NO_PROOF: dict[str, frozenset[Capability]] = {
-    "resume": frozenset({Capability.PAUSE_KEEP}),
     "wake_up": frozenset({Capability.SLEEP}),
     "prepare_weight_sync": frozenset({Capability.WEIGHT_SYNC}),
 }
-"""Calls that go along with others: a resume does not show that pause(keep) was exercised."""
+"""Calls that go along with others: waking up does not show that sleep was exercised."""
 
 
 _AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})

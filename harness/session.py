@@ -326,6 +326,7 @@ class Session:
         request = StartRequest(
             target=seat.target,
             topology=seat.topology,
+            capabilities=sorted(self._target(seat.target).capabilities),
             start=self._start_kind,
             engine=self.options.engine,
             model_path=str(self._model_path()),
@@ -335,6 +336,7 @@ class Session:
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
+            policies=str(self.folder.policies),
         )
         stack = Stack(host, request)
         try:
@@ -442,10 +444,12 @@ class Session:
         request = StartRequest(
             target=self._oracle_name,
             topology=Topology(engines=1),
+            capabilities=sorted(self._target(self._oracle_name).capabilities),
             engine="cpu",
             model_path=str(self._model_path()),
             scratch=str(self._oracle.scratch),
             logs=str(logs.absolute()),
+            policies=str(self.folder.policies),
         )
         progress = silent if self._inline else self._progress
         with progress("reference: loading the model"), self.timed("start"):

@@ -33,12 +33,15 @@ from harness.contract import (
     Empty,
     GenerateRequest,
     Generation,
+    GymOutput,
+    GymRequest,
     HealthResult,
     InFlightResult,
     InjectRequest,
     InjectResult,
     IsPausedResult,
     KillServerRequest,
+    Layout,
     LoadLoraRequest,
     Message,
     ObserveRequest,
@@ -56,6 +59,8 @@ from harness.contract import (
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
+    TrainRequest,
+    TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
     WorldSizeResult,
@@ -74,7 +79,17 @@ from harness.errors import (
 )
 from harness.host import CALLS, ErrorReply
 from harness.progress import Progress
-from harness.recording import Call, CallError, Event, Observation, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace
+from harness.recording import (
+    Call,
+    CallError,
+    Event,
+    Mark,
+    Observation,
+    Recorder,
+    ScenarioEnd,
+    ScenarioStart,
+    ScenarioTrace,
+)
 from harness.supervisor import Farewell, Job
 from harness.topology import Topology
 
@@ -353,6 +368,7 @@ class Stack:
         self._calls = 0
         self._deadline = float("inf")
         self._version: int | None = None
+        self._paused = False
         self._adapters: set[str] = set()
         self._spoiled = False
         self._generating = 0
@@ -444,6 +460,7 @@ class Stack:
             calls=tuple(e for e in self._events if isinstance(e, Call)),
             observations=tuple(e for e in self._events if isinstance(e, Observation)),
             end=end,
+            marks=tuple(e for e in self._events if isinstance(e, Mark)),
         )
 
     async def _attempt(self, deadline_s: float, scenario: Callable[[], Awaitable[None]]) -> CallError | None:
@@ -495,7 +512,7 @@ class Stack:
 
     async def _clean_room(self) -> None:
         """Resumed, awake, at policy version 0, empty prefix cache: done, then verified, and the instruments with it."""
-        if Capability.PAUSE_KEEP in self.capabilities:
+        if self._paused:
             await self.resume()
         await self._until_idle()
         if Capability.SLEEP in self.capabilities:
@@ -624,6 +641,10 @@ class Stack:
         """The response's body, or an error body as the stack returns it."""
         return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
 
+    async def gym_generate(self, request: GymRequest, *, label: str | None = None) -> GymOutput:
+        """Trajectories of SkyRL's gym generator; results in the order of the prompts."""
+        return await self._call("gym_generate", request, GymOutput, label)
+
     async def tokenize(
         self, texts: list[str], *, add_special_tokens: bool = True, label: str | None = None
     ) -> list[list[int]]:
@@ -636,10 +657,12 @@ class Stack:
     # --- control plane
 
     async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False, label: str | None = None) -> None:
+        self._paused = True  # also when it fails: it may have reached some servers
         await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty, label)
 
     async def resume(self, *, label: str | None = None) -> None:
         await self._call("resume", Empty(), Empty, label)
+        self._paused = False
 
     async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
         await self._call("sleep", SleepRequest(level=level), Empty, label)
@@ -665,11 +688,18 @@ class Stack:
     async def prepare_weight_sync(self, *, label: str | None = None) -> None:
         await self._call("prepare_weight_sync", Empty(), Empty, label)
 
-    async def sync_weights(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
+    async def sync_weights(
+        self, version: int, *, chunks: int = 1, layout: Layout = "single", label: str | None = None
+    ) -> None:
         """Load a policy version into every engine through the stack's own weight sync."""
         self._version = None  # unknown until it is done
-        await self._call("sync_weights", SyncWeightsRequest(version=version, chunks=chunks), Empty, label)
+        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout)
+        await self._call("sync_weights", request, Empty, label)
         self._version = version
+
+    async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
+        """One optimizer step on rollouts: a new policy version, which no engine has before it is synced."""
+        return await self._call("train", request, TrainResult, label)
 
     async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
         """server → rank → parameter → digest, out of band."""
@@ -708,6 +738,12 @@ class Stack:
         self._version = None
         self._adapters.clear()
 
+    # --- what the scenario itself says
+
+    def mark(self, name: str, *, step: int, **numbers: float) -> None:
+        """Record a moment of the scenario's own schedule, or figures of a step (`harness.recording.Mark`)."""
+        self._record(Mark(name=name, step=step, at_ns=now_ns(), numbers=numbers))
+
     # --- waiting and provoking
 
     async def in_flight(self) -> InFlightResult:
@@ -718,6 +754,18 @@ class Stack:
     async def until_generating(self, *, requests: int, tokens: int = 0) -> None:
         """Wait until engines work on at least `requests` requests and have made at least `tokens` tokens for them.
 
+        Raises what `until` raises.
+        """
+        await self.until(
+            lambda seen: seen.requests >= requests and seen.tokens >= tokens,
+            f"{requests} requests in flight with {tokens} tokens",
+        )
+
+    async def until(
+        self, met: Callable[[InFlightResult], bool], what: str, *, every_s: float = 0.005
+    ) -> InFlightResult:
+        """Wait until what engines work on is as `met` wants it; asked again every `every_s` seconds. What was seen then.
+
         Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, `MissedMoment` when every
         call that could be meant has ended, and `StackDied` when a process of the stack dies meanwhile.
         """
@@ -725,18 +773,18 @@ class Stack:
         begun = self._generating - (1 if self._pending else 0)  # one that is pending now may be meant
         while monotonic() < self._deadline:
             seen = await self.in_flight()
-            if seen.requests >= requests and seen.tokens >= tokens:
-                return
+            if met(seen):
+                return seen
             if self._generating > begun and not self._pending:
                 raise MissedMoment(
-                    f"the requests ended before {requests} were caught in flight with {tokens} tokens; saw {seen}",
+                    f"the requests ended before they were caught: {what} were awaited; saw {seen}",
                     next_step="run on a machine that is less busy, or make the requests longer",
                 )
             if self._host.died is not None:
-                raise StackDied(f"{self._host.died} while {requests} requests in flight were awaited; saw {seen}")
-            await asyncio.sleep(0.005)
+                raise StackDied(f"{self._host.died} while {what} were awaited; saw {seen}")
+            await asyncio.sleep(every_s)
         raise CallTimedOut(
-            f"waited for {requests} requests in flight with {tokens} tokens; saw {seen}",
+            f"waited for {what}; saw {seen}",
             next_step="the requests ended too soon, or never reached an engine: look at the timeline",
         )
 
@@ -748,7 +796,7 @@ class Stack:
             return None
 
 
-DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion"})
+DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion", "gym_generate"})
 """Calls that make an engine generate."""
 
 FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")

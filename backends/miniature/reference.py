@@ -10,9 +10,8 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from backends.miniature import model, tokenizer
-from harness.capability import Capability
-from harness.contract import Description, Empty, Message, StartRequest
+from backends.miniature import model, tokenizer, trainer
+from harness.contract import FIRST_TRAINED, Description, Empty, Message, StartRequest
 from harness.reference import (
     DecodeRequest,
     EncodeRequest,
@@ -32,15 +31,15 @@ from harness.reference import (
 
 
 @lru_cache(maxsize=64)
-def _network(version: int, adapter: int | None, quantization: str | None) -> model.Network:
-    base = model.dequantize(model.quantize(model.policy(version), quantization))
+def _network(version: int, adapter: int | None, quantization: str | None, policies: str) -> model.Network:
+    base = model.dequantize(model.quantize(trainer.parameters(version, policies), quantization))
     factors = None if adapter is None else model.adapter(adapter)
     return model.Network(model.with_adapter(base, factors), np.float64)
 
 
-def _read(weights: Weights, tokens: list[int]) -> tuple[model.Network, model.Array]:
+def _read(weights: Weights, tokens: list[int], policies: str) -> tuple[model.Network, model.Array]:
     """The network, and its states after each token: positions × hidden."""
-    network = _network(weights.version, weights.adapter, weights.quantization)
+    network = _network(weights.version, weights.adapter, weights.quantization, policies)
     node, states = network.root, []
     for token in tokens:
         node = network.feed(node, token)
@@ -49,30 +48,31 @@ def _read(weights: Weights, tokens: list[int]) -> tuple[model.Network, model.Arr
 
 
 @lru_cache(maxsize=16_384)
-def _answer(raw: bytes, kind: type[Weights]) -> Message:
-    """The answer to a question about the model: the same question is asked again under every fault."""
+def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
+    """The answer to a question about the model: the same question is asked again under every fault. `policies` is where a trained
+    version is kept, empty for all others."""
     request = msgspec.json.decode(raw, type=kind)
     match request:
         case ScoreRequest():
-            return _score(request)
+            return _score(request, policies)
         case NextRequest():
-            network, states = _read(request, request.prompt)
+            network, states = _read(request, request.prompt, policies)
             return Next(logprobs=network.read(states[-1:])[0][0].tolist())
         case ExpertsRequest():
-            network, states = _read(request, request.tokens)
+            network, states = _read(request, request.tokens, policies)
             _, chosen, margins = network.read(states)
             return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
         case ExpectedDigestsRequest():
-            held = model.quantize(model.policy(request.version), request.quantization)
+            held = model.quantize(trainer.parameters(request.version, policies), request.quantization)
             return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in held.items()})
         case _:
             raise TypeError(f"no question about the model: {request}")
 
 
-def _score(request: ScoreRequest) -> Score:
+def _score(request: ScoreRequest, policies: str) -> Score:
     if not request.tokens:
         return Score(logprobs=[], ranks=[], margins=[])
-    network, states = _read(request, (request.prompt + request.tokens)[:-1])
+    network, states = _read(request, (request.prompt + request.tokens)[:-1], policies)
     rows, _, _ = network.read(states[len(request.prompt) - 1 :])
     chosen = rows[np.arange(len(request.tokens)), request.tokens]
     best = -np.partition(-rows, 1, axis=1)[:, :2]
@@ -86,8 +86,6 @@ def _score(request: ScoreRequest) -> Score:
 class MiniatureReference:
     """Answers every question of `harness.reference.QUERIES` about the miniature's model."""
 
-    declared = frozenset({Capability.SCORE})
-
     async def start(self, request: StartRequest) -> Description:
         self._request = request
         return await self.describe(Empty())
@@ -98,24 +96,28 @@ class MiniatureReference:
             target=request.target,
             topology=request.topology,
             start=request.start,
-            capabilities=sorted(self.declared),
+            capabilities=request.capabilities,
             servers=[],
         )
 
     async def teardown(self, _request: Empty) -> Empty:
         return Empty()
 
+    def _about_the_model(self, request: Weights | ExpectedDigestsRequest) -> Message:
+        policies = self._request.policies if request.version >= FIRST_TRAINED else ""
+        return _answer(msgspec.json.encode(request), type(request), policies)
+
     async def score(self, request: ScoreRequest) -> Message:
-        return _answer(msgspec.json.encode(request), type(request))
+        return self._about_the_model(request)
 
     async def next(self, request: NextRequest) -> Message:
-        return _answer(msgspec.json.encode(request), type(request))
+        return self._about_the_model(request)
 
     async def experts(self, request: ExpertsRequest) -> Message:
-        return _answer(msgspec.json.encode(request), type(request))
+        return self._about_the_model(request)
 
     async def expected_digests(self, request: ExpectedDigestsRequest) -> Message:
-        return _answer(msgspec.json.encode(request), type(request))
+        return self._about_the_model(request)
 
     async def render(self, request: RenderRequest) -> Tokens:
         return Tokens(tokens=tokenizer.render(request.messages))

@@ -11,6 +11,7 @@ from backends.miniature import faults, model
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine
 from backends.miniature.router import CONTROL_ROUTES, Router
+from backends.miniature.trainer import Trainer
 from harness.capability import Capability
 from harness.contract import (
     Description,
@@ -41,6 +42,8 @@ from harness.contract import (
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
+    TrainRequest,
+    TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
     WorldSizeResult,
@@ -53,15 +56,12 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     engine: type[Engine] = Engine
     router: type[Router] = Router
     client: type[Client] = Client
-
-
-ALL = frozenset(Capability) - {Capability.SCORE, Capability.RETRY_ABORTED, Capability.PARTIAL_ANSWERS}
+    trainer: type[Trainer] = Trainer
 
 
 class Miniature:
     """The contract on the miniature's parts."""
 
-    declared: ClassVar[frozenset[Capability]] = ALL | {Capability.PARTIAL_ANSWERS}
     parts: ClassVar[Parts] = Parts()
 
     def __init__(self) -> None:
@@ -69,6 +69,7 @@ class Miniature:
         self.engines: list[Engine] = []
         self.router: Router
         self.client: Client
+        self.trainer: Trainer
 
     # --- lifecycle
 
@@ -93,7 +94,11 @@ class Miniature:
         ]
         self.router = parts.router(self.engines, request.seed)
         self.client = parts.client()
+        self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
+        self.trainer = parts.trainer()
+        self.trainer.policies = request.policies
+        self.trainer.engines = self.engines
 
     async def describe(self, _request: Empty) -> Description:
         request = self.request
@@ -101,7 +106,7 @@ class Miniature:
             target=request.target,
             topology=request.topology,
             start=request.start,
-            capabilities=sorted(self.declared - self._not_here()),
+            capabilities=sorted(frozenset(request.capabilities) - self._not_here()),
             servers=[ServerDescription(name=engine.name) for engine in self.engines],
             packages={"numpy": model.np.__version__},
         )
@@ -123,7 +128,7 @@ class Miniature:
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Put it together anew, of the parts that this fault replaces."""
-        fired = sum(part.fired for part in (*self.engines, self.router, self.client))
+        fired = sum(part.fired for part in (*self.engines, self.router, self.client, self.trainer))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
         self._build(parts)
         return InjectResult(fired=fired)
@@ -189,8 +194,11 @@ class Miniature:
         return Empty()
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
-        await self.client.sync_weights(request.version, request.chunks)
+        await self.client.sync_weights(request.version, request.chunks, request.layout)
         return Empty()
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        return await self.trainer.train(request)
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
         await self.client.load_lora_adapter(request.name, request.version)
@@ -236,5 +244,4 @@ class Miniature:
 class RetryingMiniature(Miniature):
     """The same, with a client that goes on by itself where pause(abort) ended a request."""
 
-    declared: ClassVar[frozenset[Capability]] = ALL | {Capability.RETRY_ABORTED}
     parts: ClassVar[Parts] = Parts(client=RetryingClient)

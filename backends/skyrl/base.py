@@ -9,7 +9,7 @@ import asyncio
 import importlib.metadata
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
@@ -92,9 +92,6 @@ TRAINER_PATCH = {
 
 class SkyRLStack:
     """Base of `LegacyStack` and `HttpStack`."""
-
-    declared: ClassVar[frozenset[Capability]]
-    """What the stack offers as shipped. A placement or a way to start may offer less; the description says what."""
 
     def __init__(self) -> None:
         self.request: StartRequest
@@ -323,7 +320,8 @@ class SkyRLStack:
     def capabilities(self) -> frozenset[Capability]:
         """What this start offers. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
         path does not support colocation"."""
-        return self.declared - NO_COLOCATION if self.remote else self.declared
+        declared = frozenset(self.request.capabilities)
+        return declared - NO_COLOCATION if self.remote else declared
 
     # --- what both clients offer under the same names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 
@@ -13,7 +13,6 @@ from backends.skyrl.base import SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultProxy
-from harness.capability import Capability
 from harness.contract import (
     DetokenizeRequest,
     DetokenizeResult,
@@ -49,29 +48,6 @@ ENDPOINTS = (
 
 class HttpStack(SkyRLStack):
     """The contract on `RemoteInferenceClient`."""
-
-    declared: ClassVar[frozenset[Capability]] = frozenset(
-        {
-            Capability.SAMPLE,
-            Capability.CHAT_COMPLETION,
-            Capability.COMPLETION,
-            Capability.TOKENIZE,
-            Capability.PAUSE_KEEP,
-            Capability.PAUSE_ABORT,
-            Capability.PARTIAL_ANSWERS,
-            Capability.PAUSE_WAIT,
-            Capability.PAUSE_CLEAR_CACHE,
-            Capability.SLEEP,
-            Capability.WAKE_UP_TAGS,
-            Capability.RESET_PREFIX_CACHE,
-            Capability.RESET_RUNNING_REQUESTS,
-            Capability.HEALTH,
-            Capability.IS_PAUSED,
-            Capability.WORLD_SIZE,
-            Capability.WEIGHT_SYNC,
-            Capability.PICKLE_CLIENT,
-        }
-    )
 
     def __init__(self) -> None:
         super().__init__()

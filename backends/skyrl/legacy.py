@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 
@@ -28,22 +28,6 @@ ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/dest
 
 class LegacyStack(SkyRLStack):
     """The contract on `InferenceEngineClient`."""
-
-    declared: ClassVar[frozenset[Capability]] = frozenset(
-        {
-            Capability.GENERATE_MESSAGES,
-            Capability.SAMPLE,
-            Capability.CHAT_COMPLETION,
-            Capability.COMPLETION,
-            Capability.PAUSE_KEEP,
-            Capability.SLEEP,
-            Capability.WAKE_UP_TAGS,
-            Capability.RESET_PREFIX_CACHE,
-            Capability.WORLD_SIZE,
-            Capability.WEIGHT_SYNC,
-            Capability.PICKLE_CLIENT,
-        }
-    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,6 +67,7 @@ async def up(name: str, engines: int, folder: Path) -> AsyncIterator[Live]:
     request = StartRequest(
         target=name,
         topology=topology,
+        capabilities=sorted(target.capabilities),
         start="fork",
         model_path=str(model),
         scratch=str(host.scratch),
