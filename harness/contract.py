@@ -206,8 +206,10 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
 
 
 class TrainRequest(Message, frozen=True, kw_only=True):
-    """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput): from policy version
-    `base_version`, loss = mean over all tokens that train of -advantage × log-probability, gradient clipped to norm 1.
+    """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput), from `base_version`.
+
+    The loss is the mean over all tokens that train of -advantage × log-probability. The step goes down its gradient and has the
+    length `learning_rate`, whatever the gradient's.
     """
 
     base_version: int
@@ -220,6 +222,7 @@ class TrainRequest(Message, frozen=True, kw_only=True):
     rollout_logprobs: list[list[float]] | None = None
     """What the engines said of the same tokens. The loss does not use them; the checks compare them with the trainer's."""
     learning_rate: float
+    """Distance in the space of all parameters, not in units of the gradient."""
 
 
 class TrainResult(Message, frozen=True, kw_only=True):
@@ -230,7 +233,7 @@ class TrainResult(Message, frozen=True, kw_only=True):
     """The trainer's, of each response token under `base_version`, at temperature 1."""
     loss: float
     grad_norm: float
-    """Before it is clipped."""
+    """The gradient's own length."""
 
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from harness.recording import (
     Footer,
     Header,
     Line,
+    Mark,
     Observation,
     ScenarioEnd,
     ScenarioStart,
@@ -61,6 +62,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         span = self.spans[scenario, take]
         calls: list[Call] = []
         seen: list[Observation] = []
+        marks: list[Mark] = []
         end: ScenarioEnd | None = None
         with self.path.open("rb") as file:
             file.seek(span.offset)
@@ -73,6 +75,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
                         calls.append(call)
                     case Observation() as observation:
                         seen.append(observation)
+                    case Mark() as mark:
+                        marks.append(mark)
                     case ScenarioEnd() as last:
                         end = last
                     case _:
@@ -80,7 +84,13 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         if end is None:
             raise RecordingError(f"{self.path}: {scenario} has no end")
         return ScenarioTrace(
-            header=self.header, scenario=scenario, take=take, calls=tuple(calls), observations=tuple(seen), end=end
+            header=self.header,
+            scenario=scenario,
+            take=take,
+            calls=tuple(calls),
+            observations=tuple(seen),
+            end=end,
+            marks=tuple(marks),
         )
 
 

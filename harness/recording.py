@@ -97,6 +97,19 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     data: dict[str, Any]
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="mark"):
+    """A moment or a result that the scenario itself names: an event of its schedule, a figure of a training step.
+
+    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward; "gap" has mean, max (nats)
+    and k3 (an estimate of the KL divergence).
+    """
+
+    name: str
+    step: int
+    at_ns: int
+    numbers: dict[str, float] = {}
+
+
 class ScenarioEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="scenario_end"):
     scenario: str
     take: int = 1
@@ -115,8 +128,8 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     outcome: Literal["completed", "failed"]
 
 
-Event = ScenarioStart | Call | Observation | ScenarioEnd
-Line = Header | ScenarioStart | Call | Observation | ScenarioEnd | Footer
+Event = ScenarioStart | Call | Observation | Mark | ScenarioEnd
+Line = Header | ScenarioStart | Call | Observation | Mark | ScenarioEnd | Footer
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
@@ -189,6 +202,7 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
     observations: tuple[Observation, ...]
     end: ScenarioEnd
+    marks: tuple[Mark, ...] = ()
 
     @property
     def began_ns(self) -> int:
@@ -200,6 +214,11 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
         """The scenario's own calls, in the order in which they ended: those after the last clean room."""
         cleaned = max((at for at, c in enumerate(self.calls) if c.phase == "clean_room"), default=-1)
         return list(self.calls[cleaned + 1 :])
+
+    @property
+    def own_marks(self) -> list[Mark]:
+        """What the scenario marked, in order of time; not what it did in an attempt given up."""
+        return [mark for mark in self.marks if mark.at_ns >= self.began_ns]
 
 
 def walk(
@@ -288,6 +307,7 @@ def traces(path: Path) -> Iterator[ScenarioTrace]:
     start: ScenarioStart | None = None
     calls: list[Call] = []
     observations: list[Observation] = []
+    marks: list[Mark] = []
     for line in read(path):
         match line:
             case Header():
@@ -295,11 +315,13 @@ def traces(path: Path) -> Iterator[ScenarioTrace]:
             case ScenarioStart():
                 if start is not None:
                     raise RecordingError(f"{path}: {start.scenario} has no end before {line.scenario} starts")
-                start, calls, observations = line, [], []
+                start, calls, observations, marks = line, [], [], []
             case Call():
                 calls.append(line)
             case Observation():
                 observations.append(line)
+            case Mark():
+                marks.append(line)
             case ScenarioEnd():
                 if start is None or header is None or (start.scenario, start.take) != (line.scenario, line.take):
                     raise RecordingError(f"{path}: end of {line.scenario}, which did not start")
@@ -310,6 +332,7 @@ def traces(path: Path) -> Iterator[ScenarioTrace]:
                     calls=tuple(calls),
                     observations=tuple(observations),
                     end=line,
+                    marks=tuple(marks),
                 )
                 start = None
             case Footer():

@@ -95,6 +95,11 @@ class RunFolder:
         return self.path / "reference.jsonl"
 
     @property
+    def policies(self) -> Path:
+        """Where trained policy versions are kept, made on first use by whoever trains one."""
+        return self.path / "policies"
+
+    @property
     def recordings(self) -> Path:
         return self.path / "recordings"
 

@@ -7,10 +7,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from backends.miniature import model, tokenizer
+import numpy as np
+
+from backends.miniature import model, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import Router
-from harness.contract import GenerateRequest, Generation, PauseMode, SampleRequest, SessionId
+from harness.contract import GenerateRequest, Generation, Layout, PauseMode, SampleRequest, SessionId
 
 MODEL = "miniature"
 
@@ -21,6 +23,8 @@ class Client:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self.fired = 0
+        self.policies = ""
+        """Where trained policy versions are kept."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -161,15 +165,25 @@ class Client:
 
     # --- weight sync
 
-    async def sync_weights(self, version: int, chunks: int) -> None:
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         """The trainer's parameters to all servers, in so many pieces; they count once the last is there."""
-        tensors = dict(model.policy(version))
+        tensors = dict(trainer.parameters(version, self.policies))
+        if layout == "fsdp2":
+            tensors = {name: self.gathered(self.shards(tensor)) for name, tensor in tensors.items()}
         names = list(tensors)
         await self.everywhere("start_weight_update")
         for part in range(chunks):
             piece = names[part * len(names) // chunks : (part + 1) * len(names) // chunks]
             await self.everywhere("update_weights", names=piece, tensors={name: tensors[name] for name in piece})
         await self.everywhere("finish_weight_update")
+
+    def shards(self, tensor: model.Array) -> list[model.Array]:
+        """A tensor as two processes hold it under FSDP2: halves along its first dimension."""
+        return np.array_split(tensor, 2)
+
+    def gathered(self, shards: list[model.Array]) -> model.Array:
+        """The whole tensor again."""
+        return np.concatenate(shards)
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Only the adapter's factors travel (SkyRL #1014, task 11)."""

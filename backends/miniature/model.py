@@ -195,6 +195,17 @@ class Network:
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         """Of states (positions × hidden): log-probabilities of the next token (positions × vocabulary), the experts
         that each layer chose (positions × layers × top_k), and by how much (positions × layers)."""
+        features, chosen, margins = self._through_the_layers(states)
+        logits = features @ self._out
+        top = logits.max(axis=1, keepdims=True)
+        logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+        return logits, chosen, margins
+
+    def features(self, states: Array) -> Array:
+        """What the output layer is given for these states: positions × hidden."""
+        return self._through_the_layers(states)[0]
+
+    def _through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         features, every = states, np.arange(len(states))[:, None]
         chosen = np.empty((len(states), LAYERS, TOP_K), dtype=np.int64)
         margins = np.empty((len(states), LAYERS), dtype=states.dtype)
@@ -208,10 +219,7 @@ class Network:
             features = features + np.matmul(weights[:, None, :], made)[:, 0] / weights.sum(axis=1)[:, None]
             chosen[:, layer] = best
             margins[:, layer] = picked[:, TOP_K - 1] - picked[:, TOP_K]
-        logits = features @ self._out
-        top = logits.max(axis=1, keepdims=True)
-        logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-        return logits, chosen, margins
+        return features, chosen, margins
 
 
 @lru_cache(maxsize=256)

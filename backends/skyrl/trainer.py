@@ -1,4 +1,4 @@
-"""The trainer's side of weight sync: policy versions sent through SkyRL's own transfer strategy.
+"""The trainer's side: policy versions made by optimizer steps, and sent through SkyRL's own transfer strategy.
 
 It runs in the host. Which strategy is SkyRL's choice (`get_transfer_strategy_cls`); on CPU the configuration asks for gloo.
 """
@@ -11,13 +11,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from fixtures import policy
+from fixtures.trainer import PolicyTrainer
+from harness.contract import TrainRequest, TrainResult
 
 
 class Trainer:
     """A single trainer process (rank 0) that holds policy versions and broadcasts them."""
 
-    def __init__(self, model_path: str, device: str) -> None:
+    def __init__(self, model_path: str, policies: str, device: str, *, one_at_a_time: bool = False) -> None:
+        """`policies` is where trained versions are kept. `one_at_a_time`: SkyRL 0.1.0 broadcasts one parameter a chunk, and
+        refuses larger ones."""
+        self._one_at_a_time = one_at_a_time
         self._model_path = model_path
+        self._policies = policies
+        self._learner = PolicyTrainer(model_path, policies)
         self._device = device
         self._sender: Any = None
         self._dtype = ""
@@ -41,13 +48,20 @@ class Trainer:
     async def send(self, version: int, chunks: int) -> None:
         """Send policy version `version` in `chunks` pieces of about equal numbers of parameters."""
         assert self._sender is not None, "join comes first"
-        tensors = await asyncio.to_thread(policy.version, self._model_path, version)
+        tensors = await asyncio.to_thread(policy.version, self._model_path, version, self._policies)
+        if self._one_at_a_time:
+            await self._sender.send_chunks(self._chunks(tensors, len(tensors)))
+            return
         metadata = {
             "names": list(tensors),
             "dtype_names": [self._dtype] * len(tensors),
             "shapes": [list(t.shape) for t in tensors.values()],
         }
         await self._sender.send_chunks(self._chunks(tensors, chunks), weight_metadata=metadata)
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        """One optimizer step, in a thread of its own: rollouts go on meanwhile."""
+        return await asyncio.to_thread(self._learner.train, request)
 
     def _chunks(self, tensors: dict[str, Any], count: int) -> Iterator[Any]:
         import torch

@@ -9,10 +9,12 @@ import msgspec
 
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine
+from backends.miniature.generator import Generator
 from backends.miniature.router import Router
+from backends.miniature.trainer import Trainer
 from harness.faults import Fault
 
-Part = type[Engine] | type[Router] | type[Client]
+Part = type[Engine] | type[Router] | type[Client] | type[Trainer] | type[Generator]
 T = TypeVar("T", bound=Part)
 
 FAULTS: list[Fault] = []
@@ -46,7 +48,8 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iter
 def parts(fault: str, correct: Any) -> Any:
     """The parts of a miniature with one of them broken. Raises KeyError for a fault that is not seeded here."""
     broken = _PARTS[fault]
-    for field, kind in (("engine", Engine), ("router", Router), ("client", Client)):
+    kinds = {"engine": Engine, "router": Router, "client": Client, "trainer": Trainer, "generator": Generator}
+    for field, kind in kinds.items():
         if issubclass(broken, kind):
             return msgspec.structs.replace(correct, **{field: broken})
     raise TypeError(f"{broken} replaces no part")

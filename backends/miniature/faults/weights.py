@@ -11,6 +11,7 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
+from harness.contract import Layout
 
 
 @seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], also=["current_policy"])
@@ -82,7 +83,7 @@ class SyncMissesOne(Client):
 class SyncWithoutEffect(Client):
     """A weight sync reports success and sends nothing."""
 
-    async def sync_weights(self, version: int, chunks: int) -> None:
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += version != 0
 
 
@@ -110,9 +111,9 @@ class SyncOnlyOnce(Client):
 
     _syncs = 0
 
-    async def sync_weights(self, version: int, chunks: int) -> None:
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self._syncs += 1
-        await super().sync_weights(version, chunks)
+        await super().sync_weights(version, chunks, layout)
 
     async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
         if "weight" in op and engine.name == ONE and self._syncs % 2 == 0:
@@ -198,9 +199,9 @@ class ParameterSkippedByOne(_Syncing):
 class ParameterSkippedInChunks(Client):
     """A sync in chunks loses the last parameter of each chunk."""
 
-    async def sync_weights(self, version: int, chunks: int) -> None:
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self._chunked = chunks > 1
-        await super().sync_weights(version, chunks)
+        await super().sync_weights(version, chunks, layout)
 
     async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
         if op == "update_weights" and self._chunked:
@@ -384,8 +385,8 @@ class FullPrecision(Engine):
 class SleepsToSync(Client):
     """Engines are put to sleep and woken around each weight sync, whatever the placement."""
 
-    async def sync_weights(self, version: int, chunks: int) -> None:
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += 1
         await self.everywhere("sleep", level=1)
         await self.everywhere("wake_up", tags=None)
-        await super().sync_weights(version, chunks)
+        await super().sync_weights(version, chunks, layout)
