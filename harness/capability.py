@@ -20,6 +20,9 @@ class Capability(StrEnum):
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"
     """completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.completion."""
+    GYM_GENERATOR = "gym_generator"
+    """gym_generate(): trajectories of a skyrl-gym environment by SkyRL's own generator. SkyRL #1014, task 7; SkyRL
+    documentation, SkyRLGymGenerator."""
     TOKENIZE = "tokenize"
     """tokenize() and detokenize(). SkyRL #904, "Data plane"."""
     PAUSE_KEEP = "pause_keep"
@@ -31,6 +34,11 @@ class Capability(StrEnum):
     RETRY_ABORTED = "retry_aborted"
     """generate() goes on by itself, after resume(), with what pause(abort) cut short: the caller never sees "abort".
     SkyRL #1014, task 5: "Partial responses accumulated", "Retry re-feeds accumulated tokens"."""
+    RETRY_ABORTED_BATCH = "retry_aborted_batch"
+    """The same for a generate() of several prompts. SkyRL 0.1.0, InferenceEngineClient.generate: "For batched generate(),
+    pause/continue cannot be supported"; SkyRL #1014, task 5, for the client that does."""
+    RETRY_ABORTED_CHAT = "retry_aborted_chat"
+    """The same for chat_completion(). SkyRL API reference, InferenceEngineClient.chat_completion: "Always use the retry loop"."""
     PAUSE_WAIT = "pause_wait"
     """pause(wait): let in-flight requests finish, hold new ones. vLLM `/pause`."""
     PAUSE_CLEAR_CACHE = "pause_clear_cache"
@@ -51,6 +59,9 @@ class Capability(StrEnum):
     """world_size(): inference workers over all servers. SkyRL #904; SkyRL #1014, task 8."""
     WEIGHT_SYNC = "weight_sync"
     """prepare_weight_sync() and sync_weights(): SkyRL's own transfer strategies. SkyRL #1014, tasks 1 to 3."""
+    TRAINER = "trainer"
+    """train(): one optimizer step on rollouts makes a policy version, and sync_weights() sends it, also out of FSDP2's shards.
+    SkyRL #1014, tasks 1 and 4."""
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
     LORA = "lora"

@@ -21,6 +21,8 @@ STOP_REASONS = "outputs.stop_reasons"
 ERRORS = "outputs.errors"
 BODIES = "outputs.bodies"
 STATE = "outputs.state"
+LOSS_MASKS = "outputs.loss_masks"
+REWARDS = "outputs.rewards"
 PARTITION = "routing.partition"
 DIGESTS = "weights.digests"
 
@@ -67,6 +69,18 @@ def _generation(call: Call, result: dict[str, Any]) -> Outputs:
     }
 
 
+def _trajectories(call: Call, result: dict[str, Any]) -> Outputs:
+    if not deterministic(call):
+        return {}
+    return {
+        TOKENS: _rows([list(both) for both in zip(result["prompt_token_ids"], result["response_ids"], strict=False)]),
+        LOSS_MASKS: _rows(result["loss_masks"]),
+        REWARDS: _rows(result["rewards"]),
+        STOP_REASONS: _rows(result["stop_reasons"]),
+        STATE: dict(result["rollout_metrics"]),
+    }
+
+
 def _body(call: Call, result: dict[str, Any]) -> Outputs:
     return {BODIES: dict(_leaves(result["body"], ""))} if deterministic(call) else {}
 
@@ -87,6 +101,7 @@ def _digests(_call: Call, result: dict[str, Any]) -> Outputs:
 _READERS: dict[str, Callable[[Call, dict[str, Any]], Outputs]] = {
     "generate": _generation,
     "sample": _generation,
+    "gym_generate": _trajectories,
     "completion": _body,
     "chat_completion": _body,
     "tokenize": lambda _, result: {TOKENS: _rows(result["token_ids"])},
@@ -126,6 +141,8 @@ def prompt_of(call: Call, place: str) -> Any:
     request = call.request
     row = int(place.removeprefix("row ")) if place.startswith("row ") else None
     match call.method:
+        case "gym_generate":
+            batch = request["prompts"]
         case "generate":
             batch = request.get("prompt_token_ids") or request.get("prompts") or []
         case "tokenize":

@@ -68,11 +68,19 @@ def deltas(left: Call, right: Call) -> tuple[int, list[Delta]]:
     return facts, found
 
 
+_LOGPROBS = {
+    "generate": "response_logprobs",
+    "sample": "response_logprobs",
+    "gym_generate": "rollout_logprobs",
+}
+"""Where the results of each method have them."""
+
+
 def _logprob_rows(call: Call) -> list[tuple[list[int], list[float | None] | None]]:
-    if call.method not in ("generate", "sample") or call.result is None or not deterministic(call):
+    if call.method not in _LOGPROBS or call.result is None or not deterministic(call):
         return []
     rows = call.result.get("response_ids") or []
-    numbers: list[Any] = call.result.get("response_logprobs") or []
+    numbers: list[Any] = call.result.get(_LOGPROBS[call.method]) or []
     return [(tokens, numbers[row] if row < len(numbers) else None) for row, tokens in enumerate(rows)]
 
 

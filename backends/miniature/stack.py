@@ -10,6 +10,7 @@ import msgspec
 from backends.miniature import faults, model
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine
+from backends.miniature.generator import Generator
 from backends.miniature.router import CONTROL_ROUTES, Router
 from backends.miniature.trainer import Trainer
 from harness.capability import Capability
@@ -21,6 +22,8 @@ from harness.contract import (
     Empty,
     GenerateRequest,
     Generation,
+    GymOutput,
+    GymRequest,
     HealthResult,
     InFlightResult,
     InjectRequest,
@@ -56,6 +59,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     engine: type[Engine] = Engine
     router: type[Router] = Router
     client: type[Client] = Client
+    generator: type[Generator] = Generator
     trainer: type[Trainer] = Trainer
 
 
@@ -69,6 +73,7 @@ class Miniature:
         self.engines: list[Engine] = []
         self.router: Router
         self.client: Client
+        self.generator: Generator
         self.trainer: Trainer
 
     # --- lifecycle
@@ -96,6 +101,7 @@ class Miniature:
         self.client = parts.client()
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
+        self.generator = parts.generator()
         self.trainer = parts.trainer()
         self.trainer.policies = request.policies
         self.trainer.engines = self.engines
@@ -128,7 +134,7 @@ class Miniature:
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Put it together anew, of the parts that this fault replaces."""
-        fired = sum(part.fired for part in (*self.engines, self.router, self.client, self.trainer))
+        fired = sum(part.fired for part in (*self.engines, self.router, self.client, self.trainer, self.generator))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
         self._build(parts)
         return InjectResult(fired=fired)
@@ -150,6 +156,10 @@ class Miniature:
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return OpenAIResponse(body=await self.client.completion(dict(request.body)))
+
+    async def gym_generate(self, request: GymRequest) -> GymOutput:
+        self.generator.client = self.client
+        return await self.generator.generate(request)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
         return TokenizeResult(token_ids=self.client.tokenize(request.texts))

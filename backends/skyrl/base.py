@@ -1,4 +1,5 @@
-"""What SkyRL's two adapters share: configuration, environment, trainer, taps, description. Written for skyrl 0.2.0.
+"""What SkyRL's two adapters share: configuration, environment, trainer, taps, description. For skyrl 0.1.0 and 0.2.0; where
+these differ is in backends/skyrl/release.py.
 
 Where the harness deviates from what SkyRL ships, it is a named patch or a note, and the report shows it.
 """
@@ -11,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from backends.skyrl.release import installed
+from backends.skyrl import gym
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
@@ -24,6 +27,8 @@ from harness.contract import (
     Empty,
     GenerateRequest,
     Generation,
+    GymOutput,
+    GymRequest,
     InFlightResult,
     InjectRequest,
     InjectResult,
@@ -35,6 +40,8 @@ from harness.contract import (
     SleepRequest,
     StartRequest,
     SyncWeightsRequest,
+    TrainRequest,
+    TrainResult,
     WakeUpRequest,
 )
 from harness.errors import NotOffered, StartFailed
@@ -81,7 +88,7 @@ ENDPOINTS = (
 LOOPBACK_PATCH = {
     "name": "loopback",
     "reason": "servers, router and weight transfer bind to and talk to 127.0.0.1; SkyRL binds to 0.0.0.0",
-    "version": "skyrl 0.2.0",
+    "version": "skyrl 0.1.0, 0.2.0",
 }
 TRAINER_PATCH = {
     "name": "trainer-on-cpu",
@@ -95,6 +102,7 @@ class SkyRLStack:
 
     def __init__(self) -> None:
         self.request: StartRequest
+        self.release = installed()
         self.cfg: Any = None
         self.client: Any = None
         self.tap: TapReader
@@ -116,7 +124,12 @@ class SkyRLStack:
         if request.start == "ray":
             await asyncio.to_thread(self._start_ray)
         await self._start_engines()
-        self._trainer = Trainer(request.model_path, "cpu" if self.on_cpu else "cuda")
+        self._trainer = Trainer(
+            request.model_path,
+            request.policies,
+            "cpu" if self.on_cpu else "cuda",
+            one_at_a_time=self.release.first,
+        )
         self._description = await self._describe()
         return self._description
 
@@ -156,7 +169,9 @@ class SkyRLStack:
 
     def vllm_patches(self) -> list[patches.Patch]:
         """The patches that are applied inside vLLM's processes of this start."""
-        chosen = list(patches.CPU) if self.on_cpu else []
+        chosen: list[patches.Patch] = []
+        if self.on_cpu:
+            chosen += patches.CPU if self.release.first else (*patches.CPU, *patches.NATIVE_SYNC_ON_CPU)
         if self.request.start == "fork":
             chosen.append(patches.FORK)
         return chosen
@@ -177,7 +192,7 @@ class SkyRLStack:
         if request.fault_taps:
             self.patches.append(FAULT_TAPS_PATCH)
             self.notes.append(FAULT_TAPS_NOTE)
-        if self.on_cpu:
+        if self.on_cpu and not self.release.first:
             self.patches.append(TRAINER_PATCH)
             self._trainer_on_cpu()
         self._only_loopback()
@@ -215,9 +230,8 @@ class SkyRLStack:
         engine.enforce_eager = True
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
-        engine.distributed_executor_backend = (
-            "mp" if topology.tensor_parallel * topology.pipeline_parallel > 1 else "uni"
-        )
+        if not self.release.first:
+            engine.distributed_executor_backend = self.executor
         extra: dict[str, Any] = {"max_model_len": request.max_model_len}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
@@ -229,6 +243,11 @@ class SkyRLStack:
             engine.gpu_memory_utilization = 0.2
         engine.engine_init_kwargs = extra
         return cfg
+
+    @property
+    def executor(self) -> str:
+        """vLLM's executor: "ray", which SkyRL 0.1.0 forces, is refused on CPU."""
+        return "mp" if self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel > 1 else "uni"
 
     def _start_ray(self) -> None:
         import ray
@@ -252,10 +271,14 @@ class SkyRLStack:
         if not self.colocated:
             return None
         from ray.util.placement_group import placement_group
-        from skyrl.train.utils.utils import ResolvedPlacementGroup, get_ray_pg_ready_with_timeout
+        from skyrl.train.utils.utils import get_ray_pg_ready_with_timeout
 
         group = placement_group([{"GPU": 1, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
         get_ray_pg_ready_with_timeout(group, timeout=180)
+        if self.release.first:
+            return group
+        from skyrl.train.utils.utils import ResolvedPlacementGroup
+
         return ResolvedPlacementGroup(group)
 
     async def _start_engines(self) -> None:
@@ -344,6 +367,13 @@ class SkyRLStack:
             body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
         )
 
+    async def gym_generate(self, request: GymRequest) -> GymOutput:
+        from transformers import AutoTokenizer
+
+        return await gym.generate(
+            self.cfg, self.client, AutoTokenizer.from_pretrained(self.request.model_path), request
+        )
+
     async def sleep(self, request: SleepRequest) -> Empty:
         await self.client.sleep(level=request.level)
         return Empty()
@@ -362,6 +392,9 @@ class SkyRLStack:
         self._synced = True
         await self._trainer.send(request.version, request.chunks)
         return Empty()
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        return await self._trainer.train(request)
 
     # --- observation
 

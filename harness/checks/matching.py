@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution
 from harness.contract import SessionId
 from harness.recording import Call
 from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, UnansweredQuery
 
-DATA_PLANE = ("generate", "sample", "completion", "chat_completion")
+DATA_PLANE = ("generate", "sample", "completion", "chat_completion", "gym_generate")
 """Calls that make an engine generate."""
 
 
@@ -81,6 +82,7 @@ def queries(evidence: Evidence) -> Iterator[Query]:
     for call in evidence.calls():
         if call.error is None and call.method in DATA_PLANE:
             yield from _text_queries(call)
+    yield from trajectories.queries(evidence)
 
 
 def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
@@ -134,6 +136,8 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
                 found.extend(_sample_rows(call))
             case "completion" | "chat_completion":
                 found.extend(_openai_rows(call, evidence.reference))
+            case "gym_generate":
+                found.extend(_gym_rows(call, evidence))
             case _:
                 pass
     return tuple(found)
@@ -180,6 +184,42 @@ def _row(call: Call, index: int, prompt: tuple[int, ...] | None, session: Any, p
         session=session,
         params=params,
     )
+
+
+def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
+    """One a turn, if the call succeeded; the prompts follow from what the engines made, not from the result."""
+    params = call.request.get("sampling_params") or {}
+    try:
+        found = [t for t in trajectories.trajectories(evidence) if t.call.id == call.id]
+    except UnansweredQuery:
+        found = []
+    if not found:
+        for index, messages in enumerate(call.request["prompts"]):
+            yield _row(call, index, _asked(lambda m=messages: evidence.reference.render(m)), None, params)  # type: ignore[misc]
+        return
+    returned, reasons = (call.result or {})["response_ids"], (call.result or {})["stop_reasons"]
+    number = 0
+    for trajectory in found:
+        left = tuple(returned[trajectory.index]) if trajectory.index < len(returned) else None
+        for turn in trajectory.turns:
+            claimed = None if left is None else left if turn.execution is None else left[: len(turn.kept)]
+            if claimed is not None and left is not None:
+                left = left[len(turn.kept) + len(turn.observed) :]
+                claimed += turn.tokens[len(turn.kept) :]
+            last = turn is trajectory.turns[-1] and trajectory.index < len(reasons)
+            made = None if turn.execution is None else turn.execution.finish_reason
+            yield Row(
+                call=call,
+                index=number,
+                state="lost" if claimed is None else "returned",
+                prompt=turn.prompt,
+                tokens=claimed,
+                count=None if claimed is None else len(claimed),
+                finish_reason=reasons[trajectory.index] if last else made,
+                session=trajectory.session,
+                params=params,
+            )
+            number += 1
 
 
 def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:

@@ -5,7 +5,7 @@ counts itself (`fired`), so that a fault which never took effect is not mistaken
 of the contract's promises; variants say where (one server), when (under load, the second time) and how much (a little).
 """
 
-from backends.miniature.faults import adapters, ends, logprobs, pausing, results, routing, sampling, text, weights
+from backends.miniature.faults import adapters, ends, gym, logprobs, pausing, results, routing, sampling, text, weights
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "RETRY_FAULTS",
     "adapters",
     "ends",
+    "gym",
     "logprobs",
     "parts",
     "pausing",

@@ -1,0 +1,175 @@
+"""Trajectories of the gym generator that a trainer would learn the wrong thing from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from backends.miniature.faults.registry import seeded
+from backends.miniature.generator import Generator, Trajectory
+from harness.contract import GymOutput, GymRequest
+
+
+@seeded(
+    "trajectories_swapped",
+    caught_by=["gym.order"],
+    also=[
+        "all_complete",
+        "conservation",
+        "gym.logprobs",
+        "gym.loss_masks",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
+    ],
+)
+class TrajectoriesSwapped(Generator):
+    """The first two trajectories of every batch change places."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        self.fired += len(made) > 1
+        return super().output(request, [*made[1::-1], *made[2:]] if len(made) > 1 else made)
+
+
+@seeded("rewards_shifted", caught_by=["gym.rewards"])
+class RewardsShifted(Generator):
+    """Each trajectory has the rewards of the one before, laid on its own tokens as far as they go."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        before = [right.rewards[-1], *right.rewards[:-1]]
+        self.fired += before != right.rewards
+        return msgspec.structs.replace(
+            right, rewards=[_as_long(r, len(t.response)) for r, t in zip(before, made, strict=True)]
+        )
+
+
+def _as_long(rewards: Any, length: int) -> Any:
+    return rewards if isinstance(rewards, float) else (rewards + [0.0] * length)[:length]
+
+
+@seeded("turn_reward_late", caught_by=["gym.rewards"])
+class RewardOnTheObservation(Generator):
+    """The reward of a turn lies on the first token of what the environment said."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        for trajectory in made:
+            for at in range(len(trajectory.rewards) - 1, 0, -1):
+                if trajectory.mask[at] < trajectory.mask[at - 1]:
+                    self.fired += 1
+                    rewards = trajectory.rewards
+                    rewards[at - 1], rewards[at] = rewards[at], rewards[at - 1]
+        return super().output(request, made)
+
+
+@seeded("loss_mask_wrong", "observations", caught_by=["gym.loss_masks"])
+class TrainsOnObservations(Generator):
+    """Loss masks are 1 on what the environment said."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        self.fired += any(0 in mask for mask in right.loss_masks)
+        return msgspec.structs.replace(right, loss_masks=[[1] * len(mask) for mask in right.loss_masks])
+
+
+@seeded("loss_mask_wrong", "one_short", caught_by=["gym.loss_masks"])
+class MaskOneShort(Generator):
+    """The last token of each turn does not train."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        self.fired += 1
+        return msgspec.structs.replace(
+            right,
+            loss_masks=[[a & b for a, b in zip(mask, [*mask[1:], 0], strict=True)] for mask in right.loss_masks],
+        )
+
+
+@seeded(
+    "last_turn_dropped",
+    caught_by=["gym.tokens"],
+    also=["all_complete", "conservation", "gym.loss_masks", "gym.metrics", "gym.rewards"],
+)
+class LastTurnDropped(Generator):
+    """What the policy said last is not in the trajectory, if it said more than one thing."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        for trajectory in made:
+            if trajectory.turns > 1:
+                self.fired += 1
+                last = len(trajectory.mask) - trajectory.mask[::-1].index(0)
+                trajectory.cut(trajectory.mask.index(0) if trajectory.turns == 2 else _end_before(trajectory, last))
+        return super().output(request, made)
+
+
+def _end_before(trajectory: Trajectory, start: int) -> int:
+    """Where the turn before the one that starts there ends."""
+    return max(at + 1 for at in range(start) if trajectory.mask[at])
+
+
+@seeded("stop_reason_wrong", "trajectory", caught_by=["gym.stop_reasons"])
+class EveryTrajectoryStops(Generator):
+    """Trajectories that ended by length are said to have stopped."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        self.fired += "length" in right.stop_reasons
+        return msgspec.structs.replace(right, stop_reasons=["stop"] * len(made))
+
+
+@seeded("turn_logprobs_late", caught_by=["gym.logprobs"])
+class LogprobsOfTheTurnBefore(Generator):
+    """From the second turn on, log-probabilities are those of the turn before."""
+
+    _before: Any = None
+
+    async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
+        begin = len(made.response)
+        over, end = await super().turn(request, row, made, session)
+        if made.logprobs is not None and begin:
+            first = made.logprobs[: made.mask.index(0)]
+            self.fired += 1
+            made.logprobs[begin:end] = (first * (end - begin))[: end - begin]
+        return over, end
+
+
+@seeded("trajectory_not_sticky", caught_by=["sticky_sessions"])
+class EachTurnItsOwnSession(Generator):
+    """Each turn is a session of its own."""
+
+    async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
+        self.fired += made.turns > 0
+        return await super().turn(request, row, made, f"{session}-{made.turns}")
+
+
+@seeded("metrics_wrong", "turns", caught_by=["gym.metrics"])
+class MetricsCountOneTurn(Generator):
+    """Rollout metrics say that every trajectory has one turn."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        self.fired += any(t.turns > 1 for t in made)
+        return msgspec.structs.replace(right, rollout_metrics=right.rollout_metrics | {"environment/turns": 1.0})
+
+
+@seeded(
+    "observation_retokenized",
+    caught_by=["gym.tokens"],
+    also=[
+        "all_complete",
+        "conservation",
+        "echo",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+    ],
+)
+class ObservationWithoutTemplate(Generator):
+    """What the environment said is appended without the chat template."""
+
+    def observed(self, request: GymRequest, observation: str) -> list[int]:
+        plain = msgspec.structs.replace(request, use_conversation_multi_turn=False)
+        self.fired += request.use_conversation_multi_turn
+        return super().observed(plain, observation)

@@ -1,0 +1,147 @@
+"""The miniature's gym generator: trajectories over its client (SkyRL documentation, SkyRLGymGenerator)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from backends.miniature import tokenizer
+from backends.miniature.client import Client
+from backends.miniature.engine import BadRequest
+from fixtures import gym_rule
+from fixtures.prompts import EOS
+from harness.contract import GenerateRequest, GymOutput, GymRequest
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    """One conversation of policy and environment while it is being made. Lists are as long as `response`."""
+
+    prompt: list[int]
+    response: list[int] = []
+    mask: list[int] = []
+    rewards: list[float] = []
+    logprobs: list[float] | None = None
+    reason: str | None = None
+    turns: int = 0
+
+    def add(self, tokens: list[int], mask: int, logprobs: list[float] | None) -> None:
+        self.response += tokens
+        self.mask += [mask] * len(tokens)
+        self.rewards += [0.0] * len(tokens)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs[: len(tokens)]
+
+    def cut(self, length: int) -> None:
+        """Nothing stays after so many tokens."""
+        for column in (self.response, self.mask, self.rewards, self.logprobs):
+            if column is not None:
+                del column[length:]
+
+
+class Generator:
+    """Each method is a step that a fault may do wrong."""
+
+    def __init__(self) -> None:
+        self.fired = 0
+        self.client: Client
+
+    async def generate(self, request: GymRequest) -> GymOutput:
+        """SkyRL, GeneratorInterface.generate: results in the order of the prompts. Raises BadRequest before any request."""
+        if len(request.env_extras) != len(request.prompts):
+            raise BadRequest(f"{len(request.env_extras)} env_extras for {len(request.prompts)} prompts")
+        if request.batched:
+            return self.output(request, await self.batch(request))
+        rows = range(len(request.prompts))
+        return self.output(request, await asyncio.gather(*(self.trajectory(request, row) for row in rows)))
+
+    def session(self, request: GymRequest, row: int) -> str:
+        """A trajectory's turns are one session."""
+        return uuid4().hex if request.trajectory_ids is None else request.trajectory_ids[row].session
+
+    def start(self, request: GymRequest, row: int) -> Trajectory:
+        asked = request.sampling_params.get("logprobs") is not None
+        return Trajectory(prompt=tokenizer.render(request.prompts[row]), logprobs=[] if asked else None)
+
+    async def batch(self, request: GymRequest) -> list[Trajectory]:
+        """One request for all, one turn each."""
+        made = [self.start(request, row) for row in range(len(request.prompts))]
+        asked = GenerateRequest(prompt_token_ids=[t.prompt for t in made], sampling_params=request.sampling_params)
+        answers = await self.client.generate(asked)
+        for row, trajectory in enumerate(made):
+            tokens, text = answers.response_ids[row], (answers.responses or [])[row]
+            trajectory.add(tokens, 1, self.numbers(answers.response_logprobs, row))
+            reward = gym_rule.step(text, 1, request.env_extras[row], request.max_turns).reward
+            trajectory.rewards[-1:] = [reward]
+            trajectory.reason, trajectory.turns = answers.stop_reasons[row], 1
+        return made
+
+    async def trajectory(self, request: GymRequest, row: int) -> Trajectory:
+        """Turns of policy and environment, until that says so or the next prompt would be too long."""
+        made, session, end = self.start(request, row), self.session(request, row), 0
+        done = False
+        while not done:
+            if len(made.prompt) + len(made.response) > request.max_input_length:
+                made.reason = "length"
+                break
+            done, end = await self.turn(request, row, made, session)
+        made.cut(end)  # what the environment said last is read by nobody
+        if not request.use_conversation_multi_turn and made.reason != "length" and made.response[-1:] != [EOS]:
+            made.add([EOS], 1, [0.0])
+            made.rewards[-2:] = [0.0, made.rewards[-2]]
+        return made
+
+    async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
+        """One answer and what the environment says to it; is it over, and where does the answer end?"""
+        prompt = made.prompt + made.response
+        asked = GenerateRequest(
+            prompt_token_ids=[prompt], session_ids=[session], sampling_params=request.sampling_params
+        )
+        answer = await self.client.generate(asked)
+        made.turns += 1
+        made.reason = answer.stop_reasons[0]
+        kept = self.kept(request, answer.response_ids[0])
+        made.add(kept, 1, self.numbers(answer.response_logprobs, 0))
+        end = len(made.response)
+        said = gym_rule.step((answer.responses or [""])[0], made.turns, request.env_extras[row], request.max_turns)
+        made.rewards[end - 1] += said.reward
+        made.add(self.observed(request, said.observation), self.observation_mask, None)
+        return said.done, end
+
+    observation_mask = 0
+    """No token of the environment's is learned from."""
+
+    def numbers(self, logprobs: list[Any] | None, row: int) -> list[float] | None:
+        return None if logprobs is None else logprobs[row]
+
+    def kept(self, request: GymRequest, tokens: list[int]) -> list[int]:
+        """Within one assistant message an end of the sequence is no end."""
+        return tokens if request.use_conversation_multi_turn or tokens[-1:] != [EOS] else tokens[:-1]
+
+    def observed(self, request: GymRequest, observation: str) -> list[int]:
+        """What the policy reads of the environment: a user's message, or the text alone."""
+        if not request.use_conversation_multi_turn:
+            return tokenizer.encode(observation)
+        # The template puts a line break after the end of the answer's message.
+        return tokenizer.encode("\n") + tokenizer.render([{"role": "user", "content": observation}])
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        """Trajectories as columns."""
+        asked = request.sampling_params.get("logprobs") is not None
+        lengths = [len(t.response) for t in made]
+        return GymOutput(
+            prompt_token_ids=[t.prompt for t in made],
+            response_ids=[t.response for t in made],
+            rewards=[sum(t.rewards) if request.batched else t.rewards for t in made],
+            loss_masks=[t.mask for t in made],
+            stop_reasons=[t.reason for t in made],
+            rollout_logprobs=[t.logprobs for t in made] if asked else None,  # type: ignore[misc]
+            rollout_metrics={
+                "generate/avg_num_tokens": sum(lengths) / len(lengths),
+                "environment/turns": sum(t.turns for t in made) / len(made),
+            }
+            if made
+            else {},
+        )

@@ -1,0 +1,76 @@
+"""SkyRL's own gym generator over an adapter's client, made as its entry point does (main_base.py, get_generator).
+
+Written for skyrl 0.1.0 and 0.2.0: the generator's constructor, `generate` and the fields of its input and output that are
+used here are the same in both. (0.1.0 has no rollout_expert_indices, pixel_values and image_grid_thw in its output.)
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from fixtures import gym_rule
+from harness.contract import GymOutput, GymRequest
+
+
+def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any:
+    """A `SkyRLGymGenerator` that is configured as the request says; all else as SkyRL ships it."""
+    from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+
+    from fixtures import gym_env
+
+    gym_env.register()
+    generator_cfg = copy.deepcopy(cfg.generator)
+    generator_cfg.max_turns = request.max_turns
+    generator_cfg.max_input_length = request.max_input_length
+    generator_cfg.batched = request.batched
+    generator_cfg.use_conversation_multi_turn = request.use_conversation_multi_turn
+    # A trainer makes the engines' sampling parameters of these, so they never say different things.
+    params = request.sampling_params
+    generator_cfg.sampling_params.max_generate_length = params.get("max_tokens", 16)
+    generator_cfg.sampling_params.logprobs = params.get("logprobs")
+    generator_cfg.sampling_params.stop = params.get("stop")
+    return SkyRLGymGenerator(
+        generator_cfg=generator_cfg,
+        skyrl_gym_cfg=cfg.environment.skyrl_gym,
+        inference_engine_client=client,
+        tokenizer=tokenizer,
+    )
+
+
+async def generate(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> GymOutput:
+    """One batch of trajectories. Raises what SkyRL raises."""
+    from skyrl.train.generators.base import TrajectoryID
+
+    made = generator(cfg, client, tokenizer, request)
+    ids = request.trajectory_ids
+    batch: dict[str, Any] = {
+        "prompts": [list(messages) for messages in request.prompts],
+        "env_classes": [gym_rule.ENV_CLASS] * len(request.prompts),
+        "env_extras": [dict(extras) for extras in request.env_extras],
+        "sampling_params": dict(request.sampling_params),
+        "trajectory_ids": None if ids is None else [TrajectoryID(i.instance_id, i.repetition_id) for i in ids],
+        "batch_metadata": None,
+    }
+    try:
+        output = await made.generate(batch, disable_tqdm=True)
+    finally:
+        if made.env_executor is not None:
+            made.env_executor.shutdown(wait=False)
+    return GymOutput(
+        prompt_token_ids=_ids(output["prompt_token_ids"]),
+        response_ids=_ids(output["response_ids"]),
+        rewards=[_numbers(reward) for reward in output["rewards"]],
+        loss_masks=_ids(output["loss_masks"]),
+        stop_reasons=output["stop_reasons"],
+        rollout_logprobs=output["rollout_logprobs"],
+        rollout_metrics={name: float(value) for name, value in (output["rollout_metrics"] or {}).items()},
+    )
+
+
+def _ids(rows: list[Any]) -> list[list[int]]:
+    return [[int(token) for token in row] for row in rows]
+
+
+def _numbers(reward: Any) -> float | list[float]:
+    return [float(x) for x in reward] if isinstance(reward, list) else float(reward)

@@ -1,0 +1,253 @@
+"""Trajectories of the gym generator: order, tokens, loss masks, rewards, stop reasons, log-probabilities.
+
+What they must be is worked out in `trajectories`, from the prompts, the engines' executions and the environment's rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from harness.checks import matching
+from harness.checks.answers import short, unexpected
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
+from harness.checks.logprobs import BOUND, CONSTANT
+from harness.checks.trajectories import Trajectory, trajectories
+from harness.reference import Query, ScoreRequest
+from harness.verdict import Margin
+
+SOURCE = "SkyRL, GeneratorInterface.generate and GeneratorOutput; SkyRL documentation, SkyRLGymGenerator"
+COLUMNS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons")
+BROKEN = "a turn's prompt was read by no engine"
+REWARD_EPSILON = 1e-9
+"""Rewards are sixteenths, of which sums are exact: this is for nothing but the way they are written."""
+
+Rule = Callable[[Trajectory, dict[str, Any]], tuple[int, str | None, dict[str, Any]]]
+"""(what must be, the result's columns in this row) → facts, what is wrong, both sides."""
+
+
+def _rows(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]]]:
+    """What must be beside what came back; or why nothing can be judged."""
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    calls = evidence.calls("gym_generate")
+    if not calls:
+        return untestable("no call of gym_generate was recorded")
+    for call in calls:
+        if call.error is not None:
+            return unexpected(call)
+        asked, result = len(call.request["prompts"]), call.result or {}
+        uneven = [name for name in COLUMNS if len(result[name]) != asked]
+        if uneven:
+            shown = {"call": call.id, "prompts": asked, "returned": {name: len(result[name]) for name in COLUMNS}}
+            return failed(1, f"gym_generate() returned another number of {', '.join(uneven)} than of prompts", [shown])
+    return [(t, _columns(t)) for t in trajectories(evidence)]
+
+
+def _columns(trajectory: Trajectory) -> dict[str, Any]:
+    result = trajectory.call.result or {}
+    logprobs = result.get("rollout_logprobs")
+    row = {name: result[name][trajectory.index] for name in COLUMNS}
+    return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
+
+
+def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
+    def judge(evidence: Evidence) -> Finding:
+        found = _rows(evidence)
+        if isinstance(found, Finding):
+            return found
+        facts, wrong = 0, []
+        for trajectory, row in found:
+            judged, reason, shown = rule(trajectory, row)
+            facts += judged
+            if reason is not None:
+                wrong.append((reason, _shown(trajectory) | shown))
+        if wrong:
+            return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
+        return passed(facts)
+
+    return Check(name=name, fault=fault, source=source, judge=judge, queries=matching.queries)
+
+
+def _shown(trajectory: Trajectory) -> dict[str, Any]:
+    call = trajectory.call
+    return {"call": call.label or call.id, "row": trajectory.index, "request": short(call.request)}
+
+
+def _both(expected: Any, got: Any) -> dict[str, Any]:
+    """Both sides, lists from shortly before where they part."""
+    if not isinstance(expected, list) or not isinstance(got, list):
+        return {"expected": expected, "got": got}
+    at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
+    part = slice(max(0, at - 2), at + 6)
+    lengths = {"length expected": len(expected), "length": len(got)}
+    return {**lengths, "first difference": at, "expected": expected[part], "got": got[part]}
+
+
+def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    expected, got = list(trajectory.prompt), row["prompt_token_ids"]
+    wrong = None if got == expected else "a trajectory does not begin with its own prompt"
+    return 1, wrong, _both(expected, got)
+
+
+ORDER = _check(
+    "gym.order", "trajectories come back in another order than their prompts, or under another prompt", _order
+)
+
+
+def _tokens(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    if not trajectory.whole:
+        turns = {"turns": len(trajectory.turns), "prompt": list((trajectory.turns or [_NONE])[-1].prompt[-16:])}
+        return 1, BROKEN, turns
+    expected, got = trajectory.response, row["response_ids"]
+    wrong = None if got == expected else "a trajectory is not what the engines made and the environment said"
+    return len(expected), wrong, _both(expected, got)
+
+
+class _NONE:
+    prompt = ()
+
+
+TOKENS = _check(
+    "gym.tokens",
+    "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
+    _tokens,
+    f'{SOURCE}: "token-in-token-out"',
+)
+
+
+def _masks(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    if len(row["loss_masks"]) != len(row["response_ids"]):
+        return 1, "a loss mask is not as long as its response", _both(row["response_ids"], row["loss_masks"])
+    expected, got = trajectory.loss_mask, row["loss_masks"]
+    wrong = None if got == expected else "a loss mask is not 1 on the policy's own tokens and 0 on all others"
+    return len(expected), wrong, _both(expected, got)
+
+
+LOSS_MASKS = _check(
+    "gym.loss_masks", "the policy is trained on what the environment said, or not on what it said itself", _masks
+)
+
+
+def _rewards(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    got = row["rewards"]
+    per_token = isinstance(got, list)
+    expected: Any = trajectory.rewards if per_token else sum(trajectory.rewards)
+    if per_token and len(got) != len(row["response_ids"]):
+        return 1, "there is not one reward a token", _both(row["response_ids"], got)
+    ours, theirs = (expected, got) if per_token else ([expected], [got])
+    same = len(ours) == len(theirs) and all(abs(a - b) <= REWARD_EPSILON for a, b in zip(ours, theirs, strict=True))
+    return len(trajectory.turns), None if same else "a reward is not the environment's", _both(expected, got)
+
+
+REWARDS = _check("gym.rewards", "a reward is another trajectory's, another turn's, or lies on another token", _rewards)
+
+
+def _stop_reasons(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    expected, got = trajectory.stop_reason, row["stop_reasons"]
+    wrong = None if got == expected else f"a trajectory ended by {got}, and is to end by {expected}"
+    return 1, wrong, _both(expected, got)
+
+
+STOP_REASONS = _check(
+    "gym.stop_reasons", "a truncated trajectory passes for a whole one, or the other way round", _stop_reasons
+)
+
+
+def _turn_scores(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[int, ScoreRequest]]:
+    """Where each turn lies in the response, and the question for its teacher-forced scores."""
+    at = 0
+    for turn in trajectory.turns:
+        version = evidence.version_at(trajectory.call.started_ns)
+        yield at, ScoreRequest(version=version, prompt=list(turn.prompt), tokens=list(turn.kept))
+        at += len(turn.kept) + len(turn.observed)
+
+
+def _asks(evidence: Evidence) -> Iterator[Query]:
+    yield from matching.queries(evidence)
+    for trajectory in trajectories(evidence):
+        yield from (question for _, question in _turn_scores(evidence, trajectory) if question.tokens)
+
+
+def _judge_logprobs(evidence: Evidence) -> Finding:
+    found = _rows(evidence)
+    if isinstance(found, Finding):
+        return found
+    facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
+    for trajectory, row in found:
+        if (trajectory.call.request.get("sampling_params") or {}).get("logprobs") is None:
+            continue
+        got = row["rollout_logprobs"]
+        if not isinstance(got, list) or len(got) != len(row["response_ids"]):
+            return failed(facts + 1, "there is not one log-probability per token", [_shown(trajectory)])
+        if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
+            return failed(facts + 1, "a log-probability is not a finite number", [_shown(trajectory)])
+        if len(got) != len(trajectory.response):
+            continue  # other tokens than the engines': `gym.tokens` says so
+        expected = _expected(evidence, trajectory)
+        for name, other in (("each off", [x - CONSTANT for x in expected]), ("shifted by one", expected[1:])):
+            size = max((abs(a - b) for a, b in zip(other, expected, strict=False)), default=0.0)
+            faults[name] = max(faults.get(name, 0.0), size)
+        for position, (a, b) in enumerate(zip(got, expected, strict=True)):
+            facts += 1
+            if abs(a - b) >= worst:
+                worst, shown = abs(a - b), _shown(trajectory) | {"position": position, "got": a, "expected": b}
+    if not facts:
+        return untestable("no trajectory has log-probabilities that were asked for")
+    if worst > BOUND:
+        reason = "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
+        return failed(facts, reason, [shown], max_abs_error=worst, bound=BOUND)
+    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=BOUND, faults=faults), max_abs_error=worst)
+
+
+def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
+    """The reference's on the policy's own tokens; 0 on all others (SkyRL: dummy values)."""
+    expected = [0.0] * len(trajectory.response)
+    for at, question in _turn_scores(evidence, trajectory):
+        if question.tokens:
+            expected[at : at + len(question.tokens)] = evidence.reference.score(question).logprobs
+    return expected
+
+
+LOGPROBS = Check(
+    name="gym.logprobs",
+    fault="log-probabilities of another turn, shifted against the tokens, or on tokens that the policy did not make",
+    source=SOURCE,
+    judge=_judge_logprobs,
+    queries=_asks,
+)
+
+
+def _judge_metrics(evidence: Evidence) -> Finding:
+    found = _rows(evidence)
+    if isinstance(found, Finding):
+        return found
+    calls = evidence.calls("gym_generate")
+    for number, call in enumerate(calls, start=1):
+        mine = [t for t, _ in found if t.call.id == call.id]
+        expected = {
+            "generate/avg_num_tokens": sum(len(t.response) for t in mine) / len(mine),
+            "environment/turns": sum(len(t.turns) for t in mine) / len(mine),
+        }
+        got = (call.result or {})["rollout_metrics"]
+        wrong = sorted(
+            name for name, value in expected.items() if abs(got.get(name, math.inf) - value) > REWARD_EPSILON
+        )
+        if wrong:
+            shown = {"call": call.id, "expected": expected, "got": got}
+            return failed(2 * number, f"a rollout metric is wrong: {', '.join(wrong)}", [shown])
+    return passed(2 * len(calls))
+
+
+METRICS = Check(
+    name="gym.metrics",
+    fault="metrics that leave trajectories or turns out",
+    source="SkyRL, get_rollout_metrics",
+    judge=_judge_metrics,
+    queries=matching.queries,
+)
+
+TRAJECTORIES = (ORDER, TOKENS, LOSS_MASKS, REWARDS, STOP_REASONS, METRICS)
+"""What every scenario of the generator is judged by."""

@@ -1,0 +1,199 @@
+"""Gym trajectories, worked out again: from the prompts, what the engines made, and the environment's rule.
+
+Nothing of a generator's result goes into a trajectory but, where several executions have one prompt, which of them is whose.
+Queries are asked along the way, since each turn's prompt depends on the text of the turn before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+
+import msgspec
+
+from fixtures import gym_rule
+from fixtures.prompts import EOS
+from harness.checks.base import Evidence, Execution
+from harness.contract import GymRequest
+from harness.recording import Call
+from harness.reference import DecodeRequest, EncodeRequest, Query, RenderRequest
+
+BASE = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "I am a user."},
+]
+"""Messages before an observation, so that the template renders it as one of a conversation (SkyRL, fixed-base approach)."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `prompt` is what the engine had to read; `kept` of `tokens` is what stays in the trajectory.
+
+    `execution` is None where no engine read that prompt; `observed` is empty after the last turn.
+    """
+
+    prompt: tuple[int, ...]
+    execution: Execution | None
+    kept: tuple[int, ...] = ()
+    reward: float = 0.0
+    observed: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return () if self.execution is None else self.execution.tokens
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a gym_generate() as it must be. `whole`: engines read every prompt of it."""
+
+    call: Call
+    index: int
+    prompt: tuple[int, ...]
+    session: str | None
+    turns: tuple[Turn, ...]
+    cut: bool
+    """Did it end because the next prompt would have been too long?"""
+    closed: bool
+    """Does the generator add an end of the sequence? (SkyRL: without use_conversation_multi_turn, unless by length)"""
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.turns) and all(turn.execution is not None for turn in self.turns)
+
+    @property
+    def response(self) -> list[int]:
+        found = [token for turn in self.turns for token in (*turn.kept, *turn.observed)]
+        return [*found, EOS] if self.closed else found
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 on the policy's own tokens and on the end of the sequence that is added (SkyRL, SkyRLGymGenerator)."""
+        found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.observed))]
+        return [*found, 1] if self.closed else found
+
+    @property
+    def rewards(self) -> list[float]:
+        """Each turn's at its last token; the last one's at the end of the sequence that is added."""
+        found: list[float] = []
+        for turn in self.turns:
+            found += [0.0] * len(turn.kept)
+            found[-1] += turn.reward
+            found += [0.0] * len(turn.observed)
+        return [*found[:-1], 0.0, found[-1]] if self.closed else found
+
+    @property
+    def stop_reason(self) -> str | None:
+        if self.cut:
+            return "length"
+        last = self.turns[-1].execution if self.turns else None
+        return None if last is None else last.finish_reason
+
+
+def queries(evidence: Evidence) -> Iterator[Query]:
+    """What must be asked of the oracle to work out every trajectory."""
+    yield from _Walk(evidence).queries()
+
+
+@functools.lru_cache(maxsize=1)
+def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
+    """The trajectories of every gym_generate() that succeeded. Raises UnansweredQuery for a recording that was not asked about."""
+    walk = _Walk(evidence)
+    for _ in walk.queries():
+        pass
+    return tuple(walk.found)
+
+
+class _Walk:
+    """Goes through all calls; each execution is given away once."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.found: list[Trajectory] = []
+        self._taken: set[int] = set()
+        self._by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, execution in enumerate(evidence.executions):
+            self._by_prompt[execution.prompt].append(number)
+
+    def queries(self) -> Iterator[Query]:
+        for call in self.evidence.calls("gym_generate"):
+            asked = msgspec.convert(call.request, GymRequest)
+            for index, messages in enumerate(asked.prompts):
+                yield RenderRequest(messages=messages)
+                if call.error is None:
+                    yield from self._trajectory(call, asked, index)
+
+    def _trajectory(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
+        prompt = tuple(self.evidence.reference.render(asked.prompts[index]))
+        turns: list[Turn] = []
+        context, done = prompt, False
+        while not done and (asked.batched or len(context) <= asked.max_input_length):
+            execution = self._take(call, index, prompt, context)
+            if execution is None:
+                turns.append(Turn(prompt=context, execution=None))
+                break
+            decode = DecodeRequest(tokens=list(execution.tokens), skip_special_tokens=True)
+            yield decode
+            text = self.evidence.reference.decode(decode.tokens, skip_special_tokens=True)
+            said = gym_rule.step(text, len(turns) + 1, asked.env_extras[index], asked.max_turns)
+            kept = execution.tokens
+            if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (EOS,):
+                kept = kept[:-1]
+            done = asked.batched or said.done
+            observed = yield from self._observed(asked, said.observation)
+            turn = Turn(prompt=context, execution=execution, kept=kept, reward=said.reward, observed=observed)
+            turns.append(turn)
+            context = (*context, *kept, *observed)
+        if turns:
+            turns[-1] = msgspec.structs.replace(turns[-1], observed=())
+        last = turns[-1] if turns else None
+        ended = None if last is None else last.execution
+        one_message = not asked.batched and not asked.use_conversation_multi_turn
+        identity = None if asked.batched or asked.trajectory_ids is None else asked.trajectory_ids[index]
+        self.found.append(
+            Trajectory(
+                call=call,
+                index=index,
+                prompt=prompt,
+                session=None if identity is None else identity.session,
+                turns=tuple(turns),
+                cut=not done and ended is not None,
+                closed=one_message and done and ended is not None and ended.finish_reason != "length",
+            )
+        )
+
+    def _observed(self, asked: GymRequest, observation: str) -> Generator[Query, None, tuple[int, ...]]:
+        """The ids by which the policy reads an observation."""
+        book = self.evidence.reference
+        if not asked.use_conversation_multi_turn:
+            yield EncodeRequest(text=observation, add_special_tokens=False)
+            return tuple(book.encode(observation, add_special_tokens=False))
+        longer = [*BASE, {"role": "user", "content": observation}]
+        yield RenderRequest(messages=BASE)
+        yield RenderRequest(messages=longer)
+        base, full = book.render(BASE), book.render(longer)
+        shared = next((at for at, (a, b) in enumerate(zip(base, full, strict=False)) if a != b), len(base))
+        end = max((at for at in range(shared) if base[at] == EOS), default=-1)
+        return tuple(full[end + 1 :])
+
+    def _take(self, call: Call, index: int, prompt: tuple[int, ...], context: tuple[int, ...]) -> Execution | None:
+        """An execution of this prompt in the call's time: the one whose tokens the result has here, if there is one."""
+        open_ = [
+            number
+            for number in self._by_prompt.get(context, ())
+            if number not in self._taken and call.started_ns <= self._execution(number).started_ns <= call.ended_ns
+        ]
+        rows = (call.result or {}).get("response_ids") or []
+        here = rows[index][len(context) - len(prompt) :] if index < len(rows) else []
+
+        def fits(number: int) -> bool:
+            tokens = list(self._execution(number).tokens)
+            return here[: len(tokens)] == tokens
+
+        chosen = next((number for number in open_ if fits(number)), open_[0] if open_ else None)
+        if chosen is None:
+            return None
+        self._taken.add(chosen)
+        return self._execution(chosen)
+
+    def _execution(self, number: int) -> Execution:
+        return self.evidence.executions[number]

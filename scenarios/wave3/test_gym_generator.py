@@ -1,0 +1,169 @@
+"""SkyRL's gym generator over the stack: trajectories of policy and environment, as a trainer gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.gym import LOGPROBS, TRAJECTORIES
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
+from harness.contract import GymRequest, TrajectoryId
+from harness.scenario import scenario
+from harness.stack import Stack
+
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
+FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
+NEEDS = {Capability.GYM_GENERATOR}
+CHECKS = (*TRAJECTORIES, ALL_COMPLETE)
+
+
+def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
+    """Ids of `samples` trajectories of each of so many prompts."""
+    return [
+        TrajectoryId(instance_id=f"instance-{prompt}", repetition_id=sample)
+        for prompt in range(prompts)
+        for sample in range(samples)
+    ]
+
+
+@scenario(task=7, promise="one turn a prompt, all prompts in one request", needs=NEEDS, checks=[*CHECKS, LOGPROBS])
+async def test_one_turn_in_a_batch(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, GeneratorConfig.batched; SkyRL, GeneratorInterface.generate: "in the same order as the input batch"."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(12),
+            env_extras=[{}] * 12,
+            batched=True,
+            sampling_params={**GREEDY, "logprobs": 1},
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="a large batch of one turn each is spread over the servers",
+    needs=NEEDS,
+    checks=[*CHECKS, SESSIONLESS_SPREAD],
+)
+async def test_a_large_batch_is_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, generate_batched: no session ids; SkyRL API reference, InferenceEngineClient: "random load-balancing"."""
+    batch = prompts.conversations(32)
+    await stack.gym_generate(
+        GymRequest(
+            prompts=batch, env_extras=[{}] * len(batch), batched=True, sampling_params={**GREEDY, "max_tokens": 4}
+        )
+    )
+
+
+@scenario(task=7, promise="one turn a prompt, each trajectory by itself", needs=NEEDS, checks=CHECKS)
+async def test_one_turn_each(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, SkyRLGymGenerator.agent_loop with max_turns=1."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(12),
+            env_extras=[{}] * 12,
+            trajectory_ids=trajectories(12),
+            sampling_params=GREEDY,
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="trajectories of several turns end when the environment says so, or at max_turns",
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS, STICKY],
+)
+async def test_several_turns(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns, of
+    which some are to end after more than max_turns."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(10),
+            env_extras=[{"turns": 1 + row % 5} for row in range(10)],
+            trajectory_ids=trajectories(10),
+            max_turns=4,
+            sampling_params={**GREEDY, "logprobs": 1},
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="a trajectory ends when the environment meets what it looks for in an answer",
+    needs=NEEDS,
+    checks=[*CHECKS, STICKY],
+)
+async def test_the_environment_ends_a_trajectory(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, SkyRLGymGenerator: BaseTextEnv.step: done, as a function of the answer."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(10),
+            env_extras=[{"until": letters} for letters in ("qjz", "ab", "xyz", "e", "Z") * 2],
+            trajectory_ids=trajectories(10),
+            max_turns=5,
+            sampling_params={**FULL, "max_tokens": 6},
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="no turn begins beyond max_input_length, and the trajectory ended by length",
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS],
+)
+async def test_trajectories_end_by_length(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, GeneratorConfig.max_input_length: "Max generator input length for multi-turn conversations"."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=[messages[-1:] for messages in prompts.conversations(8)],
+            env_extras=[{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
+            trajectory_ids=trajectories(8),
+            max_turns=9,
+            max_input_length=160,
+            sampling_params={**FULL, "max_tokens": 16, "logprobs": 1},
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="several samples of each prompt are trajectories of their own, each on one server",
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS, STICKY],
+)
+async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, GeneratorConfig.n_samples_per_prompt and TrajectoryID.repetition_id; each prompt is repeated in place."""
+    conversations = [messages for messages in prompts.conversations(4) for _ in range(4)]
+    await stack.gym_generate(
+        GymRequest(
+            prompts=conversations,
+            env_extras=[{}] * len(conversations),
+            trajectory_ids=trajectories(4, samples=4),
+            max_turns=2,
+            sampling_params={"max_tokens": 12, "temperature": 1.0, "logprobs": 1},
+        )
+    )
+
+
+@scenario(
+    task=7,
+    promise="turns and observations may be one assistant message",
+    needs=NEEDS,
+    checks=[*CHECKS, STICKY],
+)
+async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(8),
+            env_extras=[{"turns": 1 + row % 3} for row in range(8)],
+            trajectory_ids=trajectories(8),
+            max_turns=3,
+            use_conversation_multi_turn=False,
+            sampling_params=FULL,
+        )
+    )
