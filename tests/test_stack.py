@@ -250,7 +250,7 @@ async def test_a_wait_ends_when_a_process_dies(rigs):
     trace = await (await rigs("LosesEngine")).drive(body)
     assert trace.end.error is not None
     assert trace.end.error.kind == "StackDied"
-    assert "while 2 requests in flight were awaited" in trace.end.error.message
+    assert "while 2 requests in flight with 0 tokens were awaited" in trace.end.error.message
 
 
 async def test_what_is_not_declared_is_refused_before_it_is_sent(rigs):

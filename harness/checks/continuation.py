@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
-from harness.checks.pausing import NOTHING_PAUSED
+from harness.checks.moments import Moment, caught_at
+from harness.checks.pausing import NOTHING_PAUSED, SAME_AS_UNINTERRUPTED, same
 from harness.checks.stopping import stop_strings
 from harness.recording import Call
 
@@ -129,7 +132,7 @@ def _shown(row: Row, attempts: list[Execution]) -> dict[str, Any]:
     }
 
 
-def _judge(evidence: Evidence) -> Finding:
+def _judge(evidence: Evidence, moment: Moment | None) -> Finding:
     if not tap_works(evidence):
         return untestable(BLIND)
     facts, continued = 0, 0
@@ -140,20 +143,42 @@ def _judge(evidence: Evidence) -> Finding:
             continue
         attempts = _attempts(evidence, row)
         facts += 1 + len(attempts)
-        continued += sum(bool(attempt.tokens) for attempt in attempts) > 1
+        if moment is None:
+            continued += sum(bool(attempt.tokens) for attempt in attempts) > 1
+        else:
+            continued += len(attempts) > 1 and caught_at(evidence, row, moment) > 0
         if why := _wrong(row, attempts, len(aborts)):
             wrong.append((why, _shown(row, attempts)))
     if wrong:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
     if not continued:
-        return untestable(NOT_CONTINUED if facts else NOTHING_PAUSED)
+        nowhere = NOT_CONTINUED if moment is None else f"{NOT_CONTINUED} {moment}"
+        return untestable(nowhere if facts else NOTHING_PAUSED)
     return passed(facts, continued=continued)
 
 
-CONTINUATION = Check(
-    name="continuation",
-    fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
-    source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
-    judge=_judge,
-    queries=queries,
-)
+def continuation(moment: Moment | None = None) -> Check:
+    """What was cut short was continued as it should be; at `moment` at least once, if one is named."""
+    return Check(
+        name="continuation",
+        fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
+        source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
+        judge=lambda evidence: _judge(evidence, moment),
+        queries=queries,
+    )
+
+
+CONTINUATION = continuation()
+
+
+def same_as_uninterrupted(moment: Moment) -> Check:
+    """`pausing.SAME_AS_UNINTERRUPTED`, where the pause met at least one request at `moment`, in whichever mode."""
+
+    def judge(evidence: Evidence) -> Finding:
+        return same(
+            evidence,
+            lambda paused: any(caught_at(evidence, row, moment) for row in paused),
+            f"the pause met no request {moment}",
+        )
+
+    return msgspec.structs.replace(SAME_AS_UNINTERRUPTED, judge=judge)

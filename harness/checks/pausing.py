@@ -6,7 +6,7 @@ A *pause* here is the time from a pause() call's return to the start of the resu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ PAUSE_STEPS = 10
 
 NOTHING_PAUSED = "no request was in flight when the pause came"
 TOO_SHORT = "the pause was too short for a step to be seen in it"
+DIFFERS = "a greedy run with a pause in it differs from the run without"
 UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
 """Labels of the two calls that are compared: the same prompts without and with a pause in them."""
 
@@ -65,18 +66,18 @@ def pauses(evidence: Evidence) -> list[Pause]:
 
 def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
     """Executions that had made a token by then, were not done, and of which nobody had said that they are not wanted."""
-    dropped = _dropped(evidence)
+    gone = dropped(evidence)
     return [
         e
         for e in evidence.executions
         if e.step_ns
         and e.step_ns[0] <= at_ns
         and (e.ended_ns or at_ns + 1) > at_ns
-        and dropped.get((e.server, e.request_id), at_ns + 1) > at_ns
+        and gone.get((e.server, e.request_id), at_ns + 1) > at_ns
     ]
 
 
-def _dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
+def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
     """(server, request) → when its caller was gone, as after another row of its batch had failed."""
     aborts = (seen for seen in evidence.trace.observations if seen.kind == "abort")
     return {(seen.server, request): seen.at_ns for seen in aborts for request in seen.data["request_ids"]}
@@ -186,6 +187,11 @@ def _shown(plain: Row, paused: Row) -> dict[str, Any]:
 
 
 def _judge_same(evidence: Evidence) -> Finding:
+    return same(evidence, lambda _: bool(_caught(evidence)), NOTHING_PAUSED)
+
+
+def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], otherwise: str) -> Finding:
+    """Does each "paused" row equal its "uninterrupted" one? `put_to_the_test` of the paused rows, `otherwise` why not."""
     if blind := _blind(evidence):
         return blind
     pairs = list(_pair(evidence))
@@ -193,9 +199,10 @@ def _judge_same(evidence: Evidence) -> Finding:
     if different:
         # Not asked here whether the pause caught them: an answer that a pause changed may not match its execution.
         shown = [_shown(a, b) for a, b in different]
-        return failed(len(pairs), "a greedy run with a pause in it differs from the run without", shown)
-    if not pairs or not _caught(evidence):
-        return untestable(NOTHING_PAUSED)
+        return failed(len(pairs), DIFFERS, shown)
+    paused = [b for _, b in pairs]
+    if not pairs or not put_to_the_test(paused):
+        return untestable(otherwise)
     return passed(len(pairs), caught=len(_caught(evidence)))
 
 
@@ -254,10 +261,10 @@ def _judge_waited(evidence: Evidence) -> Finding:
         return blind
     facts, late = 0, []
     latest_ns = waited_ns = 0
-    dropped = _dropped(evidence)
+    gone = dropped(evidence)
     for pause in (p for p in pauses(evidence) if p.mode == "wait"):
         for execution in in_flight(evidence, pause.asked_ns):
-            if (execution.server, execution.request_id) in dropped:
+            if (execution.server, execution.request_id) in gone:
                 continue
             facts += 1
             if execution.ended_ns is not None:

@@ -311,3 +311,106 @@ class RetryOnce(RetryingClient):
             done = self.joined(done, await Client.row(self, session, prompt + done.tokens, left, prior=prior, **more))
             self.fired += done.reason == "abort"
         return done
+
+
+@seeded(
+    "tokens_lost_on_continuation",
+    "before_the_first_token",
+    caught_by=["continuation", "pause_changes_nothing"],
+    also=["conservation"],
+)
+class RetryLosesTheFirst(RetryingClient):
+    """What was cut short before its first token comes back without it."""
+
+    def joined(self, done: Output, again: Output) -> Output:
+        if not done.tokens and again.tokens:
+            self.fired += 1
+            again.tokens = again.tokens[1:]
+            again.logprobs = None if again.logprobs is None else again.logprobs[1:]
+        return super().joined(done, again)
+
+
+@seeded("budget_not_reduced", "last_token", caught_by=["continuation", "pause_changes_nothing"])
+class RetryMakesOneMore(RetryingClient):
+    """A retry with one token left is given two."""
+
+    def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
+        left = super().remaining(params, done)
+        if left["max_tokens"] == 1:
+            self.fired += 1
+            left["max_tokens"] = 2
+        return left
+
+
+@seeded("abort_leaks", "before_the_first_token", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+class RetryOnlyWhatHasTokens(RetryingClient):
+    """What was cut short before its first token comes back as it is."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await Client.row(self, session, prompt, params, **more)
+        while done.reason == "abort" and done.tokens:
+            left, prior = self.remaining(params, done), len(done.tokens)
+            again = await Client.row(self, session, prompt + done.tokens, left, prior=prior, **more)
+            if not again.tokens and again.reason == "abort":
+                return self.joined(done, again)
+            done = self.joined(done, again)
+        self.fired += done.reason == "abort"
+        return done
+
+
+@seeded("attempts_unbounded", caught_by=["continuation"], also=["conservation"])
+class RetryAsksThreeTimes(RetryingClient):
+    """A retry is given up twice before it is waited for."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await Client.row(self, session, prompt, params, **more)
+        while done.reason == "abort":
+            left, prior = self.remaining(params, done), len(done.tokens)
+            again = [prompt + done.tokens, left]
+            for _ in range(2):
+                given_up = asyncio.create_task(Client.row(self, session, *again, prior=prior, **more))
+                await asyncio.sleep(0.001)
+                given_up.cancel()
+                self.fired += 1
+            done = self.joined(done, await Client.row(self, session, *again, prior=prior, **more))
+        return done
+
+
+@seeded("budget_not_reduced", "keep_last_token", caught_by=["pause_changes_nothing"])
+class OneMoreOnResume(Engine):
+    """A request that was frozen with one token left makes two."""
+
+    async def resume_generation(self) -> None:
+        for request in self.running if self.frozen else ():
+            if request.params.get("max_tokens", 16) - len(request.tokens) == 1:
+                self.fired += 1
+                request.params["max_tokens"] += 1
+        await super().resume_generation()
+
+
+@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
+class KeepAbortsTheQueue(Engine):
+    """pause(keep) ends the requests that wait for their turn."""
+
+    async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
+        if mode == "keep":
+            waiting, self.waiting = self.waiting, []
+            for request in waiting:
+                self.fired += 1
+                request.reason = "abort"
+                self.finish(request)
+        await super().pause_generation(mode=mode, clear_cache=clear_cache)
+
+
+@seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"])
+class WaitCutsTheQueue(Engine):
+    """pause(wait) waits for what runs, and ends what has not begun."""
+
+    async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
+        if mode == "wait":
+            waiting, self.waiting = self.waiting, []
+            for request in waiting:
+                self.fired += 1
+                request.reason = "abort"
+                self.finish(request)
+        await super().pause_generation(mode=mode, clear_cache=clear_cache)

@@ -1,0 +1,102 @@
+"""Pausing at a chosen moment of requests' lives: before their first token, in the middle, at their last, in the queue.
+
+No single token is aimed at: there are so many requests, of such lengths, that whenever the pause comes it meets some
+at the moment that is meant. Whether it did is judged from the recording.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from fixtures.prompts import Prompts
+from harness.checks.moments import Moment
+from harness.checks.pausing import PAUSED, UNINTERRUPTED
+from harness.contract import InFlightResult, PauseMode
+from harness.errors import MissedMoment
+from harness.stack import Stack
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+POLL_S = 0.0005
+"""How often it is asked whether a moment has come: prefill takes no longer than a few steps."""
+QUEUED = 160
+"""Requests for two servers that run 64 at once each: some wait for their turn on any of them."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt and how many tokens it may be answered with."""
+
+    prompt: list[int]
+    max_tokens: int
+
+
+def ragged_budgets(prompts: Prompts) -> list[Ask]:
+    """Budgets next to each other: in each step from the 24th to the 39th some request has one token left."""
+    return [Ask(prompt=prompt, max_tokens=24 + at % 16) for at, prompt in enumerate(prompts.unique(64))]
+
+
+def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
+    """Requests that a pause can meet at this moment. They are called singly: what waits is not a batch's other rows."""
+    match moment:
+        case Moment.BEFORE_FIRST_TOKEN:
+            return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
+        case Moment.QUEUED:
+            return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(QUEUED)]
+        case Moment.LAST_TOKEN:
+            return ragged_budgets(prompts)
+        case Moment.UNDER_WAY:
+            return [Ask(prompt=prompt, max_tokens=200) for prompt in prompts.unique(8)]
+
+
+async def ask_all(stack: Stack, asks: list[Ask], *, label: str, **params: Any) -> None:
+    """One call a prompt, all at once."""
+    async with asyncio.TaskGroup() as callers:
+        for ask in asks:
+            callers.create_task(
+                stack.generate([ask.prompt], label=label, max_tokens=ask.max_tokens, **{**GREEDY, **params})
+            )
+
+
+async def until(stack: Stack, moment: Moment, requests: int) -> None:
+    """Wait for the moment to come to some of so many requests. Raises what `Stack.until` raises."""
+
+    def has_come(seen: InFlightResult) -> bool:
+        match moment:
+            case Moment.BEFORE_FIRST_TOKEN:
+                if seen.requests == requests and seen.tokens > 4 * requests:
+                    raise MissedMoment(f"all requests had a token before any could be met without; saw {seen}")
+                return 4 * seen.requests >= requests and seen.tokens < seen.requests
+            case Moment.QUEUED:
+                return seen.requests == requests and seen.tokens >= requests
+            case Moment.LAST_TOKEN:
+                return 0 < seen.requests < requests and seen.tokens >= 24 * seen.requests
+            case Moment.UNDER_WAY:
+                return seen.requests == requests and seen.tokens >= 16 * requests
+
+    await stack.until(has_come, f"requests {moment}", every_s=POLL_S)
+
+
+@asynccontextmanager
+async def pause_at(stack: Stack, mode: PauseMode, moment: Moment, requests: int) -> AsyncIterator[None]:
+    """Pause at that moment of so many requests that are under way; resume on leaving. The body runs while paused."""
+    await until(stack, moment, requests)
+    await stack.pause(mode)
+    yield
+    await stack.resume()
+
+
+async def with_and_without_a_pause(
+    stack: Stack, prompts: Prompts, mode: PauseMode, moment: Moment, **params: Any
+) -> None:
+    """The same requests alone, then again with a pause at that moment. What the first ones left in the cache goes."""
+    asks = asks_for(moment, prompts)
+    await ask_all(stack, asks, label=UNINTERRUPTED, **params)
+    await stack.reset_prefix_cache()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask_all(stack, asks, label=PAUSED, **params))
+        async with pause_at(stack, mode, moment, len(asks)):
+            pass
