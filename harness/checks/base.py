@@ -10,7 +10,7 @@ import msgspec
 
 from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
-from harness.recording import Call, Observation, ScenarioTrace
+from harness.recording import Call, Mark, Observation, ScenarioTrace
 from harness.reference import Query, ReferenceBook
 from harness.verdict import Margin
 
@@ -118,6 +118,10 @@ class Evidence:
             (o for o in self.trace.observations if o.kind == "control" and (op is None or o.data["op"] == op)),
             key=lambda o: o.at_ns,
         )
+
+    def marks(self, name: str) -> list[Mark]:
+        """What the scenario marked under a name, in order of time."""
+        return [mark for mark in self.trace.own_marks if mark.name == name]
 
     def version_at(self, at_ns: int) -> int:
         """The policy version whose sync had completed at that time: 0 from the clean room on."""

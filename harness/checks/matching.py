@@ -327,7 +327,13 @@ class _Matcher:
 
     def _direct(self, row: Row) -> list[int]:
         """One execution with the row's tokens. After a stop string an engine may have run on (vLLM finds it later)."""
-        same_end = self._pick(row, lambda e: e.tokens == row.tokens and e.finish_reason == row.finish_reason)
+
+        def alike(e: Execution) -> bool:
+            return e.tokens == row.tokens and e.finish_reason == row.finish_reason
+
+        seed = row.params.get("seed")
+        own = [] if seed is None else self._pick(row, lambda e: alike(e) and e.sampling_params.get("seed") == seed)
+        same_end = own or self._pick(row, alike)  # two samples of one prompt may be equal: each has its own seed
         same = same_end or self._pick(row, lambda e: e.tokens == row.tokens)
         return same or (
             self._pick(row, lambda e: row.tokens == e.tokens[: len(row.tokens or ())])

@@ -1,0 +1,116 @@
+"""A small training run: the evaluation rises, and trainer and engines agree on what the policy thinks of its rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from harness.checks.answers import unexpected
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.logprobs import BOUND, CONSTANT, TEMPERATURE
+from harness.verdict import Margin
+
+RISE = 0.15
+"""By how much the mean reward of the evaluation, a share, must rise over the run. One that learns nothing does not move."""
+
+SOURCE = 'SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"'
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Trainer against rollout over all tokens: absolute differences in nats, and the k3 estimate of the KL divergence (Schulman,
+    "Approximating KL Divergence": mean of r - 1 - log r, r being the trainer's probability over the rollout's)."""
+
+    tokens: int
+    mean: float
+    largest: float
+    k3: float
+
+
+def gap_of(rollouts: Sequence[Sequence[float]], trained: Sequence[Sequence[float]]) -> Gap:
+    """Of rows of equal lengths. Raises ValueError for others, and for rows without any token."""
+    moved = [
+        ours - theirs
+        for row, other in zip(trained, rollouts, strict=True)
+        for ours, theirs in zip(row, other, strict=True)
+    ]
+    if not moved:
+        raise ValueError("no token has a log-probability")
+    return Gap(
+        tokens=len(moved),
+        mean=sum(map(abs, moved)) / len(moved),
+        largest=max(map(abs, moved)),
+        k3=sum(math.expm1(min(by, 700.0)) - by for by in moved) / len(moved),
+    )
+
+
+def _judge_gap(evidence: Evidence) -> Finding:
+    calls = evidence.calls("train")
+    if not calls:
+        return untestable("nothing was trained")
+    facts, worst, k3 = 0, 0.0, 0.0
+    faults: dict[str, float] = {}
+    for call in calls:
+        if call.error is not None or call.result is None:
+            return unexpected(call)
+        rollouts, trained = call.request.get("rollout_logprobs"), call.result["response_logprobs"]
+        if not rollouts:
+            return untestable("a training step was not given the log-probabilities of its rollouts")
+        if [len(row) for row in rollouts] != [len(row) for row in trained]:
+            return failed(facts + 1, "trainer and engines do not give one log-probability for each token of a rollout")
+        gap = gap_of(rollouts, trained)
+        facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
+        for name, size in _seeded([float(x) for x in chain.from_iterable(rollouts)]).items():
+            faults[name] = max(size, faults.get(name, 0.0))
+        if not gap.largest <= BOUND:
+            shown = {"call": call.label, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
+            reason = "trainer and engines give the tokens of a rollout other probabilities"
+            return failed(facts, reason, [shown], max_gap=gap.largest, bound=BOUND, k3=gap.k3)
+    margin = Margin(unit="nats", measured=worst, bound=BOUND, faults=faults)
+    return passed(facts, margin=margin, max_gap=worst, bound=BOUND, k3=k3)
+
+
+def _seeded(numbers: list[float]) -> dict[str, float]:
+    """Each fault that numbers alone can be given → by how much it moves one of them at most."""
+    return {
+        f"each off by {CONSTANT:g}": CONSTANT,
+        "shifted by one position": max((abs(a - b) for a, b in zip(numbers, numbers[1:], strict=False)), default=0.0),
+        f"of temperature {TEMPERATURE:g}, not renormalized": max(map(abs, numbers)) * (1 - 1 / TEMPERATURE),
+    }
+
+
+GAP = Check(
+    name="training.gap",
+    fault="rollouts come from other weights than the trainer's, or their log-probabilities are at another temperature",
+    source="SkyRL documentation, rollout_train_logprobs_abs_diff: rollout against trainer log-probabilities",
+    judge=_judge_gap,
+)
+
+
+def evaluations(evidence: Evidence) -> list[float]:
+    """Mean reward of each evaluation, in the order of the steps."""
+    marks = sorted(evidence.marks("evaluation"), key=lambda mark: mark.step)
+    return [mark.numbers["reward"] for mark in marks]
+
+
+def _judge_rise(evidence: Evidence) -> Finding:
+    curve = evaluations(evidence)
+    trained = [call for call in evidence.calls("train") if call.error is None]
+    if len(curve) < 2 or not trained:
+        return untestable("nothing was trained between two evaluations")
+    rise = curve[-1] - curve[0]
+    shown = [{"evaluation reward by step": [round(x, 4) for x in curve]}]
+    if rise < RISE:
+        reason = "the evaluation reward does not rise over the training steps"
+        return failed(len(curve), reason, shown, rise=rise, least=RISE)
+    return passed(len(curve), rise=rise, least=RISE, first=curve[0], last=curve[-1])
+
+
+RISES = Check(
+    name="training.rises",
+    fault="training has no effect on what the engines answer, or the wrong one",
+    source=SOURCE,
+    judge=_judge_rise,
+)

@@ -1,0 +1,88 @@
+"""Rollouts, a toy reward and steps of training, for scenarios that train."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from typing import Any
+
+import msgspec
+
+from fixtures.prompts import PLAIN
+from harness.checks.training import gap_of
+from harness.contract import TrainRequest, TrainResult
+from harness.stack import Stack
+
+PROMPTS = 8
+GROUP = 6
+"""Samples of each prompt: an advantage is a sample's reward in units of its group."""
+LEARNING_RATE = 12.0
+SAMPLED: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True, "logprobs": 0}
+GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+
+
+class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
+    """One row a sample, group after group."""
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    logprobs: list[list[float]]
+
+
+def reward(response: list[int]) -> float:
+    """The share of tokens that are a plain character: about a sixth by chance."""
+    return sum(token in PLAIN for token in response) / len(response) if response else 0.0
+
+
+async def roll_out(stack: Stack, prompts: list[list[int]], *, step: int) -> Rollouts:
+    """`GROUP` samples of each prompt, of seeds that belong to the step."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(
+                stack.generate(prompts, label=f"rollout {step}", seed=1000 * (step + 1) + sample, **SAMPLED)
+            )
+            for sample in range(GROUP)
+        ]
+    rounds = [task.result() for task in tasks]
+    rows = [(prompt, at, one) for at, prompt in enumerate(prompts) for one in rounds]
+    return Rollouts(
+        prompts=[prompt for prompt, _, _ in rows],
+        responses=[one.response_ids[at] for _, at, one in rows],
+        logprobs=[[float(x or 0.0) for x in (one.response_logprobs or [])[at] or ()] for _, at, one in rows],
+    )
+
+
+async def train(stack: Stack, rollouts: Rollouts, *, base: int, step: int) -> TrainResult:
+    """One step of group-relative policy optimization (GRPO) from version `base`."""
+    request = TrainRequest(
+        base_version=base,
+        prompt_token_ids=rollouts.prompts,
+        response_ids=rollouts.responses,
+        loss_masks=[[1] * len(response) for response in rollouts.responses],
+        advantages=advantages([reward(response) for response in rollouts.responses]),
+        rollout_logprobs=rollouts.logprobs,
+        learning_rate=LEARNING_RATE,
+    )
+    return await stack.train(request, label=f"train {step}")
+
+
+def advantages(rewards: list[float]) -> list[float]:
+    """Each reward less its group's mean, over the group's standard deviation (SkyRL, compute_grpo_outcome_advantage)."""
+    found = []
+    for start in range(0, len(rewards), GROUP):
+        group = rewards[start : start + GROUP]
+        mean, spread = statistics.fmean(group), statistics.pstdev(group)
+        found += [(one - mean) / (spread + 1e-6) for one in group]
+    return found
+
+
+async def evaluate(stack: Stack, prompts: list[list[int]], *, step: int) -> None:
+    """Greedy answers to prompts that nobody trains on: their mean reward is marked."""
+    done = await stack.generate(prompts, label=f"evaluation {step}", **GREEDY)
+    stack.mark("evaluation", step=step, reward=statistics.fmean(map(reward, done.response_ids)))
+
+
+def mark_gap(stack: Stack, rollouts: Rollouts, trained: TrainResult, *, step: int) -> None:
+    """Mark how far the trainer's log-probabilities are from those that came with the rollouts."""
+    found = gap_of(rollouts.logprobs, trained.response_logprobs)
+    stack.mark("gap", step=step, mean=found.mean, max=found.largest, k3=found.k3)
