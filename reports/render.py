@@ -8,18 +8,24 @@ from harness.ledger import Ledger
 from harness.ledger import load as load_ledger
 from harness.plan import Plan, load_plan
 from harness.verdict import Judgement
-from reports import html, json_report, junit, markdown
+from reports import html, json_report, junit, markdown, pictures
 from reports.json_report import read_report
 
 __all__ = ["read_report", "write_all"]
 
 
 def write_all(
-    judgement: Judgement, run_dir: Path, *, plan: Plan | None = None, ledger: Ledger | None = None
+    judgement: Judgement,
+    run_dir: Path,
+    *,
+    plan: Plan | None = None,
+    ledger: Ledger | None = None,
+    all_pictures: bool = False,
 ) -> dict[str, Path]:
     """Write report.json, junit.xml, report.md and report.html into `run_dir`. Returns file name → path.
 
-    `plan` and `ledger` default to those that come with the scenarios. Each file is replaced whole.
+    `plan` and `ledger` default to those that come with the scenarios. Each file is replaced whole. Pictures are drawn of the
+    recordings in `run_dir`, where there are any: `all_pictures` of each scenario.
     """
     plan = load_plan() if plan is None else plan
     ledger = load_ledger() if ledger is None else ledger
@@ -28,7 +34,9 @@ def write_all(
         "report.json": json_report.encode(settled),
         "junit.xml": junit.encode(settled),
         "report.md": markdown.render(settled, plan, ledger).encode(),
-        "report.html": html.render(settled, plan, ledger).encode(),
+        "report.html": html.render(
+            settled, plan, ledger, pictures.gather(settled, run_dir, everything=all_pictures)
+        ).encode(),
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     paths = {name: run_dir / name for name in contents}

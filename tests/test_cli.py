@@ -144,7 +144,9 @@ class Rooms:
         self.judgement = Judgement(run=run, verdicts=[])  # nothing was judged: exit status 1
         self.calls: list[tuple[Any, ...]] = []
         self._put(monkeypatch, "harness.run", judge_run=self.judge, compare_recordings=self.judge)
-        self._put(monkeypatch, "reports.render", write_all=lambda _, folder: self.calls.append(("write", folder)))
+        self._put(
+            monkeypatch, "reports.render", write_all=lambda _, folder, **_more: self.calls.append(("write", folder))
+        )
         self._put(monkeypatch, "reports.json_report", read_report=self.judge)
         self._put(monkeypatch, "reports.terminal", show=lambda _: self.calls.append(("show",)))
 

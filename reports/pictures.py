@@ -1,0 +1,164 @@
+"""The pictures of a run's report: which scenarios get one, and what is put together for it. Reads recordings, one scenario at a time.
+
+Drawing takes about a fifth of a second a scenario, so that only those are drawn of which a picture tells something: where weights,
+pauses or memory change, with marks of their own, with several sessions, and where something is red.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+from markupsafe import Markup
+
+from harness.book import Book
+from harness.checks.base import Evidence
+from harness.errors import RecordingError
+from harness.index import Index, index
+from harness.run_folder import RunFolder
+from harness.verdict import Judgement
+from reports import drawing
+from reports.text import shortened
+from reports.timeline import Sessions, Timeline, sessions, timeline, training
+
+SESSIONS = 40
+"""The most sessions that a heat map shows."""
+MOST = 200
+"""The most pictures of one report."""
+
+
+@final
+class Heat(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions × servers of one or several stacks in one table."""
+
+    targets: list[tuple[str, list[str]]]
+    """Each stack with its servers."""
+    rows: list[tuple[str, list[tuple[int, float]]]]
+    """Each session with, a column each, the number of requests and that as a share of the largest."""
+    hidden: int
+    """Sessions that are not shown."""
+
+
+@final
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """All pictures of one scenario in one topology."""
+
+    scenario: str
+    topology: str
+    why: list[str]
+    """What made it worth a picture, in words: "red", "weights", "pauses", …"""
+    timeline: Markup
+    training: Markup | None = None
+    heat: Heat | None = None
+
+    @property
+    def anchor(self) -> str:
+        return anchor(self.scenario, self.topology)
+
+
+@final
+class Pictures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report shows, and what it says of the rest."""
+
+    shown: list[Picture] = []
+    left_out: int = 0
+    """Scenarios that were recorded and got none."""
+    problem: str = ""
+    """Why there are none, where that is not as it should be."""
+
+    def find(self, scenario: str, topology: str) -> str | None:
+        """The anchor of a scenario's picture."""
+        return next((p.anchor for p in self.shown if (p.scenario, p.topology) == (scenario, topology)), None)
+
+
+def anchor(scenario: str, topology: str) -> str:
+    """A stable name for a picture's place in a document, and for what is in it."""
+    return f"t-{hashlib.sha256(f'{scenario}@{topology}'.encode()).hexdigest()[:10]}"
+
+
+def gather(judgement: Judgement, run_dir: Path, *, everything: bool = False) -> Pictures:
+    """Draw the run that lies in `run_dir`: the first take of each scenario, of each stack. Without recordings there, none.
+
+    `everything` draws all scenarios.
+    """
+    run = RunFolder(run_dir)
+    try:
+        found = [index(path) for path in run.recorded()]
+        book = Book.load(run.reference) if found and run.reference.exists() else Book.empty()
+        return _drawn(judgement, found, book, everything)
+    except RecordingError as e:
+        return Pictures(problem=str(e))
+
+
+def _drawn(judgement: Judgement, found: Sequence[Index], book: Book, everything: bool) -> Pictures:
+    red = {(v.scenario, v.topology) for v in judgement.verdicts if v.red}
+    shown: list[Picture] = []
+    left_out = 0
+    for topology, here in _by_topology(judgement, found):
+        for name in dict.fromkeys(name for one in here for name in one.scenarios):
+            sides = [Evidence(one.trace(name), book) for one in here if 1 in one.takes(name)]
+            lines = [timeline(side) for side in sides]
+            seen = [sessions(side) for side in sides]
+            why = [*(["red"] if (name, topology) in red else []), *_why(lines, seen)]
+            if len(shown) >= MOST or not (why or everything):
+                left_out += 1
+            else:
+                shown.append(_picture(name, topology, why, lines, seen))
+    return Pictures(shown=shown, left_out=left_out)
+
+
+def _by_topology(judgement: Judgement, found: Sequence[Index]) -> Iterator[tuple[str, list[Index]]]:
+    """Recordings by topology, the baseline's first."""
+    first = [judgement.run.baseline, judgement.run.candidate]
+    for topology in dict.fromkeys(one.header.topology.name for one in found):
+        here = [one for one in found if one.header.topology.name == topology]
+        yield topology, sorted(here, key=lambda one: [one.header.target != target for target in first])
+
+
+def _why(lines: Sequence[Timeline], seen: Sequence[Sessions | None]) -> list[str]:
+    """What there is to be seen in a picture; empty where a list of verdicts says as much."""
+    kinds = {bar.kind for line in lines for bar in line.controls}
+    told = (
+        ("weights", "weights" in kinds),
+        ("training", "training" in kinds),
+        ("pauses", "pause" in kinds),
+        ("sleep", "memory" in kinds),
+        ("marks", any(line.marks for line in lines)),
+        ("sessions", any(one is not None and len(one.counts) > 1 for one in seen)),
+    )
+    return [word for word, applies in told if applies]
+
+
+def _picture(
+    name: str, topology: str, why: list[str], lines: Sequence[Timeline], seen: Sequence[Sessions | None]
+) -> Picture:
+    at = anchor(name, topology)
+    trained = [run for line in lines if (run := training(line)) is not None]
+    return Picture(
+        scenario=name,
+        topology=topology,
+        why=why,
+        timeline=Markup(drawing.timelines(lines, at)),
+        training=Markup(drawing.curves(trained, f"{at}-c")) if trained else None,
+        heat=heat_map([(line.target, one) for line, one in zip(lines, seen, strict=True) if one is not None]),
+    )
+
+
+def heat_map(of: Sequence[tuple[str, Sessions]]) -> Heat | None:
+    """One table for all stacks; None where no session was seen."""
+    if not of:
+        return None
+    names = list(dict.fromkeys(name for _, one in of for name in one.counts))
+    largest = max((n for _, one in of for row in one.counts.values() for n in row), default=0) or 1
+    rows = [
+        (
+            shortened(name, 48),
+            [(n, n / largest) for _, one in of for n in one.counts.get(name, [0] * len(one.servers))],
+        )
+        for name in names[:SESSIONS]
+    ]
+    targets = [(target, one.servers) for target, one in of]
+    return Heat(targets=targets, rows=rows, hidden=max(len(names) - SESSIONS, 0))
