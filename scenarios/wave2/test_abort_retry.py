@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, Prompts
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_ids, plain_text
 from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.control_plane import FAN_OUT
@@ -24,34 +24,55 @@ from scenarios.pauses import pause_in_flight
 LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 """Long enough (about a second) to be interrupted twice."""
 SHORT: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-NEEDS = {Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
+NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
 
-async def with_and_without(stack: Stack, batch: list[list[int]], *, interruptions: int = 1, **params: Any) -> None:
-    """The batch alone, then again with so many interruptions."""
-    await stack.generate(batch, label=UNINTERRUPTED, **params)
+async def ask(stack: Stack, prompts: list[list[int]], *, batched: bool = False, **params: Any) -> None:
+    """One call a prompt, all at once, or one for all."""
+    async with asyncio.TaskGroup() as callers:
+        for batch in [prompts] if batched else [[prompt] for prompt in prompts]:
+            callers.create_task(stack.generate(batch, **params))
+
+
+async def with_and_without(
+    stack: Stack, prompts: list[list[int]], *, interruptions: int = 1, batched: bool = False, **params: Any
+) -> None:
+    """The prompts alone, then again with so many interruptions."""
+    await ask(stack, prompts, batched=batched, label=UNINTERRUPTED, **params)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **params))
+        tasks.create_task(ask(stack, prompts, batched=batched, label=PAUSED, **params))
         for _ in range(interruptions):
-            async with pause_in_flight(stack, "abort", requests=len(batch)):
+            async with pause_in_flight(stack, "abort", requests=len(prompts)):
                 pass
 
 
 @scenario(
     task=5,
-    promise="a greedy batch that pause(abort) interrupts ends as if nothing had happened",
+    promise="greedy requests that pause(abort) interrupts end as if nothing had happened",
     needs=NEEDS,
     checks=[FAN_OUT, CONTINUATION, SAME_AS_UNINTERRUPTED, FROZEN, text_of_tokens(), ALL_COMPLETE],
 )
-async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
+async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
-    tokens)"."""
+    tokens)". One call a prompt, as SkyRL's fully asynchronous trainer asks."""
     await with_and_without(stack, prompts.unique(8), **LONG)
 
 
 @scenario(
     task=5,
-    promise="a batch that is interrupted again while it goes on ends as if nothing had happened",
+    promise="a greedy batch that pause(abort) interrupts ends as if nothing had happened",
+    needs={*NEEDS, Capability.RETRY_ABORTED_BATCH},
+    checks=[FAN_OUT, CONTINUATION, SAME_AS_UNINTERRUPTED, FROZEN, text_of_tokens(), ALL_COMPLETE],
+)
+async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
+    tokens)"."""
+    await with_and_without(stack, prompts.unique(8), batched=True, **LONG)
+
+
+@scenario(
+    task=5,
+    promise="requests that are interrupted again while they go on end as if nothing had happened",
     needs=NEEDS,
     checks=[FAN_OUT, CONTINUATION, SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE],
 )
@@ -69,12 +90,12 @@ async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) 
 async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
     batch = prompts.unique(4)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await ask(stack, batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             await stack.pause("abort")
-            tasks.create_task(stack.generate(prompts.unique(2), **SHORT))
+            tasks.create_task(ask(stack, prompts.unique(2), **SHORT))
 
 
 @scenario(
@@ -113,25 +134,103 @@ async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts
 async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, InferenceEngineClient.pause_generation: new requests are blocked until resume."""
     batch, late = prompts.unique(4), prompts.unique(4)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await ask(stack, batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **SHORT))
+            tasks.create_task(ask(stack, late, label="late", **SHORT))
 
 
 @scenario(
     task=5,
     promise="a weight sync between interruption and retry: what was made stays, the rest is made by the new policy",
-    needs={*NEEDS, Capability.WEIGHT_SYNC, Capability.PAUSE_CLEAR_CACHE},
+    needs={*NEEDS, Capability.WEIGHT_SYNC, Capability.RESET_PREFIX_CACHE},
     checks=[CONTINUATION, EVERY_PARAMETER, WHOLE_VERSION, CURRENT_POLICY, FAN_OUT, ALL_COMPLETE],
 )
 async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"."""
     batch = prompts.unique(8)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
-        async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
-            await stack.sync_weights(1, chunks=4)
+        tasks.create_task(ask(stack, batch, **LONG))
+        async with pause_in_flight(stack, "abort", requests=len(batch)):
+            await stack.sync_weights(1)
+            await stack.reset_prefix_cache()
             await stack.digests()
-    await stack.generate(prompts.unique(4), **SHORT)
+    await ask(stack, prompts.unique(4), **SHORT)
+
+
+@scenario(
+    task=5,
+    promise="requests are interrupted for one sync after another: each part is made by the version of its time",
+    needs={*NEEDS, Capability.WEIGHT_SYNC, Capability.RESET_PREFIX_CACHE},
+    checks=[CONTINUATION, WHOLE_VERSION, ALL_COMPLETE],
+)
+async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: in-flight weight update. An answer may be as old as its request is long."""
+    batch = prompts.unique(6)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask(stack, batch, **LONG))
+        for version in (1, 2):
+            async with pause_in_flight(stack, "abort", requests=len(batch)):
+                await stack.sync_weights(version)
+                await stack.reset_prefix_cache()
+
+
+@scenario(
+    task=5,
+    promise="an interrupted answer that is drawn by chance keeps what was drawn, and its log-probabilities",
+    needs=NEEDS,
+    checks=[CONTINUATION, of_reference(), are_numbers(), ALL_COMPLETE],
+)
+async def test_seeded_requests_are_interrupted(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 5: "Partial responses accumulated correctly". What a seed draws after an interruption is left open:
+    no release says that a generator's state survives it."""
+    sampled: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 160, "ignore_eos": True, "logprobs": 0}
+    async with asyncio.TaskGroup() as tasks:
+        batch = prompts.unique(6)
+        tasks.create_task(ask(stack, batch, **sampled))
+        async with pause_in_flight(stack, "abort", requests=len(batch)):
+            pass
+
+
+@scenario(
+    task=5,
+    promise="a stop string that an interruption runs through ends the answer as it would have without",
+    needs=NEEDS,
+    checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
+)
+async def test_a_stop_string_across_an_interruption(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop: "stop the generation when they are generated"; SkyRL #1014, task 5: the answer
+    is one, however many parts it was made in. The string is so long that the pause comes within it."""
+    prompt = prompts.one()
+    spelled: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "allowed_token_ids": list(PLAIN)}
+    known = (await stack.generate([prompt], max_tokens=280, **spelled)).response_ids[0]
+    stop = plain_text(known[8:240])
+    await with_and_without(stack, [prompt], max_tokens=280, stop=[stop], **spelled)
+
+
+def conversation(stack: Stack, messages: list[dict[str, str]]) -> dict[str, Any]:
+    """A greedy request whose answer reads the same when it is decoded and encoded again: signs alone."""
+    signs = plain_ids("!#$%&()*+-/0<=>?@[]^_{|}~")
+    shown: dict[str, Any] = {"return_token_ids": True, "allowed_token_ids": signs}
+    return {"model": stack.model_name, "messages": messages, **LONG, **shown}
+
+
+@scenario(
+    task=5,
+    promise="an interrupted chat_completion() goes on by itself and ends as if nothing had happened",
+    needs={*NEEDS, Capability.CHAT_COMPLETION, Capability.RETRY_ABORTED_CHAT},
+    checks=[SAME_AS_UNINTERRUPTED, FROZEN, FAN_OUT, ALL_COMPLETE],
+)
+async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.chat_completion: "Always use the retry loop"; SkyRL 0.1.0,
+    _chat_completion_with_retry: "with previous responses accumulated". A retry gives text, so the answers are of signs that
+    no tokenizer joins."""
+    bodies = [conversation(stack, messages) for messages in prompts.conversations(4)]
+    for body in bodies:
+        await stack.chat_completion(body, label=UNINTERRUPTED)
+    async with asyncio.TaskGroup() as tasks:
+        for body in bodies:
+            tasks.create_task(stack.chat_completion(body, label=PAUSED))
+        async with pause_in_flight(stack, "abort", requests=len(bodies)):
+            pass

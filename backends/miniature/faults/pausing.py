@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
@@ -414,3 +415,37 @@ class WaitCutsTheQueue(Engine):
                 request.reason = "abort"
                 self.finish(request)
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
+
+
+@seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"])
+class ChatIsNotRetried(RetryingClient):
+    """A conversation that pause(abort) cut short comes back as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conversations: set[tuple[int, ...]] = set()
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if all(set(message) == {"role", "content"} for message in body["messages"]):
+            self._conversations.add(tuple(tokenizer.render(body["messages"])))
+        return await super().chat_completion(body)
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if tuple(prompt) not in self._conversations:
+            return await super().row(session, prompt, params, **more)
+        done = await Client.row(self, session, prompt, params, **more)
+        self.fired += done.reason == "abort"
+        return done
+
+
+@seeded("stop_string_missed", "across_an_interruption", caught_by=["pause_changes_nothing"])
+class StopStringAcrossIsMissed(RetryingClient):
+    """A retry looks for stop strings only in what it makes itself."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await Client.row(self, session, prompt, params, **more)
+        while done.reason == "abort":
+            self.fired += bool(params.get("stop"))
+            left = self.remaining(params, done)
+            done = self.joined(done, await Client.row(self, session, prompt + done.tokens, left, **more))
+        return done
