@@ -11,7 +11,9 @@ from typing import final
 
 import msgspec
 
+from harness.contract import FIRST_TRAINED
 from harness.recording import Call, ScenarioTrace
+from harness.wire import as_openai
 
 INSTRUMENTS = frozenset({"start", "describe", "teardown", "observe", "in_flight"})
 """Methods that look at a stack rather than use it: how often they are called is a matter of time."""
@@ -34,7 +36,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 def compared(trace: ScenarioTrace) -> list[Call]:
     """The scenario's own calls that are compared, in order of their start."""
-    own = (call for call in trace.own_calls if call.method not in INSTRUMENTS)
+    own = (as_openai(call) for call in trace.own_calls if call.method not in INSTRUMENTS)
     return sorted(own, key=lambda call: (call.started_ns, call.id))
 
 
@@ -62,7 +64,9 @@ def _flat(groups: Iterable[list[Call]]) -> list[Call]:
 
 def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
     """What a call asked: method, label, request. Model names are left out: two machines keep the same model (the header has
-    its hash) at different places."""
+    its hash) at different places. What is trained, and the version that came of it, follow from a side's own outputs."""
+    if call.method == "train" or (call.method == "sync_weights" and call.request["version"] >= FIRST_TRAINED):
+        return call.method, call.label, b'"trained"'
     request = _encoder.encode(call.request)
     if call.method in ("chat_completion", "completion") and (name := trace.header.model.get("name")):
         request = request.replace(_encoder.encode(name), b'"<model>"')

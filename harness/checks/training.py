@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -76,7 +76,7 @@ def _seeded(numbers: list[float]) -> dict[str, float]:
     """Each fault that numbers alone can be given → by how much it moves one of them at most."""
     return {
         f"each off by {CONSTANT:g}": CONSTANT,
-        "shifted by one position": max((abs(a - b) for a, b in zip(numbers, numbers[1:], strict=False)), default=0.0),
+        "shifted by one position": max((abs(a - b) for a, b in pairwise(numbers)), default=0.0),
         f"of temperature {TEMPERATURE:g}, not renormalized": max(map(abs, numbers)) * (1 - 1 / TEMPERATURE),
     }
 

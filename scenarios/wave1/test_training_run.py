@@ -17,7 +17,7 @@ STEPS = 6
 
 @scenario(
     task=1,
-    promise="a small training run with rollouts from the stack raises the evaluation reward, step by step in agreement with the trainer",
+    promise="training on the stack's rollouts raises the evaluation reward, each step in agreement with the trainer",
     needs={Capability.WEIGHT_SYNC, Capability.TRAINER, Capability.RESET_PREFIX_CACHE},
     checks=[RISES, GAP, CURRENT_POLICY, EVERY_PARAMETER, ALL_COMPLETE],
     deadline_s=240.0,

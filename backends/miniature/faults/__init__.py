@@ -5,7 +5,19 @@ counts itself (`fired`), so that a fault which never took effect is not mistaken
 of the contract's promises; variants say where (one server), when (under load, the second time) and how much (a little).
 """
 
-from backends.miniature.faults import adapters, ends, gym, logprobs, pausing, results, routing, sampling, text, weights
+from backends.miniature.faults import (
+    adapters,
+    ends,
+    gym,
+    logprobs,
+    pausing,
+    results,
+    routing,
+    sampling,
+    text,
+    training,
+    weights,
+)
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
 
 __all__ = [
@@ -21,5 +33,6 @@ __all__ = [
     "routing",
     "sampling",
     "text",
+    "training",
     "weights",
 ]

@@ -1,0 +1,138 @@
+"""Training that goes the wrong way, stops the engines, disagrees with them, or whose results come late, never or in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from backends.miniature import model
+from backends.miniature.client import Client
+from backends.miniature.engine import Engine, Output
+from backends.miniature.faults.registry import seeded
+from backends.miniature.trainer import Trainer
+from harness.contract import FIRST_TRAINED, Layout, SessionId, TrainRequest, TrainResult
+
+
+@seeded("training_ascends_the_loss", caught_by=["training.rises"])
+class WrongSign(Trainer):
+    """A training step goes up the loss instead of down."""
+
+    def step(self, learning_rate: float) -> float:
+        self.fired += 1
+        return -learning_rate
+
+
+@seeded("training_has_no_effect", caught_by=["training.rises"])
+class NoStep(Trainer):
+    """A training step moves nothing worth mentioning."""
+
+    def step(self, learning_rate: float) -> float:
+        self.fired += 1
+        return learning_rate / 1000
+
+
+@seeded("trainer_logprobs_wrong", "temperature", caught_by=["training.gap"])
+class TrainerAtAnotherTemperature(Trainer):
+    """The trainer's log-probabilities are at a temperature of 1.01."""
+
+    def logits(self, features: model.Array, out: model.Array) -> Any:
+        self.fired += 1
+        return super().logits(features, out) / 1.01
+
+
+@seeded("trainer_logprobs_wrong", "stale", caught_by=["training.gap"])
+class TrainerScoresTheNewVersion(Trainer):
+    """The trainer's log-probabilities are those after its step."""
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        done = await super().train(request)
+        self.fired += 1
+        again = await super().train(TrainRequest(**{**_fields(request), "base_version": done.version}))
+        return TrainResult(**{**_fields(done), "response_logprobs": again.response_logprobs})
+
+
+def _fields(message: TrainRequest | TrainResult) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__struct_fields__}
+
+
+@seeded("training_blocks_generation", caught_by=["schedule.overlap"])
+class EnginesWaitForTheTrainer(Trainer):
+    """While a step is trained, no engine makes a token."""
+
+    async def take_time(self) -> None:
+        for engine in self.engines:
+            engine.frozen = True
+            engine._poke()
+        self.fired += 1
+        await super().take_time()
+        for engine in self.engines:
+            engine.frozen = False
+            engine._poke()
+
+
+@seeded(
+    "trained_version_never_arrives",
+    caught_by=["every_parameter", "schedule.versions", "training.rises", "training.gap"],
+    also=["current_policy"],
+)
+class TrainedVersionStaysBehind(Client):
+    """A sync of a version that was trained sends version 0."""
+
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
+        self.fired += version >= FIRST_TRAINED
+        await super().sync_weights(0 if version >= FIRST_TRAINED else version, chunks, layout)
+
+
+@seeded(
+    "trained_version_late", caught_by=["every_parameter", "schedule.versions", "training.gap"], also=["current_policy"]
+)
+class TrainedVersionOneLate(Client):
+    """A sync of a version that was trained sends the one that was synced before it."""
+
+    _before = 0
+
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
+        sent, self._before = (self._before if version >= FIRST_TRAINED else version), version
+        self.fired += sent != version
+        await super().sync_weights(sent, chunks, layout)
+
+
+@seeded(
+    "sync_returns_early",
+    caught_by=["schedule.stages"],
+    also=["current_policy", "every_parameter", "schedule.versions"],
+)
+class SyncGoesOnAfterItReturned(Client):
+    """sync_weights() of a trained version returns before the last engine has it: generation has begun by then."""
+
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
+        if version < FIRST_TRAINED:
+            await super().sync_weights(version, chunks, layout)
+            return
+        self.fired += 1
+        asyncio.get_running_loop().call_later(0.004, lambda: asyncio.ensure_future(self._later(version, chunks)))
+
+    async def _later(self, version: int, chunks: int) -> None:
+        await super().sync_weights(version, chunks)
+
+
+@seeded("generate_returns_early", caught_by=["schedule.acknowledged", "schedule.stages"], also=["conservation"])
+class WorkLeftBehind(Client):
+    """Rows of generate() with a seed leave a second request behind, on which an engine goes on working."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await super().row(session, prompt, params, **more)
+        if params.get("seed") is not None and params.get("temperature", 1.0) > 0:
+            self.fired += 1
+            engine: Engine = self.engines[0]
+            self._left = asyncio.ensure_future(engine.generate(prompt, params))
+        return done
+
+
+@seeded("shards_swapped", caught_by=["every_parameter"])
+class ShardsSwapped(Client):
+    """FSDP2's shards are put together in the wrong order."""
+
+    def gathered(self, shards: list[model.Array]) -> model.Array:
+        self.fired += 1
+        return super().gathered(shards[::-1])
