@@ -12,6 +12,7 @@ from typing import Any, final
 
 import msgspec
 
+from harness import curves
 from harness.checks.base import Evidence
 from harness.errors import Blame
 from harness.facets import ERRORS, LOGPROBS, error_of
@@ -200,7 +201,30 @@ def _facets(
     verdicts.extend(_unpaired(about, found.pairing))
     verdicts.extend(_logprobs(about, found, floor))
     verdicts.extend(_errors(about, found.errors))
+    verdicts.extend(_evaluation(about, baseline, candidate, twin))
     return verdicts
+
+
+def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
+    """The curves of two training runs, where the scenario is one."""
+    found = curves.compare(baseline.evidence.trace, candidate.evidence.trace, twin)
+    if found is None:
+        return []
+    blame = {Parity.REGRESSION: Blame.STACK, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status)
+    return [
+        about(
+            curves.CHECK,
+            found.status,
+            found.reason,
+            blame,
+            facts=found.facts,
+            numbers=found.numbers,
+            margin=found.margin if found.status == Parity.PARITY else None,
+            evidence=[found.shown],
+            fault="rollouts that are subtly wrong, from which a policy learns less",
+            source='SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"',
+        )
+    ]
 
 
 def _facet(about: _About, name: str, facet: Facet) -> Verdict:

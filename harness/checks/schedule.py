@@ -170,7 +170,8 @@ def _judge_acknowledged(evidence: Evidence) -> Finding:
     known = steps(evidence)
     acks = {mark.step: mark.at_ns for mark in evidence.marks("generation_ack")}
     said = {mark.step: mark.at_ns for mark in evidence.marks("sync_finished")}
-    facts, wrong = 0, []
+    facts = 0
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for number, step in known.items():
         if step.sync is None:
             continue
