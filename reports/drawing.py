@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports.text import one_line
-from reports.timeline import Bar, Execution, Server, Timeline, Training, in_flight, packed, version_name
+from reports.timeline import Bar, Mark, Server, Timeline, Training, in_flight, packed, version_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 WIDTH = 1080.0
 """Of a picture, in points; all sizes here are points, and the page scales the whole."""
 LEFT, RIGHT, TOP, BOTTOM = 118.0, 12.0, 26.0, 36.0
-CALL_ROWS, CONTROL_ROWS, MARK_ROWS, SERVER_ROWS = 14, 6, 6, 24
+ACROSS = WIDTH - LEFT - RIGHT
+"""Of the axes."""
+CALL_ROWS, CONTROL_ROWS, MARK_ROWS, SERVER_ROWS = 10, 6, 6, 24
 """The most rows of each kind. A server with more requests at a time is shown as a density."""
 FONT, SMALL = 10.0, 8.5
 CHARACTER = 5.0
@@ -41,13 +44,15 @@ def timelines(lines: Sequence[Timeline], name: str) -> str:
 
     `name` is put before every id in it, so that pictures can stand in one page.
     """
-    drawn = [_Lanes(line, max([x.seconds for x in lines] + [1e-9]), _versions_of(lines)) for line in lines]
+    versions = _versions_of(lines)
+    span = _span(lines, versions)
+    drawn = [_Lanes(line, span, versions) for line in lines]
     height = sum(TOP + one.height + BOTTOM for one in drawn) + 16
     with _figure(height) as figure:
         top = height
         for one in drawn:
             top -= TOP + one.height
-            axes = figure.add_axes((LEFT / WIDTH, top / height, (WIDTH - LEFT - RIGHT) / WIDTH, one.height / height))
+            axes = figure.add_axes((LEFT / WIDTH, top / height, ACROSS / WIDTH, one.height / height))
             one.draw(axes)
             top -= BOTTOM
         _legend(figure, drawn)
@@ -62,16 +67,18 @@ def curves(runs: Sequence[Training], name: str) -> str:
         left, right = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.06, right=0.985, top=0.86, bottom=0.3, wspace=0.16)
         for number, run in enumerate(runs):
-            colour, style = PALETTE[number % len(PALETTE)], ("o", "s", "^", "D")[number % 4]
-            left.plot(
-                *_xy(run.reward), color=colour, marker=style, markersize=4, linewidth=1.6, label=_plain(run.target)
-            )
+            # The first is broad and the next narrower, so that equal curves are both seen.
+            colour, wide = PALETTE[number % len(PALETTE)], 3.4 / (1 + 1.6 * number)
+            style: dict[str, Any] = {
+                "color": colour,
+                "linewidth": wide,
+                "marker": "os^D"[number % 4],
+                "markersize": wide + 3,
+            }
+            left.plot(*_xy(run.reward), label=_plain(run.target), **style)
             for (what, curve), dashes in zip(run.gap.items(), ("-", "--", ":"), strict=False):
                 points = [(step, value) for step, value in curve if value > 0]
-                label = f"{_plain(run.target)}, {what}"
-                right.plot(
-                    *_xy(points), color=colour, marker=style, markersize=3, linestyle=dashes, linewidth=1.3, label=label
-                )
+                right.plot(*_xy(points), label=f"{_plain(run.target)}, {what}", linestyle=dashes, **style)
         left.set_title("Evaluation reward", loc="left", fontsize=FONT + 1)
         left.set_ylabel("mean reward")
         right.set_title("Trainer's log-probabilities against the rollout's", loc="left", fontsize=FONT + 1)
@@ -82,6 +89,7 @@ def curves(runs: Sequence[Training], name: str) -> str:
             right.yaxis.set_minor_formatter(lambda *_: "")
         for axes, columns in ((left, 2), (right, 2)):
             axes.set_xlabel("training step")
+            axes.tick_params(labelsize=SMALL)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(visible=True, axis="y", color=FAINT, alpha=0.3, linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
@@ -102,16 +110,15 @@ def _xy(curve: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
 class _Lanes:
     """One timeline, laid out in lanes from top to bottom: y grows downwards, in points."""
 
-    def __init__(self, line: Timeline, seconds: float, versions: list[int]) -> None:
-        self.line, self.versions = line, versions
-        self.unit, self.scale = ("s", 1.0) if seconds >= 0.5 else ("ms", 1e3)
-        self.span = seconds * 1.02
-        self.point = self.span / (WIDTH - LEFT - RIGHT)
+    def __init__(self, line: Timeline, span: float, versions: list[int]) -> None:
+        self.line, self.versions, self.span = line, versions, span
+        self.unit, self.scale = ("s", 1.0) if span >= 0.5 else ("ms", 1e3)
+        self.point = self.span / ACROSS
         """Seconds a point."""
         self.height = self.servers_at = self.servers_end = 0.0
         self.used: set[str] = set()
         self.lanes: list[tuple[float, float, str]] = []
-        self.marks = self._rows([(m.at, m.at + self._room(self._mark(m))) for m in line.marks], MARK_ROWS, 12, "marks")
+        self.marks = self._rows([(m.at, m.at + self._room(_mark_name(m))) for m in line.marks], MARK_ROWS, 12, "marks")
         self.calls = self._rows([(b.start, b.end) for b in line.calls], CALL_ROWS, 12, "calls")
         spans = [(b.start, self._labelled(b)) for b in line.controls]
         self.controls = self._rows(spans, CONTROL_ROWS, 13, "control")
@@ -124,7 +131,7 @@ class _Lanes:
 
     def _room(self, label: str) -> float:
         """Seconds that a label takes on the scale."""
-        return (len(label) * CHARACTER + 6) * self.point
+        return _wide_label(label) * self.point
 
     def _labelled(self, bar: Bar) -> float:
         """Where a bar ends together with its label."""
@@ -165,8 +172,8 @@ class _Lanes:
     def draw(self, axes: Axes) -> None:
         self._frame(axes)
         self._pauses(axes)
-        self._bars(axes, [(self.line.calls[at], top, high) for at, top, high in self.calls], beside=False)
-        self._bars(axes, [(self.line.controls[at], top, high) for at, top, high in self.controls], beside=True)
+        self._bars(axes, [(self.line.calls[at], top, high) for at, top, high in self.calls])
+        self._bars(axes, [(self.line.controls[at], top, high) for at, top, high in self.controls])
         for server, top, high, rows in self.servers:
             if rows is None:
                 self._density(axes, server, top)
@@ -196,18 +203,19 @@ class _Lanes:
         if not self.lanes:
             axes.text(0.0, 0.5, "nothing was asked", transform=axes.transAxes, fontsize=SMALL)
 
-    def _bars(self, axes: Axes, bars: Sequence[tuple[Bar, float, float]], *, beside: bool) -> None:
-        """Bars with their labels in them; where there is no room, `beside` them or not at all."""
+    def _bars(self, axes: Axes, bars: Sequence[tuple[Bar, float, float]]) -> None:
+        """Bars with their labels in them, or beside them, or, where the next one leaves no room, without."""
         boxes: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
-        for bar, top, high in bars:
-            wide = self._wide(bar)
+        following: dict[float, float] = {}
+        for bar, top, high in reversed(bars):
+            wide, label = self._wide(bar), self._name(bar)
             box = (bar.start * self.scale, top + 1, wide * self.scale, high - 2)
             boxes.setdefault((self._colour_of(bar), bar.failed), []).append(box)
-            label = self._name(bar)
-            inside = self._room(label) <= wide
-            if inside or beside:
-                at = bar.start + (3 * self.point if inside else wide + 2 * self.point)
-                self._text(axes, at, top + high / 2, label)
+            if self._room(label) <= wide:
+                self._text(axes, bar.start + 3 * self.point, top + high / 2, label)
+            elif bar.start + wide + self._room(label) <= following.get(top, self.span):
+                self._text(axes, bar.start + wide + 2 * self.point, top + high / 2, label)
+            following[top] = bar.start
         for (colour, failed), places in boxes.items():
             self.used |= {"failed"} if failed else set()
             edge = {"edgecolor": WRONG, "linewidth": 1.2} if failed else {"linewidth": 0}
@@ -218,10 +226,7 @@ class _Lanes:
         return max(bar.end - bar.start - self.point, 1.5 * self.point)
 
     def _name(self, bar: Bar) -> str:
-        """The label of a bar, with the policy version that it brings or makes: "sync → 2"."""
-        if bar.version is None:
-            return _plain(bar.label, 60)
-        return _plain(f"{bar.label} → {version_name(bar.version, self.versions).removeprefix('version ')}", 60)
+        return _bar_name(bar, self.versions)
 
     def _text(self, axes: Axes, at: float, y: float, label: str) -> None:
         axes.text(at * self.scale, y, label, fontsize=SMALL - 0.5, va="center_baseline", clip_on=True)
@@ -243,7 +248,7 @@ class _Lanes:
             (
                 p.start * self.scale,
                 self.servers_at - 2,
-                (p.end - p.start) * self.scale,
+                max(p.end - p.start, self.point) * self.scale,
                 self.servers_end - self.servers_at,
             )
             for p in self.line.pauses
@@ -253,9 +258,9 @@ class _Lanes:
             _boxes(axes, boxes, facecolor=INK, alpha=0.13, linewidth=0)
 
     def _executions(self, axes: Axes, server: Server, top: float, high: float, rows: list[int]) -> None:
-        x = self.scale
+        x, gap = self.scale, 2.0 if high > 6 else 1.0
         bars = [
-            (e.start * x, top + row * high + 1, max(e.end - e.start, 1.5 * self.point) * x, high - 2)
+            (e.start * x, top + row * high + gap / 2, max(e.end - e.start, 1.5 * self.point) * x, high - gap)
             for e, row in zip(server.executions, rows, strict=True)
         ]
         if bars:
@@ -264,10 +269,10 @@ class _Lanes:
         ticks: dict[int | None, list[tuple[float, float]]] = {}
         for e, row in zip(server.executions, rows, strict=True):
             for at in self._apart(e.steps):
-                ticks.setdefault(self.line.version_at(at), []).append((at * x, top + row * high + 1))
+                ticks.setdefault(self.line.version_at(at), []).append((at * x, top + row * high + gap / 2))
         for version, places in ticks.items():
             self.used.add("step")
-            _ticks(axes, places, high - 2, color=self._colour(version), linewidth=0.9)
+            _ticks(axes, places, high - gap, color=self._colour(version), linewidth=0.9)
         ended = [(e, row) for e, row in zip(server.executions, rows, strict=True) if e.aborted]
         if ended:
             self.used.add("aborted")
@@ -290,11 +295,12 @@ class _Lanes:
         points = in_flight(server.executions)
         most = max(count for _, count in points)
         outline, before = [(points[0][0] * self.scale, top + 56.0)], 0
-        for at, count in points:
-            if at * self.scale - outline[-1][0] >= 0.5 * self.point * self.scale or count == most:
-                outline.append((at * self.scale, top + 56 - 52 * before / most))
-                outline.append((at * self.scale, top + 56 - 52 * count / most))
-            before = count
+        for _, group in itertools.groupby(points, key=lambda point: int(2 * point[0] / self.point)):  # half a point
+            changes = list(group)
+            counts = [count for _, count in changes]
+            x = changes[0][0] * self.scale
+            outline += [(x, top + 56 - 52 * count / most) for count in dict.fromkeys([before, max(counts), counts[-1]])]
+            before = counts[-1]
         _area(axes, [*outline, (points[-1][0] * self.scale, top + 56.0)], facecolor=FAINT, alpha=0.5, linewidth=0)
         peak = next(at for at, count in points if count == most)
         self._text(axes, peak + 4 * self.point, top + 10, f"{most} in flight at most")
@@ -327,9 +333,6 @@ class _Lanes:
             if short is not None:
                 self._text(axes, v.start + 3 * self.point, top + 7, short)
 
-    def _mark(self, mark: Any) -> str:
-        return _plain(f"{mark.name} {mark.step}", 40)
-
     def _marks(self, axes: Axes) -> None:
         if self.marks:
             self.used.add("mark")
@@ -337,7 +340,36 @@ class _Lanes:
             mark = self.line.marks[at]
             x = mark.at * self.scale
             axes.plot([x, x], [top + 2, self.height], color=INK, linewidth=0.6, linestyle=(0, (2, 2)), alpha=0.6)
-            self._text(axes, mark.at + 3 * self.point, top + high / 2, self._mark(mark))
+            self._text(axes, mark.at + 3 * self.point, top + high / 2, _mark_name(mark))
+
+
+def _wide_label(label: str) -> float:
+    """Points that a small label takes, roughly, with the room around it."""
+    return len(label) * CHARACTER + 6
+
+
+def _bar_name(bar: Bar, versions: Sequence[int]) -> str:
+    """The label of a bar, with the policy version that it brings or makes: "sync → 2"."""
+    if bar.version is None:
+        return _plain(bar.label, 60)
+    return _plain(f"{bar.label} → {version_name(bar.version, versions).removeprefix('version ')}", 60)
+
+
+def _mark_name(mark: Mark) -> str:
+    return _plain(f"{mark.name} {mark.step}", 40)
+
+
+def _span(lines: Sequence[Timeline], versions: Sequence[int]) -> float:
+    """Seconds across the axes: so many that the labels of the last control calls and marks have room."""
+    seconds = max([line.seconds for line in lines] + [1e-9])
+    labels = [(m.at, _mark_name(m)) for line in lines for m in line.marks]
+    labels += [
+        (bar.end, name)
+        for line in lines
+        for bar in line.controls
+        if _wide_label(name := _bar_name(bar, versions)) > (bar.end - bar.start) / seconds * ACROSS - 4
+    ]
+    return max([1.02 * seconds, *(at * ACROSS / (ACROSS - _wide_label(name) - 6) for at, name in labels)])
 
 
 def _versions_of(lines: Sequence[Timeline]) -> list[int]:
@@ -500,4 +532,4 @@ def _plain(text: str, most: int = 40) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-__all__ = ["Execution", "curves", "timelines"]
+__all__ = ["curves", "timelines"]

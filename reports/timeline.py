@@ -18,6 +18,7 @@ from harness.checks.matching import assignment
 from harness.checks.pausing import pauses
 from harness.contract import FIRST_TRAINED, SessionId
 from harness.recording import Call
+from harness.wire import SESSION
 
 Kind = Literal["call", "pause", "memory", "weights", "training", "other"]
 
@@ -158,7 +159,9 @@ def _label(call: Call) -> str:
     match call.method:
         case "generate":
             rows = len(request.get("prompt_token_ids") or request.get("prompts") or ())
+            ids: list[SessionId] = request.get("session_ids") or []
             name = f"{call.label or 'generate'} × {rows}" if rows > 1 else call.label or "generate"
+            name += f" {shown_session(ids[0])}" if rows == len(ids) == 1 and not call.label else ""
         case "sample":
             name = f"{call.label or 'sample'} × {request.get('num_samples', 1)}"
         case "pause":
@@ -289,7 +292,9 @@ def _session_ids(evidence: Evidence) -> Iterable[bool]:
     """Of each call, whether it names a session."""
     for call in evidence.calls():
         request = call.request
-        given = (request.get("session_ids"), request.get("session_id"), (request.get("body") or {}).get("session_id"))
+        body, headers = request.get("body"), request.get("headers") or {}
+        inner = body.get("session_id") if isinstance(body, dict) else None  # bytes to no OpenAI route are text
+        given = (request.get("session_ids"), request.get("session_id"), inner, headers.get(SESSION))
         yield any(value is not None for value in given)
 
 
