@@ -56,8 +56,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def may_be_about(self, scenarios: Iterable[str]) -> bool:
-        """Is the scenario a pattern, and does it cover one of these?"""
-        return any(c in self.scenario for c in "*?[") and any(fnmatchcase(name, self.scenario) for name in scenarios)
+        """Is the scenario or the topology a pattern, and does it cover one of these?"""
+        pattern = any(c in self.scenario + self.topology for c in "*?[")
+        return pattern and any(fnmatchcase(name, self.scenario) for name in scenarios)
 
     def explains(self, verdict: Verdict) -> bool:
         """Is the verdict what the entry describes? Its whole reason has to match."""
@@ -168,7 +169,8 @@ def apply(
 
     Verdicts come back in their order. Within an entry's cap the first by `Verdict.id` are explained, so that the same
     run gives the same answer. Entries about what was not judged in this run are left alone: `elsewhere` names scenarios
-    that exist and were not all driven in this run, so that an entry whose pattern covers one of them is not called stale.
+    that were not driven in each of their placements, so that an entry whose pattern covers one of them is called neither
+    stale nor changed.
     """
     live = [entry for entry in ledger.entries if entry.expires >= today]
     known: dict[str, str] = {}
@@ -254,7 +256,7 @@ def _problems(
             f"not explained: {', '.join(claimed[entry.cap :][:5])}",
             next_step=f"{entry.owner}: find out why there are more; raise the cap only for the same cause",
         )
-    if claimed:
+    if claimed or entry.may_be_about(elsewhere):
         return
     about = [v for v in verdicts if entry.about(v)]
     settled = [v for v in about if v.status != Conformance.UNTESTABLE and (v.red or v.status != Conformance.MISSING)]
@@ -269,7 +271,7 @@ def _problems(
             problem=f"the reason changed. The ledger expects: {wanted}{entry.reason} — this run says: {now}",
             next_step=f"{entry.owner}: if the cause is the same, correct the reason; else this is a new difference",
         )
-    elif settled and not entry.may_be_about(elsewhere):
+    elif settled:
         yield LedgerProblem(
             entry=entry.id,
             problem=f"matches nothing: {len(settled)} verdicts about it were judged and none needs it",

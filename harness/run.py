@@ -151,7 +151,8 @@ def _judgement(
     entries = known.load(ledger)
     noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
     verdicts = list(_verdicts(info, found, scenarios, noise))
-    elsewhere = [s.name for s in scenarios.values() if s.wave not in info.whole_waves]
+    judged = {(v.scenario, v.topology.partition("-")[0]) for v in verdicts}
+    elsewhere = [s.name for s in scenarios.values() if any((s.name, p) not in judged for p in s.placements)]
     day = today or datetime.datetime.now(datetime.UTC).date()
     verdicts, problems = known.apply(entries, verdicts, day, elsewhere)
     judgement = Judgement(

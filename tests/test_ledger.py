@@ -156,8 +156,18 @@ def test_a_pattern_is_stale_only_where_all_that_it_covers_was_driven(tmp_path):
         _, problems = apply(ledger(tmp_path), judged, TODAY, elsewhere)
         assert bool(problems) is stale, elsewhere
     exact = ledger(tmp_path, ("stops.test_*", "stops.test_a"))
-    _, problems = apply(exact, judged, TODAY, ["stops.test_a"])
+    _, problems = apply(exact, judged, TODAY, ["stops.test_z"])
     assert problems, "the scenario that is named was driven, whatever else was not"
+    _, problems = apply(exact, judged, TODAY, ["stops.test_a"])
+    assert not problems, "it may be about a placement in which it was not driven"
+
+
+def test_a_filtered_run_does_not_say_that_the_reason_of_a_pattern_changed(tmp_path):
+    new = [verdict(reason="something else altogether")]
+    for elsewhere, changed in (((), True), (("stops.test_z",), False)):
+        verdicts, problems = apply(ledger(tmp_path), new, TODAY, elsewhere)
+        assert bool(problems) is changed, elsewhere
+        assert known(verdicts) == [None], "it is red for itself"
 
 
 def test_an_entry_whose_scenario_could_not_be_judged_is_left_alone(tmp_path):
