@@ -20,6 +20,12 @@ class Capability(StrEnum):
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"
     """completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.completion."""
+    HTTP_ENDPOINT = "http_endpoint"
+    """http(): the stack's OpenAI address. SkyRL #1014, task 7; SkyRL, enable_http_endpoint."""
+    HTTP_STREAMING = "http_streaming"
+    """The OpenAI address answers "stream": true with server-sent events. vLLM documentation, OpenAI-Compatible Server."""
+    HTTP_CHOICES = "http_choices"
+    """/v1/completions of the OpenAI address gives n > 1 choices a prompt. vLLM documentation, OpenAI-Compatible Server."""
     GYM_GENERATOR = "gym_generator"
     """gym_generate(): trajectories of a skyrl-gym environment by SkyRL's own generator. SkyRL #1014, task 7; SkyRL
     documentation, SkyRLGymGenerator."""
@@ -62,6 +68,9 @@ class Capability(StrEnum):
     TRAINER = "trainer"
     """train(): one optimizer step on rollouts makes a policy version, and sync_weights() sends it, also out of FSDP2's shards.
     SkyRL #1014, tasks 1 and 4."""
+    STALENESS_MANAGER = "staleness_manager"
+    """The trainer's staleness manager: it says when a rollout may be asked for. SkyRL documentation, Fully Async Training,
+    "Async staleness manager"; SkyRL #1014, task 5."""
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
     LORA = "lora"

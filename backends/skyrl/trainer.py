@@ -10,9 +10,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from fixtures import policy
+from fixtures import fsdp2, policy
 from fixtures.trainer import PolicyTrainer
-from harness.contract import TrainRequest, TrainResult
+from harness.contract import Layout, TrainRequest, TrainResult
 
 
 class Trainer:
@@ -45,10 +45,11 @@ class Trainer:
             client.init_weight_update_communicator(info),
         )
 
-    async def send(self, version: int, chunks: int) -> None:
-        """Send policy version `version` in `chunks` pieces of about equal numbers of parameters."""
+    async def send(self, version: int, chunks: int, layout: Layout = "single") -> None:
+        """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters."""
         assert self._sender is not None, "join comes first"
-        tensors = await asyncio.to_thread(policy.version, self._model_path, version, self._policies)
+        held = fsdp2.gather if layout == "fsdp2" else policy.version
+        tensors = await asyncio.to_thread(held, self._model_path, version, self._policies)
         if self._one_at_a_time:
             await self._sender.send_chunks(self._chunks(tensors, len(tensors)))
             return

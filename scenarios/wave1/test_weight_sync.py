@@ -11,6 +11,7 @@ from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.contract import Layout
 from harness.scenario import scenario
 from harness.stack import Stack
 from harness.topology import Placement
@@ -116,6 +117,23 @@ async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts)
     batch = prompts.unique(4)
     for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1)):
         await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="a sync of shards that the trainer gathers equals the whole",
+    needs={*SYNC, Capability.TRAINER},
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    deadline_s=300.0,
+)
+async def test_a_sync_of_gathered_shards_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 1: FSDP2. SkyRL 0.2.0, FSDPWeightExtractor: shards are gathered parameter by parameter."""
+    batch = prompts.unique(4)
+    held: tuple[tuple[int, Layout], ...] = ((1, "single"), (0, "single"), (1, "fsdp2"))
+    for version, layout in held:
+        await stack.sync_weights(version, layout=layout)
         await stack.digests()
         await stack.generate(batch, **ANSWER)
 
