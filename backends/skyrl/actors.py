@@ -10,11 +10,16 @@ def loopback_server_actor() -> type:
     from skyrl.backends.skyrl_train.inference_servers.vllm_server_actor import VLLMServerActor
 
     class LoopbackServerActor(VLLMServerActor):
-        """Binds to 127.0.0.1; SkyRL 0.2.0 sets host="0.0.0.0" in its constructor."""
+        """Binds to 127.0.0.1; SkyRL sets host="0.0.0.0" in its constructor."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._cli_args.host = "127.0.0.1"
+
+        def _ensure_ray_executor(self) -> None:
+            """0.1.0 asks for the executor "ray" here, whatever it is told: refused on CPU. 0.2.0 never calls it."""
+            if getattr(self._cli_args, "distributed_executor_backend", None) is None:
+                super()._ensure_ray_executor()
 
     return LoopbackServerActor
 

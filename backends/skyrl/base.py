@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from backends.skyrl.release import installed
 from backends.skyrl import gym
+from backends.skyrl.release import installed
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
@@ -36,10 +36,13 @@ from harness.contract import (
     ObserveResult,
     OpenAIRequest,
     OpenAIResponse,
+    RolloutRequest,
     ServerDescription,
     SleepRequest,
+    StalenessRequest,
     StartRequest,
     SyncWeightsRequest,
+    TrainedRequest,
     TrainRequest,
     TrainResult,
     WakeUpRequest,
@@ -112,6 +115,7 @@ class SkyRLStack:
         """Empty unless the start asked for them."""
         self._synced = False
         self._trainer: Trainer
+        self._staleness: Any = None
         self._description: Description | None = None
 
     # --- lifecycle
@@ -171,7 +175,7 @@ class SkyRLStack:
         """The patches that are applied inside vLLM's processes of this start."""
         chosen: list[patches.Patch] = []
         if self.on_cpu:
-            chosen += patches.CPU if self.release.first else (*patches.CPU, *patches.NATIVE_SYNC_ON_CPU)
+            chosen += (*patches.CPU, *([patches.FIRST_RELEASE] if self.release.first else patches.NATIVE_SYNC_ON_CPU))
         if self.request.start == "fork":
             chosen.append(patches.FORK)
         return chosen
@@ -192,7 +196,9 @@ class SkyRLStack:
         if request.fault_taps:
             self.patches.append(FAULT_TAPS_PATCH)
             self.notes.append(FAULT_TAPS_NOTE)
-        if self.on_cpu and not self.release.first:
+        if self.on_cpu and self.release.first:
+            patches.FIRST_RELEASE.apply()
+        elif self.on_cpu:
             self.patches.append(TRAINER_PATCH)
             self._trainer_on_cpu()
         self._only_loopback()
@@ -382,6 +388,36 @@ class SkyRLStack:
         await self.client.wake_up(tags=request.tags)
         return Empty()
 
+    # --- the trainer's staleness manager
+
+    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+        """SkyRL's own, without the trainer around it: that one wants a policy to train."""
+
+        def shipped() -> Any:
+            from skyrl.train.fully_async_trainer import _AsyncStalenessManager
+
+            return _AsyncStalenessManager
+
+        manager = await asyncio.to_thread(shipped)  # importing it takes seconds
+        self._staleness = manager(
+            max_concurrent_generation_groups=request.max_concurrent,
+            mini_batch_size=request.mini_batch_size,
+            max_staleness_steps=request.max_staleness_steps,
+        )
+        return Empty()
+
+    async def acquire_slot(self, _request: RolloutRequest) -> Empty:
+        await self._staleness.acquire_submission_slot()
+        return Empty()
+
+    async def accept_rollout(self, _request: RolloutRequest) -> Empty:
+        await self._staleness.on_rollout_accepted()
+        return Empty()
+
+    async def trained(self, request: TrainedRequest) -> Empty:
+        await self._staleness.notify_capacity_change(request.global_step)
+        return Empty()
+
     # --- weight sync
 
     async def prepare_weight_sync(self, _request: Empty) -> Empty:
@@ -390,7 +426,7 @@ class SkyRLStack:
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
         self._synced = True
-        await self._trainer.send(request.version, request.chunks)
+        await self._trainer.send(request.version, request.chunks, request.layout)
         return Empty()
 
     async def train(self, request: TrainRequest) -> TrainResult:

@@ -14,6 +14,7 @@ import socket
 from multiprocessing import forkserver
 from typing import Any
 
+from backends.skyrl.release import installed
 from harness.errors import StartFailed
 
 START_DEADLINE_S = 180
@@ -39,7 +40,7 @@ class ForkedServers:
         """URLs of the servers, in order, once every one answers. Raises `StartFailed` for one that does not."""
         context = multiprocessing.get_context("forkserver")
         urls: Any = context.Queue()
-        for index, port in enumerate(_free_ports(self._count)):
+        for index, port in enumerate(free_ports(self._count)):
             child = context.Process(
                 target=_serve, args=(self._arguments, index, port, urls, dict(os.environ)), name=f"server-{index}"
             )
@@ -64,7 +65,7 @@ class ForkedServers:
             child.terminate()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """So many ports that nobody uses: SkyRL looks for free ones from where it is told to start, and two stacks that both
     start at its default would race for the same."""
     with contextlib.ExitStack() as held:
@@ -83,9 +84,8 @@ def _serve(arguments: Any, index: int, port: int, urls: Any, environment: dict[s
     shipped.get_node_ip = lambda: "127.0.0.1"
 
     async def run() -> None:
-        actor = loopback_server_actor()(
-            arguments, start_port=port, server_idx=index, distributed_executor_backend="uni"
-        )
+        executor = {} if installed().first else {"distributed_executor_backend": "uni"}
+        actor = loopback_server_actor()(arguments, start_port=port, server_idx=index, **executor)
         info = await actor.start()
         urls.put((index, info.url))
         await actor._server_task

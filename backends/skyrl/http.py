@@ -1,4 +1,4 @@
-"""SkyRL's new HTTP stack: ServerGroup + VLLMRouter + RemoteInferenceClient (SkyRL #899, #904). Written for skyrl 0.2.0."""
+"""SkyRL's new HTTP stack: ServerGroup + router + RemoteInferenceClient (SkyRL #899, #904). Written for skyrl 0.1.0 and 0.2.0."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Any
 
 import httpx
 
+from backends.skyrl import endpoint
 from backends.skyrl.base import SkyRLStack
-from backends.skyrl.forked import ForkedServers, warm_up
+from backends.skyrl.forked import ForkedServers, free_ports, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultProxy
+from backends.vllm import patches
+from harness.capability import Capability
 from harness.contract import (
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
     Generation,
     HealthResult,
+    HttpRequest,
+    HttpResponse,
     IsPausedResult,
     PauseRequest,
     ResetPrefixCacheRequest,
@@ -45,6 +50,28 @@ ENDPOINTS = (
 )
 """What RemoteInferenceClient calls beside what both clients do."""
 
+FIRST_ENDPOINTS = (
+    "/inference/v1/generate",
+    "/tokenize",
+    "/detokenize",
+    "/is_paused",
+    "/get_server_info",
+    "/init_weight_transfer",
+    "/update_weights_skyrl",
+    "/finalize_weight_update",
+)
+"""The same of SkyRL 0.1.0. The last four are on SkyRL's own server actor, not on an external server."""
+
+NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
+FIRST_MODES = {"abort": "abort", "wait": "finish"}
+"""vLLM's pause modes → SkyRL 0.1.0's."""
+
+CPU_EXECUTOR_PATCH = {
+    "name": "cpu-executor",
+    "reason": 'VLLMServerActor asks for the executor "ray", which vLLM refuses on CPU',
+    "version": "skyrl 0.1.0",
+}
+
 
 class HttpStack(SkyRLStack):
     """The contract on `RemoteInferenceClient`."""
@@ -66,19 +93,30 @@ class HttpStack(SkyRLStack):
         if self.request.start == "fork" and not self.remote:
             warm_up()
 
+    def vllm_patches(self) -> list[patches.Patch]:
+        receives = self.on_cpu and self.release.first  # as legacy does, by SkyRL's worker extension
+        return [*super().vllm_patches(), *([patches.LEGACY_CPU] if receives else [])]
+
+    def capabilities(self) -> frozenset[Capability]:
+        lacking = NOT_ON_EXTERNAL if self.remote and self.release.first else frozenset()
+        return super().capabilities() - lacking
+
     async def _start_engines(self) -> None:
-        self.cfg.generator.inference_engine.router_init_kwargs = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
+        if not self.release.first:
+            loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
+            self.cfg.generator.inference_engine.router_init_kwargs = loopback
         if self.remote:
             self._servers = RemoteServers(self.request, self.on_cpu)
             self._urls = await self._servers.start()
-            await self.list_what_lacks(self._servers, ENDPOINTS)
+            await self.list_what_lacks(self._servers, FIRST_ENDPOINTS if self.release.first else ENDPOINTS)
             proxy = await asyncio.to_thread(self._start_router)
         elif self.request.start == "fork":
             self._servers = ForkedServers(self._cli_arguments(), self.request.topology.engines)
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
         else:
-            proxy = await asyncio.to_thread(self._start_as_shipped)
+            as_shipped = self._start_first_as_shipped if self.release.first else self._start_as_shipped
+            proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
         # Out of band: never through the client under test.
         self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2))
@@ -91,6 +129,9 @@ class HttpStack(SkyRLStack):
         arguments.uvicorn_log_level = "warning"
         if self.on_cpu:
             arguments.enable_sleep_mode = False
+            if self.release.first:
+                arguments.distributed_executor_backend = self.executor
+                self.patches.append(CPU_EXECUTOR_PATCH)
         return arguments
 
     def _start_as_shipped(self) -> str:
@@ -109,6 +150,24 @@ class HttpStack(SkyRLStack):
         self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
         return str(setup.proxy_url)
 
+    def _start_first_as_shipped(self) -> str:
+        """0.1.0: SkyRL's entry point makes the group and the router itself (BasePPOExp._get_new_inference_client)."""
+        from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
+
+        from backends.skyrl.actors import loopback_server_actor
+
+        group = ServerGroup(
+            cli_args=self._cli_arguments(),
+            num_servers=self.request.topology.engines,
+            start_port=free_ports(1)[0],
+            placement_group=self.colocation_group(),
+            enable_dp=self.request.topology.data_parallel > 1,
+            server_actor_cls=loopback_server_actor(),
+        )
+        self._groups = [group]
+        self._urls = [info.url for info in group.start()]
+        return self._start_router()
+
     def _start_tapped(self) -> str:
         """The router between fault taps: one in front of each server, on both ways to it, and one in front of the router."""
         behind = [FaultProxy(url, number) for number, url in enumerate(self._urls)]
@@ -119,6 +178,12 @@ class HttpStack(SkyRLStack):
 
     def _start_router(self) -> str:
         """The router over servers that were started elsewhere, as SkyRL's entry point does for external_server_urls."""
+        if self.release.first:
+            import skyrl.backends.skyrl_train.inference_servers.router as own
+
+            own.get_node_ip = lambda: "127.0.0.1"
+            self._router = own.InferenceRouter(self._servers_of_client, host="127.0.0.1", port=free_ports(1)[0])
+            return str(self._router.start())
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
         from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
@@ -137,6 +202,10 @@ class HttpStack(SkyRLStack):
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
         from transformers import AutoTokenizer
 
+        if self.release.first:
+            return RemoteInferenceClient(
+                proxy_url=proxy, server_urls=self._servers_of_client, model_name=self.request.model_path
+            )
         return RemoteInferenceClient(
             proxy_url=proxy,
             server_urls=self._servers_of_client,
@@ -159,7 +228,7 @@ class HttpStack(SkyRLStack):
             await asyncio.to_thread(self._servers.stop)
 
     def roles(self) -> dict[str, int]:
-        return {"router": self._router._process.pid}
+        return {} if self.release.first else {"router": self._router._process.pid}
 
     def url_of(self, server: str) -> str | None:
         return self._named_urls()[server]
@@ -198,6 +267,10 @@ class HttpStack(SkyRLStack):
             response_logprobs=logprobs if any(row is not None for row in logprobs) else None,
         )
 
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        """The data plane's address: the router."""
+        return await endpoint.passed_on(self._direct, self.client.proxy_url, request)
+
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
         return TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
@@ -208,7 +281,10 @@ class HttpStack(SkyRLStack):
     # --- control plane
 
     async def pause(self, request: PauseRequest) -> Empty:
-        await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
+        if self.release.first:
+            await self.client.pause(mode=FIRST_MODES[request.mode])
+        else:
+            await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
         return Empty()
 
     async def resume(self, _request: Empty) -> Empty:
@@ -226,13 +302,13 @@ class HttpStack(SkyRLStack):
 
     async def is_paused(self, _request: Empty) -> IsPausedResult:
         """`/is_paused` of every server (SkyRL #899: a mapping from server to state)."""
-        answers = await self.client._call_all_servers("/is_paused", method="GET")
+        answers = await self.client._call_all_servers("/is_paused", json={}, method="GET")
         states = [bool(answers[url]["body"]["is_paused"]) for url in self.client.server_urls]
         return IsPausedResult(servers=dict(zip(self._named_urls(), states, strict=True)))
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
-        total, _per_server = await self.client.get_world_size()
-        return WorldSizeResult(world_size=total)
+        size = await self.client.get_world_size()
+        return WorldSizeResult(world_size=size if self.release.first else size[0])
 
     async def pickle_client(self, _request: Empty) -> Empty:
         self._left_behind.append(self.client)  # its calls in flight go on

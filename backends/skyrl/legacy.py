@@ -1,4 +1,4 @@
-"""SkyRL's legacy stack: InferenceEngineClient over engines in Ray actors. Written for skyrl 0.2.0."""
+"""SkyRL's legacy stack: InferenceEngineClient over engines in Ray actors. Written for skyrl 0.1.0 and 0.2.0."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from backends.skyrl import endpoint
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultyEngine
@@ -16,6 +17,8 @@ from harness.capability import Capability
 from harness.contract import (
     Empty,
     Generation,
+    HttpRequest,
+    HttpResponse,
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
@@ -26,6 +29,14 @@ ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/dest
 """What RemoteInferenceEngine calls beside what both clients do."""
 
 
+ABORT_GRACE_S = 0.1
+ABORT_GRACE_PATCH = {
+    "name": "short-abort-grace",
+    "reason": f"ABORT_GENERATION_GRACE_PERIOD_SECONDS is {ABORT_GRACE_S} instead of 5: a tiny model is done after five seconds",
+    "version": "skyrl 0.1.0",
+}
+
+
 class LegacyStack(SkyRLStack):
     """The contract on `InferenceEngineClient`."""
 
@@ -34,6 +45,9 @@ class LegacyStack(SkyRLStack):
         self._engines: list[Any] = []
         self._servers: RemoteServers | None = None
         self._urls: list[str] = []
+        self._endpoint: endpoint.InProcess | None = None
+        self._first: Any = None
+        """The client that started the endpoint: the endpoint ends with it."""
 
     def vllm_patches(self) -> list[patches.Patch]:
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
@@ -43,6 +57,18 @@ class LegacyStack(SkyRLStack):
         return super().capabilities() - ({Capability.PICKLE_CLIENT} if in_process else frozenset())
 
     # --- lifecycle
+
+    def _prepare_process(self) -> None:
+        super()._prepare_process()
+        if self.release.first:
+            self._abort_soon()
+
+    def _abort_soon(self) -> None:
+        """0.1.0 waits five seconds before it aborts what is in flight; a tiny model would be done by then."""
+        from skyrl.backends.skyrl_train.inference_engines import inference_engine_client as shipped
+
+        shipped.ABORT_GENERATION_GRACE_PERIOD_SECONDS = ABORT_GRACE_S
+        self.patches.append(ABORT_GRACE_PATCH)
 
     async def _start_engines(self) -> None:
         from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
@@ -56,6 +82,11 @@ class LegacyStack(SkyRLStack):
         else:
             self._engines = await asyncio.to_thread(self._engines_as_shipped, tokenizer)
         engine_cfg = self.cfg.generator.inference_engine
+        if self.request.start == "fork":
+            self._endpoint = endpoint.InProcess()
+            self.notes.append(endpoint.IN_PROCESS_NOTE)
+        else:
+            endpoint.open_on_loopback(engine_cfg)
         self.client = await asyncio.to_thread(
             InferenceEngineClient,
             self._tapped(self._engines),
@@ -64,6 +95,7 @@ class LegacyStack(SkyRLStack):
             self.cfg.trainer.policy.model.lora,
             engine_cfg,
         )
+        self._first = self.client
 
     def _tapped(self, engines: list[Any]) -> list[Any]:
         """The engines as the client gets them: behind fault taps if the start asked for these."""
@@ -99,6 +131,7 @@ class LegacyStack(SkyRLStack):
 
         shipped.AsyncVLLMRayActor = probed_engine_actor()
         engine = self.cfg.generator.inference_engine
+        backend = {} if self.release.first else {"distributed_executor_backend": engine.distributed_executor_backend}
         engines: list[Any] = create_ray_wrapped_inference_engines(
             num_inference_engines=engine.num_engines,
             tensor_parallel_size=engine.tensor_parallel_size,
@@ -118,7 +151,7 @@ class LegacyStack(SkyRLStack):
             max_num_seqs=engine.max_num_seqs,
             tokenizer=tokenizer,
             engine_init_kwargs=dict(engine.engine_init_kwargs),
-            distributed_executor_backend=engine.distributed_executor_backend,
+            **backend,
         )
         return engines
 
@@ -153,6 +186,8 @@ class LegacyStack(SkyRLStack):
         ]
 
     async def _stop_engines(self) -> None:
+        if self._first is not None and self._endpoint is None:
+            await asyncio.to_thread(endpoint.close, self.cfg.generator.inference_engine)
         if self._servers is not None:
             await asyncio.to_thread(self._servers.stop)
         elif self.request.start == "fork":
@@ -190,6 +225,14 @@ class LegacyStack(SkyRLStack):
 
     # --- data plane
 
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        """SkyRL's HTTP endpoint (enable_http_endpoint)."""
+        if self._endpoint is not None:
+            return await self._endpoint.http(self.client, request)
+        address = f"http://{endpoint.HOST}:{self.cfg.generator.inference_engine.http_endpoint_port}"
+        async with httpx.AsyncClient() as direct:
+            return await endpoint.passed_on(direct, address, request)
+
     async def sample(self, request: SampleRequest) -> Generation:
         return generation(
             await self.client.sample(
@@ -203,6 +246,7 @@ class LegacyStack(SkyRLStack):
     # --- control plane
 
     async def pause(self, _request: PauseRequest) -> Empty:
+        """The one mode that the release has: abort, and go on by itself (0.1.0); keep (0.2.0)."""
         await self.client.pause_generation()
         return Empty()
 

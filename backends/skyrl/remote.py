@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+from backends.skyrl.release import installed
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
 from harness.ports import holder
@@ -81,7 +82,9 @@ class RemoteServers:
         command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len), "--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
-        command += ["--worker-extension-cls", EXTENSION, "--weight-transfer-config", json.dumps({"backend": "nccl"})]
+        command += ["--worker-extension-cls", EXTENSION]
+        if not installed().first:
+            command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
         command += ["--uvicorn-log-level", "warning"]
         if self._on_cpu:
             executor = "uni" if request.topology.tensor_parallel == 1 else "mp"
