@@ -86,6 +86,23 @@ class OpenAIResponse(Message, frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
+class HttpRequest(Message, frozen=True, kw_only=True):
+    """A request to the stack's OpenAI address, as a client sends it: `path` from "/v1" on, `body` as text."""
+
+    method: str = "POST"
+    path: str
+    headers: dict[str, str] = {}
+    body: str = ""
+
+
+class HttpResponse(Message, frozen=True, kw_only=True):
+    """What came back, whatever its status; a stream is read to its end."""
+
+    status: int
+    headers: dict[str, str] = {}
+    body: str = ""
+
+
 class TrajectoryId(Message, frozen=True, kw_only=True):
     """`repetition_id` counts the samples of one prompt (SkyRL, TrajectoryID). Its session is "<instance>_<repetition>"."""
 
@@ -236,6 +253,30 @@ class TrainResult(Message, frozen=True, kw_only=True):
     """The gradient's own length."""
 
 
+class StalenessRequest(Message, frozen=True, kw_only=True):
+    """A staleness manager, fresh, at global step 1 (SkyRL documentation, Fully Async Training). A rollout is whatever the
+    trainer asks for at a time; `mini_batch_size` of them are one training step, and of no training step's rollouts may more than
+    `max_staleness_steps` further steps' worth be ahead."""
+
+    max_concurrent: int
+    mini_batch_size: int
+    max_staleness_steps: int
+
+
+class RolloutRequest(Message, frozen=True, kw_only=True):
+    """One rollout, by a name of the trainer's."""
+
+    rollout: str
+
+
+class TrainedRequest(Message, frozen=True, kw_only=True):
+    """A training step is done, with these rollouts: `global_step` is the one that is being worked on from now on."""
+
+    global_step: int
+    consumed: list[str] = []
+    """For the record: the manager itself only counts."""
+
+
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. A name that is loaded is replaced
     (vLLM documentation, /v1/load_lora_adapter with load_inplace)."""
@@ -364,6 +405,9 @@ class StackAdapter(Protocol):
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
 
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        """Pass the request to the OpenAI address. Raises only where no answer came."""
+
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         """Trajectories of SkyRL's gym generator, over this stack's client."""
 
@@ -394,6 +438,18 @@ class StackAdapter(Protocol):
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """Make a policy version. The engines go on meanwhile; none of them has it before it is synced."""
+
+    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+        """A fresh staleness manager, in place of one that may be there."""
+
+    async def acquire_slot(self, request: RolloutRequest) -> Empty:
+        """Return once the rollout may be asked for (SkyRL, _AsyncStalenessManager.acquire_submission_slot)."""
+
+    async def accept_rollout(self, request: RolloutRequest) -> Empty:
+        """The rollout has come back (SkyRL, _AsyncStalenessManager.on_rollout_accepted)."""
+
+    async def trained(self, request: TrainedRequest) -> Empty:
+        """The trainer's step has moved on (SkyRL, _AsyncStalenessManager.notify_capacity_change)."""
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty: ...
 
@@ -440,6 +496,7 @@ METHODS: dict[str, Method] = {
         Method("sample", SampleRequest, Generation, Capability.SAMPLE),
         Method("chat_completion", OpenAIRequest, OpenAIResponse, Capability.CHAT_COMPLETION),
         Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION),
+        Method("http", HttpRequest, HttpResponse, Capability.HTTP_ENDPOINT),
         Method("gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR),
         Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
         Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
@@ -454,6 +511,10 @@ METHODS: dict[str, Method] = {
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
         Method("train", TrainRequest, TrainResult, Capability.TRAINER),
+        Method("start_staleness_manager", StalenessRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("acquire_slot", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.LORA),
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
@@ -486,8 +547,23 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "sync_weights" if request.get("layout", "single") != "single":
             found.add(Capability.TRAINER)
+        case "http":
+            found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):
             found.add(Capability.RESET_RUNNING_REQUESTS)
         case _:
             pass
     return frozenset(found)
+
+
+def _of_openai_body(path: str, text: str) -> set[Capability]:
+    """What a body needs beyond the address itself. What cannot be read is the stack's to refuse."""
+    try:
+        body = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return set()
+    if not isinstance(body, dict):
+        return set()
+    several = path == "/v1/completions" and isinstance(body.get("n"), int) and body["n"] > 1
+    found = {Capability.HTTP_STREAMING} if body.get("stream") is True else set()
+    return found | ({Capability.HTTP_CHOICES} if several else set())

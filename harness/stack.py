@@ -36,6 +36,8 @@ from harness.contract import (
     GymOutput,
     GymRequest,
     HealthResult,
+    HttpRequest,
+    HttpResponse,
     InFlightResult,
     InjectRequest,
     InjectResult,
@@ -52,13 +54,16 @@ from harness.contract import (
     PauseRequest,
     ProbeRouterResult,
     ResetPrefixCacheRequest,
+    RolloutRequest,
     SampleRequest,
     SessionId,
     SleepRequest,
+    StalenessRequest,
     StartRequest,
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
+    TrainedRequest,
     TrainRequest,
     TrainResult,
     UnloadLoraRequest,
@@ -407,6 +412,11 @@ class Stack:
         return frozenset() if self.description is None else frozenset(self.description.capabilities)
 
     @property
+    def pending(self) -> int:
+        """Calls of the data plane that have begun and not ended."""
+        return self._pending
+
+    @property
     def servers(self) -> list[str]:
         """Names of the servers, in the stack's own order."""
         return [] if self.description is None else [server.name for server in self.description.servers]
@@ -641,6 +651,10 @@ class Stack:
         """The response's body, or an error body as the stack returns it."""
         return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
 
+    async def http(self, request: HttpRequest, *, label: str | None = None) -> HttpResponse:
+        """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes them."""
+        return await self._call("http", request, HttpResponse, label)
+
     async def gym_generate(self, request: GymRequest, *, label: str | None = None) -> GymOutput:
         """Trajectories of SkyRL's gym generator; results in the order of the prompts."""
         return await self._call("gym_generate", request, GymOutput, label)
@@ -704,6 +718,26 @@ class Stack:
     async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
         """server → rank → parameter → digest, out of band."""
         return (await self._call("digests", Empty(), DigestsResult, label)).servers
+
+    async def start_staleness_manager(
+        self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
+    ) -> None:
+        """A fresh staleness manager, at global step 1. All numbers are rollouts, but the last: steps."""
+        request = StalenessRequest(
+            max_concurrent=max_concurrent, mini_batch_size=mini_batch_size, max_staleness_steps=max_staleness_steps
+        )
+        await self._call("start_staleness_manager", request, Empty, label)
+
+    async def acquire_slot(self, rollout: str, *, label: str | None = None) -> None:
+        """Wait until this rollout may be asked for."""
+        await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty, label)
+
+    async def accept_rollout(self, rollout: str, *, label: str | None = None) -> None:
+        await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty, label)
+
+    async def trained(self, consumed: list[str], *, global_step: int, label: str | None = None) -> None:
+        """A training step is done with these rollouts; `global_step` is worked on now."""
+        await self._call("trained", TrainedRequest(consumed=consumed, global_step=global_step), Empty, label)
 
     async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
         """Load a version of a LoRA adapter under a name into every engine; one that is there is replaced."""
@@ -796,7 +830,7 @@ class Stack:
             return None
 
 
-DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion", "gym_generate"})
+DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion", "gym_generate", "http"})
 """Calls that make an engine generate."""
 
 FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")

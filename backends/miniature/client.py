@@ -108,8 +108,10 @@ class Client:
         if body["model"] != MODEL:
             return error_body(f"the model {body['model']} does not exist", 404)
         session, params = body.get("session_id"), sampling_params(body)
+        seed, copies = params.get("seed"), body.get("n") or 1
+        each = [params if seed is None else params | {"seed": seed + copy} for copy in range(copies)]
         try:
-            rows = await self.gather([self.row(session, prompt, params) for prompt in prompts])
+            rows = await self.gather([self.row(session, prompt, one) for prompt in prompts for one in each])
         except BadRequest as e:
             return error_body(str(e), 400)
         return {
@@ -118,18 +120,27 @@ class Client:
             "created": 1,
             "model": body["model"],
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
-            "usage": self.usage(rows),
+            "usage": self.usage(rows, copies),
         }
 
     def choice(self, index: int, row: Output, kind: str) -> dict[str, Any]:
-        shared = {"index": index, "finish_reason": row.reason, "token_ids": row.tokens}
+        shared: dict[str, Any] = {"index": index, "finish_reason": row.reason, "token_ids": row.tokens}
+        if row.logprobs is not None:
+            shared["logprobs"] = self.logprobs(row, kind)
         if kind == "text_completion":
             return shared | {"text": row.text}
         return shared | {"message": {"role": "assistant", "content": row.text}}
 
-    def usage(self, rows: list[Output]) -> dict[str, int]:
-        """Counted over all prompts and choices."""
-        prompt, made = sum(len(row.prompt) for row in rows), sum(len(row.tokens) for row in rows)
+    def logprobs(self, row: Output, kind: str) -> dict[str, Any]:
+        """As OpenAI lists them: columns in a completion, one object a token in a chat."""
+        texts, numbers = [tokenizer.decode([token]) for token in row.tokens], row.logprobs or []
+        if kind == "text_completion":
+            return {"tokens": texts, "token_logprobs": numbers}
+        return {"content": [{"token": t, "logprob": x} for t, x in zip(texts, numbers, strict=True)]}
+
+    def usage(self, rows: list[Output], copies: int = 1) -> dict[str, int]:
+        """Counted over all prompts and choices; a prompt counts once, however many choices it has."""
+        prompt, made = sum(len(row.prompt) for row in rows[::copies]), sum(len(row.tokens) for row in rows)
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
     # --- tokenizer

@@ -9,9 +9,11 @@ import msgspec
 
 from backends.miniature import faults, model
 from backends.miniature.client import Client, RetryingClient
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
 from backends.miniature.router import CONTROL_ROUTES, Router
+from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.capability import Capability
 from harness.contract import (
@@ -25,6 +27,8 @@ from harness.contract import (
     GymOutput,
     GymRequest,
     HealthResult,
+    HttpRequest,
+    HttpResponse,
     InFlightResult,
     InjectRequest,
     InjectResult,
@@ -38,13 +42,16 @@ from harness.contract import (
     PauseRequest,
     ProbeRouterResult,
     ResetPrefixCacheRequest,
+    RolloutRequest,
     SampleRequest,
     ServerDescription,
     SleepRequest,
+    StalenessRequest,
     StartRequest,
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
+    TrainedRequest,
     TrainRequest,
     TrainResult,
     UnloadLoraRequest,
@@ -60,7 +67,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     router: type[Router] = Router
     client: type[Client] = Client
     generator: type[Generator] = Generator
+    endpoint: type[Endpoint] = Endpoint
     trainer: type[Trainer] = Trainer
+    staleness: type[StalenessManager] = StalenessManager
 
 
 class Miniature:
@@ -74,7 +83,9 @@ class Miniature:
         self.router: Router
         self.client: Client
         self.generator: Generator
+        self.endpoint: Endpoint
         self.trainer: Trainer
+        self.staleness: StalenessManager
 
     # --- lifecycle
 
@@ -102,6 +113,8 @@ class Miniature:
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
         self.generator = parts.generator()
+        self.endpoint = parts.endpoint()
+        self.staleness = parts.staleness()
         self.trainer = parts.trainer()
         self.trainer.policies = request.policies
         self.trainer.engines = self.engines
@@ -134,7 +147,8 @@ class Miniature:
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Put it together anew, of the parts that this fault replaces."""
-        fired = sum(part.fired for part in (*self.engines, self.router, self.client, self.trainer, self.generator))
+        others = (self.router, self.client, self.trainer, self.generator, self.endpoint, self.staleness)
+        fired = sum(part.fired for part in (*self.engines, *others))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
         self._build(parts)
         return InjectResult(fired=fired)
@@ -156,6 +170,10 @@ class Miniature:
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return OpenAIResponse(body=await self.client.completion(dict(request.body)))
+
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        self.endpoint.client = self.client
+        return await self.endpoint.http(request)
 
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         self.generator.client = self.client
@@ -216,6 +234,22 @@ class Miniature:
 
     async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty:
         await self.client.everywhere("unload_lora_adapter", name=request.name)
+        return Empty()
+
+    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+        self.staleness.begin(request)
+        return Empty()
+
+    async def acquire_slot(self, _request: RolloutRequest) -> Empty:
+        await self.staleness.acquire()
+        return Empty()
+
+    async def accept_rollout(self, _request: RolloutRequest) -> Empty:
+        await self.staleness.accept()
+        return Empty()
+
+    async def trained(self, request: TrainedRequest) -> Empty:
+        await self.staleness.trained(request.global_step)
         return Empty()
 
     async def pickle_client(self, _request: Empty) -> Empty:

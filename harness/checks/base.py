@@ -13,6 +13,7 @@ from harness.errors import Blame
 from harness.recording import Call, Mark, Observation, ScenarioTrace
 from harness.reference import Query, ReferenceBook
 from harness.verdict import Margin
+from harness.wire import as_openai
 
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
@@ -83,7 +84,8 @@ class Evidence:
         return self.trace.header
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
-        """The scenario's own calls in order of their start, by method and label."""
+        """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the
+        completion() or chat_completion() that it stands for (`harness.wire`)."""
         return [
             c for c in self._own_calls if (method is None or c.method == method) and (label is None or c.label == label)
         ]
@@ -91,7 +93,7 @@ class Evidence:
     @cached_property
     def _own_calls(self) -> list[Call]:
         """Sorted once: every check asks for them, some for each row."""
-        return sorted(self.trace.own_calls, key=lambda c: c.started_ns)
+        return sorted(map(as_openai, self.trace.own_calls), key=lambda c: c.started_ns)
 
     @cached_property
     def _syncs(self) -> list[Call]:

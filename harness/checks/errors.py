@@ -12,6 +12,7 @@ from harness.recording import Call
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
 """Kinds of exception that say nothing."""
+BAD_REQUEST = 400
 LATE, DEAD = "CallTimedOut", "StackDied"
 
 
@@ -63,6 +64,9 @@ def _error(call: Call) -> tuple[str | None, str, int | None]:
     """Kind, message and status of how the call failed; kind None: it did not."""
     if call.error is not None:
         return call.error.kind, call.error.message, call.error.status
+    if call.method == "http":  # of no OpenAI route: those are read as the calls that they stand for
+        status = int((call.result or {}).get("status", 0))
+        return (f"HTTP{status}", (call.result or {})["body"], status) if status >= BAD_REQUEST else (None, "", None)
     body = (call.result or {}).get("body")
     if isinstance(body, dict) and is_error(body):
         error = body["error"] if isinstance(body.get("error"), dict) else body

@@ -19,6 +19,7 @@ from harness.checks.base import Evidence, Execution
 from harness.contract import SessionId
 from harness.recording import Call
 from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, UnansweredQuery
+from harness.wire import SESSION
 
 DATA_PLANE = ("generate", "sample", "completion", "chat_completion", "gym_generate")
 """Calls that make an engine generate."""
@@ -243,6 +244,8 @@ def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
     choices = {} if failed else {c.get("index", at): c for at, c in enumerate((answer or {}).get("choices") or ())}
     usage = ((answer or {}).get("usage") or {}).get("completion_tokens")
     session = asked.get("session_id")
+    if session is None:
+        session = (call.request.get("headers") or {}).get(SESSION)
     for index in range(len(prompts) * copies):
         at = index // copies
         choice = choices.get(index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.prompts import Prompts
+from fixtures.prompts import EOS, Prompts
 from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
@@ -165,5 +165,19 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
             max_turns=3,
             use_conversation_multi_turn=False,
             sampling_params=FULL,
+        )
+    )
+
+
+@scenario(task=7, promise="the environment reads an answer without special tokens", needs=NEEDS, checks=CHECKS)
+async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer that ends a sequence is worth another
+    reward if its text says so."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=prompts.conversations(12),
+            env_extras=[{"strict": True}] * 12,
+            trajectory_ids=trajectories(12),
+            sampling_params={**GREEDY, "logit_bias": {str(EOS): 3.0}},
         )
     )

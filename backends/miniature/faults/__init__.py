@@ -7,6 +7,7 @@ of the contract's promises; variants say where (one server), when (under load, t
 
 from backends.miniature.faults import (
     adapters,
+    endpoint,
     ends,
     gym,
     logprobs,
@@ -24,6 +25,7 @@ __all__ = [
     "FAULTS",
     "RETRY_FAULTS",
     "adapters",
+    "endpoint",
     "ends",
     "gym",
     "logprobs",

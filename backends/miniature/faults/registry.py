@@ -8,13 +8,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from backends.miniature.client import Client, RetryingClient
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
 from backends.miniature.router import Router
+from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.faults import Fault
 
-Part = type[Engine] | type[Router] | type[Client] | type[Trainer] | type[Generator]
+Part = (
+    type[Engine]
+    | type[Router]
+    | type[Client]
+    | type[Trainer]
+    | type[Generator]
+    | type[Endpoint]
+    | type[StalenessManager]
+)
 T = TypeVar("T", bound=Part)
 
 FAULTS: list[Fault] = []
@@ -48,7 +58,8 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iter
 def parts(fault: str, correct: Any) -> Any:
     """The parts of a miniature with one of them broken. Raises KeyError for a fault that is not seeded here."""
     broken = _PARTS[fault]
-    kinds = {"engine": Engine, "router": Router, "client": Client, "trainer": Trainer, "generator": Generator}
+    kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client}
+    kinds |= {"trainer": Trainer, "generator": Generator, "endpoint": Endpoint, "staleness": StalenessManager}
     for field, kind in kinds.items():
         if issubclass(broken, kind):
             return msgspec.structs.replace(correct, **{field: broken})

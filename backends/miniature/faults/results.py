@@ -154,18 +154,18 @@ class ChoicesReversed(Client):
 class UsageOfTheFirst(Client):
     """The usage of a batch counts the prompt of its first row alone."""
 
-    def usage(self, rows: list[Output]) -> dict[str, int]:
+    def usage(self, rows: list[Output], copies: int = 1) -> dict[str, int]:
         self.fired += len(rows) > 1
-        return super().usage(rows) | {"prompt_tokens": len(rows[0].prompt)}
+        return super().usage(rows, copies) | {"prompt_tokens": len(rows[0].prompt)}
 
 
 @seeded("usage_wrong", "counted_twice", caught_by=["completion.usage", "chat_completion.usage"])
 class UsageTwice(Client):
     """The usage counts generated tokens twice."""
 
-    def usage(self, rows: list[Output]) -> dict[str, int]:
+    def usage(self, rows: list[Output], copies: int = 1) -> dict[str, int]:
         self.fired += 1
-        honest = super().usage(rows)
+        honest = super().usage(rows, copies)
         made = 2 * honest["completion_tokens"]
         return honest | {"completion_tokens": made, "total_tokens": honest["prompt_tokens"] + made}
 

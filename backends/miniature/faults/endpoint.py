@@ -1,0 +1,152 @@
+"""An OpenAI address that a user's client is misled by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from backends.miniature.endpoint import Endpoint
+from backends.miniature.faults.registry import seeded
+from harness.contract import HttpRequest, HttpResponse
+
+
+@seeded(
+    "endpoint_hides_errors",
+    "empty_success",
+    caught_by=["wire.status", "errors.named"],
+    also=["errors.returned", "every_call_ends", "conservation"],
+)
+class ErrorsAreEmpty(Endpoint):
+    """An error comes as an empty body with the status of a success."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self.fired += 1
+        return self.json(200, {})
+
+
+@seeded("endpoint_hides_errors", "status", caught_by=["wire.status"])
+class ErrorsAreSuccesses(Endpoint):
+    """An error body comes with the status of a success."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self.fired += 1
+        return self.json(200, body)
+
+
+@seeded("endpoint_hides_errors", "server_error", caught_by=["wire.status"])
+class ErrorsAreAllOurs(Endpoint):
+    """Every error comes with status 500, whatever its body says."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self.fired += 1
+        return self.json(500, body)
+
+
+@seeded("endpoint_drops_session", "header", caught_by=["sticky_sessions"])
+class NoSessionHeader(Endpoint):
+    """The session that a header names is not passed on."""
+
+    def session(self, request: HttpRequest) -> str | None:
+        self.fired += super().session(request) is not None
+        return None
+
+
+@seeded("endpoint_drops_session", "body", caught_by=["sticky_sessions"])
+class NoSessionInTheBody(Endpoint):
+    """The session that a body names is not passed on."""
+
+    def read(self, request: HttpRequest) -> dict[str, Any] | None:
+        body = super().read(request)
+        if body is not None and self.session(request) is None:
+            self.fired += body.pop("session_id", None) is not None
+        return body
+
+
+@seeded(
+    "stream_loses_a_chunk",
+    "first",
+    caught_by=["completion.usage", "chat_completion.usage"],
+    also=["all_complete", "conservation", "tokens.greedy"],
+)
+class FirstChunkLost(Endpoint):
+    """The first event of a stream is not sent."""
+
+    def chunks(self, answer: dict[str, Any], with_usage: bool) -> Iterator[dict[str, Any]]:
+        whole = super().chunks(answer, with_usage)
+        next(whole)
+        self.fired += 1
+        yield from whole
+
+
+@seeded(
+    "stream_loses_a_chunk",
+    "last",
+    caught_by=["wire.streams"],
+    also=[
+        "all_complete",
+        "chat_completion.envelope",
+        "chat_completion.usage",
+        "completion.envelope",
+        "completion.usage",
+        "conservation",
+        "tokens.greedy",
+    ],
+)
+class StreamBreaksOff(Endpoint):
+    """A stream ends before its last piece, its usage and its [DONE]."""
+
+    def stream(self, events: list[str]) -> HttpResponse:
+        self.fired += 1
+        return super().stream([event for event in events[:-1] if not _ends(json.loads(event))])
+
+
+def _ends(chunk: dict[str, Any]) -> bool:
+    return not chunk["choices"] or any(choice["finish_reason"] for choice in chunk["choices"])
+
+
+@seeded("stream_is_whole", caught_by=["wire.streams"])
+class NoStream(Endpoint):
+    """A stream is asked for and one body comes."""
+
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        try:
+            body = json.loads(request.body)
+        except ValueError:
+            return await super().http(request)
+        if body.pop("stream", False):
+            self.fired += 1
+        return await super().http(
+            HttpRequest(method=request.method, path=request.path, headers=request.headers, body=json.dumps(body))
+        )
+
+
+@seeded("endpoint_logprobs_wrong", "shifted", caught_by=["wire.logprobs"])
+class LogprobsShifted(Endpoint):
+    """The log-probabilities of a choice begin with the second token's."""
+
+    async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().answer(path, body)
+        for choice in answer.get("choices") or ():
+            for name, values in (choice.get("logprobs") or {}).items():
+                if values and name != "tokens":
+                    self.fired += 1
+                    choice["logprobs"][name] = [*values[1:], values[0]]
+        return answer
+
+
+@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], also=["errors.named", "errors.returned"])
+class NeverRecovers(Endpoint):
+    """After an error every further request is refused."""
+
+    _failed = False
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self._failed = True
+        return super().refused(body)
+
+    async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self._failed:
+            self.fired += 1
+            return {"error": {"message": "the model is not there", "type": "NotFoundError", "code": 503}}
+        return await super().answer(path, body)

@@ -1,0 +1,170 @@
+"""The OpenAI address as a user's client meets it: status and body agree, streams end, log-probabilities are the model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from harness.checks.answers import OPENAI, Answer, choices, of_answers
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.logprobs import BOUND, CONSTANT
+from harness.checks.matching import is_error
+from harness.reference import Query
+from harness.verdict import Margin
+from harness.wire import DONE, ROUTES, as_openai, body_of, events, streams
+
+SOURCE = "vLLM documentation, OpenAI-Compatible Server; OpenAI API reference"
+CLIENT_ERROR = 400
+
+
+def _raw(evidence: Evidence) -> list[Any]:
+    """http() calls that were answered, as they were made."""
+    found = [call for call in evidence.trace.own_calls if call.method == "http" and call.result is not None]
+    return sorted(found, key=lambda call: call.started_ns)
+
+
+def _judge_status(evidence: Evidence) -> Finding:
+    calls = _raw(evidence)
+    if not calls:
+        return untestable("no http() call was answered")
+    for number, call in enumerate(calls, start=1):
+        wrong = _status(call)
+        if wrong is not None:
+            result = call.result or {}
+            shown = {"call": call.label or call.id, "path": call.request["path"], "status": result["status"]}
+            return failed(number, wrong, [{**shown, "body": result["body"][:600]}])
+    return passed(len(calls))
+
+
+def _status(call: Any) -> str | None:
+    """What is wrong with an answer's status beside its body."""
+    status, text = call.result["status"], call.result["body"]
+    if call.request["path"] not in ROUTES or streams(call.result):
+        return None
+    body = body_of(text)
+    if status < CLIENT_ERROR:
+        if not body:
+            return "an answer of status 200 has no body that an OpenAI client can read"
+        return "an error came with the status of a success" if is_error(body) else None
+    if not is_error(body):
+        return "an error came without an OpenAI error body"
+    inner = body["error"] if isinstance(body.get("error"), dict) else body
+    return None if inner.get("code") == status else "an error body names another code than its status"
+
+
+STATUS = Check(
+    name="wire.status",
+    fault="an error that a client takes for an answer, or that it cannot name",
+    source=SOURCE,
+    judge=_judge_status,
+)
+
+
+def _judge_stream(evidence: Evidence) -> Finding:
+    asked = [call for call in _raw(evidence) if body_of(call.request["body"]).get("stream") is True]
+    if not asked:
+        return untestable("no http() call asked for a stream")
+    facts = 0
+    for call in asked:
+        wrong, count = _stream(call)
+        facts += count
+        if wrong is not None:
+            text = (call.result or {})["body"]
+            shown = {"call": call.label or call.id, "status": call.result["status"], "end": text[-600:]}
+            return failed(facts, wrong, [shown])
+    return passed(facts)
+
+
+def _stream(call: Any) -> tuple[str | None, int]:
+    if not streams(call.result):
+        return "a stream was asked for and none came", 1
+    data = list(events(call.result["body"]))
+    if not data or data[-1] != DONE:
+        return "a stream does not end with [DONE]", 1
+    if any(not body_of(one) for one in data[:-1]):
+        return "an event of a stream is not a JSON object", len(data)
+    ended = [choice.get("finish_reason") for choice in ((as_openai(call).result or {})["body"].get("choices") or ())]
+    if not ended or not all(ended):
+        return "a choice of a stream has no finish reason", len(data)
+    return None, len(data)
+
+
+STREAMS = Check(
+    name="wire.streams",
+    fault="a stream that breaks off, never ends, or is no stream",
+    source=f"{SOURCE}: streaming",
+    judge=_judge_stream,
+)
+
+
+def _numbers(choice: dict[str, Any]) -> list[Any] | None:
+    """The log-probabilities of a choice's own tokens: completions list them, chats have one object a token."""
+    found = choice.get("logprobs")
+    if not isinstance(found, dict):
+        return None
+    content = found.get("content")
+    if isinstance(content, list):
+        return [entry.get("logprob") for entry in content]
+    listed = found.get("token_logprobs")
+    return listed if isinstance(listed, list) else None
+
+
+def _asks_logprobs(row: Answer) -> bool:
+    wanted = row.params.get("logprobs")
+    return wanted is not None and wanted is not False
+
+
+def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
+    asked = [row for row in rows if _asks_logprobs(row)]
+    if not asked:
+        return untestable("no body asked for log-probabilities")
+    facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
+    for row in asked:
+        got = _numbers(choices(row.call)[row.index])
+        if got is None or len(got) != len(row.tokens):
+            return failed(facts + 1, "a choice has not one log-probability per token", [row.shown(logprobs=got)])
+        if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
+            return failed(facts + 1, "a log-probability is not a finite number", [row.shown(logprobs=got)])
+        expected = evidence.reference.score(row.score).logprobs
+        for name, other in (("each off", [x - CONSTANT for x in expected]), ("shifted by one", expected[1:])):
+            size = max((abs(a - b) for a, b in zip(other, expected, strict=False)), default=0.0)
+            faults[name] = max(faults.get(name, 0.0), size)
+        for position, (a, b) in enumerate(zip(got, expected, strict=True)):
+            facts += 1
+            if abs(a - b) >= worst:
+                worst, shown = abs(a - b), row.shown(position=position, got=a, reference=b)
+    if worst > BOUND:
+        reason = "log-probabilities are further from the reference's than the bound"
+        return failed(facts, reason, [shown], max_abs_error=worst, bound=BOUND)
+    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=BOUND, faults=faults), max_abs_error=worst)
+
+
+def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
+    yield from (row.score for row in rows if _asks_logprobs(row))
+
+
+LOGPROBS = of_answers(
+    "wire.logprobs",
+    fault="log-probabilities of an OpenAI body that are missing, shifted, or of other weights",
+    source=f"{SOURCE}: logprobs",
+    rule=_logprobs,
+    asks=_logprob_queries,
+    methods=OPENAI,
+)
+
+
+def answered(*labels: str) -> Check:
+    """Every call that carries one of `labels` was answered well: what comes after errors, beside errors."""
+
+    def rule(_: Evidence, rows: list[Answer]) -> Finding:
+        return passed(len(rows))
+
+    return of_answers(
+        "wire.answered",
+        fault="after an error, or beside one, good requests fail",
+        source=SOURCE,
+        rule=rule,
+        labels=labels,
+        methods=OPENAI,
+    )

@@ -1,0 +1,322 @@
+"""The stack's OpenAI address, by the openai client as a user has it: what a generator of one's own would build on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.openai_client import openai_client, unless_refused
+from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_text
+from harness.capability import Capability
+from harness.checks.errors import names_error, returns_error
+from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
+from harness.checks.openai import envelope, usage
+from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
+from harness.checks.stopping import ends_as_asked
+from harness.checks.text import text_of_tokens
+from harness.checks.tokens import greedy
+from harness.checks.wire import LOGPROBS, STATUS, STREAMS, answered
+from harness.contract import HttpRequest
+from harness.scenario import scenario
+from harness.stack import Stack
+
+ENDPOINT = {Capability.HTTP_ENDPOINT}
+STREAMING = {Capability.HTTP_ENDPOINT, Capability.HTTP_STREAMING}
+BOTH = ("completion", "chat_completion")
+COMPLETION = [STATUS, envelope("completion"), usage("completion"), greedy(methods=("completion",)), ALL_COMPLETE]
+CHAT = [
+    STATUS,
+    envelope("chat_completion"),
+    usage("chat_completion"),
+    greedy(methods=("chat_completion",)),
+    ALL_COMPLETE,
+]
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
+OURS: dict[str, Any] = {"return_token_ids": True, "ignore_eos": True}
+"""What vLLM's bodies have beside OpenAI's: it travels as the client's `extra_body`."""
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def complete(stack: Stack, client: Any, prompt: Any, **more: Any) -> Any:
+    """A /v1/completions, greedy unless `more` says otherwise."""
+    asked = {"model": stack.model_name, "prompt": prompt, "extra_body": OURS, **GREEDY, **more}
+    return await unless_refused(client.completions.create(**asked))
+
+
+async def chat(stack: Stack, client: Any, messages: list[dict[str, str]], **more: Any) -> Any:
+    """A /v1/chat/completions, greedy unless `more` says otherwise."""
+    asked = {"model": stack.model_name, "messages": messages, "extra_body": OURS, **GREEDY, **more}
+    return await unless_refused(client.chat.completions.create(**asked))
+
+
+async def still_answers(stack: Stack, prompts: Prompts) -> None:
+    """A good request for each server and some more."""
+    async with openai_client(stack, label="after") as client:
+        for prompt in prompts.unique(2 * stack.topology.engines):
+            await complete(stack, client, prompt)
+
+
+@scenario(
+    task=7, promise="/v1/completions continues token ids, alone and in a batch", needs=ENDPOINT, checks=COMPLETION
+)
+async def test_completions_of_tokens(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: a prompt is a text, texts, token ids, or lists of these; SkyRL #1014, task 7."""
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.one())
+        await complete(stack, client, prompts.ragged(7))
+
+
+@scenario(task=7, promise="/v1/completions continues texts, alone and in a batch", needs=ENDPOINT, checks=COMPLETION)
+async def test_completions_of_text(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions; SkyRL #1014, task 7."""
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.texts(1)[0])
+        await complete(stack, client, prompts.texts(5))
+
+
+@scenario(
+    task=7, promise="/v1/chat/completions answers conversations, many callers at once", needs=ENDPOINT, checks=CHAT
+)
+async def test_chat_completions(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions; SkyRL #1014, task 7."""
+    async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
+        for messages in prompts.conversations(16):
+            callers.create_task(chat(stack, client, messages))
+
+
+@scenario(
+    task=7,
+    promise="/v1/completions gives several choices of each prompt",
+    needs=ENDPOINT | {Capability.HTTP_CHOICES},
+    checks=[STATUS, envelope("completion"), usage("completion"), ALL_COMPLETE],
+)
+async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: "n"."""
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.unique(3), n=3, temperature=1.0)
+
+
+@scenario(
+    task=7,
+    promise="/v1/chat/completions gives several choices",
+    needs=ENDPOINT,
+    checks=[STATUS, envelope("chat_completion"), usage("chat_completion"), ALL_COMPLETE],
+)
+async def test_several_choices_of_a_chat(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: "n"."""
+    async with openai_client(stack) as client:
+        await chat(stack, client, prompts.conversations(1)[0], n=3, temperature=1.0)
+
+
+@scenario(
+    task=7,
+    promise="bodies show the model's log-probabilities, one a token",
+    needs=ENDPOINT,
+    checks=[STATUS, LOGPROBS, ALL_COMPLETE],
+)
+async def test_logprobs(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: "logprobs"; chat completions: "logprobs" and "top_logprobs"."""
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.unique(4), logprobs=1)
+        for messages in prompts.conversations(2):
+            await chat(stack, client, messages, logprobs=True, top_logprobs=1)
+
+
+@scenario(
+    task=7,
+    promise="a stop token ends a choice",
+    needs=ENDPOINT,
+    checks=[
+        STATUS,
+        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token", "length"], methods=BOTH),
+        text_of_tokens(methods=BOTH),
+    ],
+)
+async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server, extra parameters: stop_token_ids."""
+    # Special tokens would be visible in no text, and what is of interest here is where it ends.
+    ends = {"allowed_token_ids": list(PLAIN[:16]), "stop_token_ids": list(PLAIN[2:4])}
+    drawn: dict[str, Any] = {"temperature": 1.0, "seed": 4, "extra_body": {**OURS, **ends}}
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.unique(6), **drawn)
+        for messages in prompts.conversations(2):
+            await chat(stack, client, messages, **drawn)
+
+
+@scenario(
+    task=7,
+    promise="a stream of /v1/completions is the same answer in pieces",
+    needs=STREAMING,
+    checks=[*COMPLETION, STREAMS],
+)
+async def test_streamed_completions(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server; OpenAI API reference, completions: "stream" and "stream_options"."""
+    async with openai_client(stack) as client:
+        for prompt in (*prompts.unique(3), prompts.texts(1)[0]):
+            await complete(stack, client, prompt, **STREAM)
+
+
+@scenario(
+    task=7,
+    promise="a stream of /v1/chat/completions is the same answer in pieces",
+    needs=STREAMING,
+    checks=[*CHAT, STREAMS],
+)
+async def test_streamed_chats(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server; OpenAI API reference, chat completions: "stream"."""
+    async with openai_client(stack) as client:
+        for messages in prompts.conversations(4):
+            await chat(stack, client, messages, **STREAM)
+
+
+@scenario(
+    task=7,
+    promise="requests without a session are spread over the servers",
+    needs=ENDPOINT,
+    checks=[SESSIONLESS_SPREAD],
+)
+async def test_requests_are_spread(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, /v1/completions of the HTTP endpoint: "If unprovided, we will route to a random engine"."""
+    async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
+        for prompt in prompts.unique(40):
+            callers.create_task(complete(stack, client, prompt, max_tokens=2))
+
+
+async def converse(stack: Stack, client: Any, first: list[int], later: list[list[int]], **session: Any) -> None:
+    """Turns through /v1/completions: each prompt is the turn before, its answer, and new ids."""
+    context = first
+    for new in later:
+        answer = await complete(stack, client, context, max_tokens=8, **session)
+        if answer is None or not answer.choices:
+            return  # recorded, and judged
+        context = context + answer.choices[0].token_ids + new
+
+
+async def many(stack: Stack, prompts: Prompts, *, body: bool, header: bool) -> None:
+    """Conversations side by side, each with a session in the places that are named."""
+    async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
+        for number in range(12):
+            name = f"conversation-{number}"
+            session = {
+                "extra_body": {**OURS, **({"session_id": name} if body else {})},
+                "extra_headers": {"X-Session-ID": name} if header else {},
+            }
+            callers.create_task(converse(stack, client, prompts.one(), prompts.unique(3), **session))
+
+
+SESSIONS = [STATUS, STICKY, greedy(methods=("completion",)), ALL_COMPLETE]
+
+
+@scenario(
+    task=7, promise="a session that is named in header and body stays on its server", needs=ENDPOINT, checks=SESSIONS
+)
+async def test_sessions_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, tasks 6 and 7; SkyRL, /v1/completions of the HTTP endpoint: session_id."""
+    await many(stack, prompts, body=True, header=True)
+
+
+@scenario(task=7, promise="a session that the header names stays on its server", needs=ENDPOINT, checks=SESSIONS)
+async def test_sessions_of_the_header_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 6: X-Session-ID."""
+    await many(stack, prompts, body=False, header=True)
+
+
+@scenario(task=7, promise="a session that the body names stays on its server", needs=ENDPOINT, checks=SESSIONS)
+async def test_sessions_of_the_body_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, /v1/completions of the HTTP endpoint: "Make sure you add in session_id to ensure load balancing and sticky
+    routing"."""
+    await many(stack, prompts, body=True, header=False)
+
+
+@scenario(
+    task=7,
+    promise="an unknown model is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("unknown_model", "model"), returns_error("unknown_model"), STATUS, answered("after")],
+)
+async def test_an_unknown_model(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: NotFoundError; SkyRL's endpoint: 400, "Model name mismatch"."""
+    async with openai_client(stack, label="unknown_model") as client:
+        await complete(stack, client, prompts.one(), model="nobody/knows")
+        await chat(stack, client, prompts.conversations(1)[0], model="nobody/knows")
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a body that is no JSON is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("malformed"), STATUS, answered("after")],
+)
+async def test_a_malformed_body(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: BadRequestError; SkyRL's endpoint: 400, "Invalid JSON error"."""
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        request = HttpRequest(path=path, headers={"content-type": "application/json"}, body='{"model": "half')
+        await stack.http(request, label="malformed")
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a body without messages or prompt is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("incomplete", "messages", "prompt", "required"), STATUS, answered("after")],
+)
+async def test_an_incomplete_body(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: "messages" is required."""
+    async with openai_client(stack, label="incomplete") as client:
+        await chat(stack, client, [])
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a prompt that is too long is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[
+        names_error("over_long", "length", "long", "context", "tokens"),
+        returns_error("over_long"),
+        STATUS,
+        answered("after"),
+    ],
+    deadline_s=100,
+)
+async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Engine Arguments: --max-model-len; OpenAI API reference: context_length_exceeded."""
+    long = prompts.over_long()
+    spelled = plain_text([PLAIN[token % len(PLAIN)] for token in long])
+    async with openai_client(stack, label="over_long") as client:
+        await complete(stack, client, long)
+        await chat(stack, client, [{"role": "user", "content": spelled}])
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a route that does not exist is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("unknown_route"), answered("after")],
+)
+async def test_an_unknown_route(stack: Stack, prompts: Prompts) -> None:
+    """RFC 9110, 404 Not Found."""
+    await stack.http(
+        HttpRequest(path="/v1/nothing", headers={"content-type": "application/json"}, body="{}"), label="unknown_route"
+    )
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="when a server dies, each pending request is answered or refused by name, and the next ones are answered",
+    needs=ENDPOINT | {Capability.KILL_SERVER},
+    checks=[EVERY_CALL_ENDS, STATUS, answered("after")],
+)
+async def test_a_server_dies(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 7: "Server errors handled"."""
+    batch = prompts.unique(16)
+    async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
+        for prompt in batch:
+            callers.create_task(complete(stack, client, prompt, max_tokens=200))
+        await stack.until_generating(requests=len(batch), tokens=4 * len(batch))
+        await stack.kill_server(stack.servers[0])
+    await still_answers(stack, prompts)
