@@ -41,13 +41,24 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
     answered = [call for call in own if call.method == "generate" and (call.result or {}).get("response_ids")]
     aborts = [call for call in own if call.method == "pause" and call.request.get("mode") == "abort"]
     found: set[Capability] = set()
-    if any(c.started_ns < pause.started_ns < c.ended_ns for pause in aborts for c in answered):
-        found |= _AFTER_ABORT & set(trace.header.capabilities)
+    promised = set(trace.header.capabilities)
+    cut = [c for c in answered if _overlaps(aborts, c)]
+    if cut:
+        found |= _AFTER_ABORT & promised
+    if any(len(c.request.get("prompt_token_ids") or ()) > 1 for c in cut):
+        found |= {Capability.RETRY_ABORTED_BATCH} & promised
+    if any(_overlaps(aborts, c) for c in own if c.method == "chat_completion"):
+        found |= {Capability.RETRY_ABORTED_CHAT} & promised
     if any(any((call.result or {}).get("routed_experts") or ()) for call in answered):
         found.add(Capability.ROUTED_EXPERTS)
     if answered and trace.header.topology.quantization is not None:
         found.add(Capability.QUANTIZED)
     return found
+
+
+def _overlaps(pauses: Iterable[Call], call: Call) -> bool:
+    """Did one of these pauses come while the call was pending?"""
+    return any(call.started_ns < pause.started_ns < call.ended_ns for pause in pauses)
 
 
 def due(

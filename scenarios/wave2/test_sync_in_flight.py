@@ -54,3 +54,21 @@ async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -
                 await stack.sync_weights(version, chunks=chunks)
             await stack.generate(prompts.unique(4), **ANSWER)
         await stack.digests()
+
+
+@scenario(
+    task=5,
+    promise="frozen requests whose cache is reset after a sync go on as the new version alone would",
+    needs={*NEEDS, Capability.RESET_PREFIX_CACHE, Capability.RESET_RUNNING_REQUESTS},
+    checks=[WHOLE_VERSION, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+)
+async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /reset_prefix_cache: reset_running_requests preempts what runs, so that its keys and values are
+    computed again; SkyRL #904, reset_prefix_cache(). What was made before the sync stays as it is."""
+    batch = prompts.unique(6)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch)):
+            await stack.sync_weights(1)
+            await stack.reset_prefix_cache(reset_running_requests=True)
+            await stack.digests()
