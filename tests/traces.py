@@ -31,7 +31,7 @@ from harness.contract import (
     TokenizeRequest,
     TokenizeResult,
 )
-from harness.recording import Call, CallError, Header, Observation, ScenarioEnd, ScenarioTrace
+from harness.recording import Call, CallError, Header, Mark, Observation, ScenarioEnd, ScenarioTrace
 from harness.reference import (
     METHOD_OF,
     Answer,
@@ -259,6 +259,7 @@ def trace(
     take: int = 1,
     outcome: Literal["completed", "failed"] = "completed",
     end_error: CallError | None = None,
+    marks: Iterable[Mark] = (),
     **header_changes: Any,
 ) -> ScenarioTrace:
     """What was recorded of one scenario."""
@@ -269,6 +270,7 @@ def trace(
         calls=calls,
         observations=tuple(observations),
         end=ScenarioEnd(scenario=scenario, take=take, outcome=outcome, error=end_error, at_ns=tick()),
+        marks=tuple(marks),
     )
 
 

@@ -129,7 +129,11 @@ class WorkLeftBehind(Client):
         return done
 
 
-@seeded("shards_swapped", caught_by=["every_parameter"])
+@seeded(
+    "shards_swapped",
+    caught_by=["every_parameter"],
+    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+)
 class ShardsSwapped(Client):
     """FSDP2's shards are put together in the wrong order."""
 
