@@ -18,6 +18,9 @@ from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, ov
 from harness.recording import Call
 from harness.reference import ScoreRequest
 
+ENOUGH = 4
+"""Prompts: an adapter may leave the first tokens of a few as they are, and nothing is wrong with that."""
+
 SOURCE = "SkyRL #1014, task 11; vLLM documentation, LoRA Adapters"
 
 
@@ -33,16 +36,22 @@ def other_adapters(evidence: Evidence, answer: Answered) -> list[Answered]:
 
 
 def _judge_effect(evidence: Evidence) -> Finding:
-    """Pairs of adapters (None: the base model) under one policy version, by the prompts that both were asked."""
+    """Pairs of adapters (None: the base model) under one policy version, by the prompts that both were asked.
+
+    One prompt that is answered otherwise shows the effect; that there is none shows in `ENOUGH` of them.
+    """
     by_prompt: dict[Any, dict[int | None, tuple[int, ...] | None]] = defaultdict(dict)
     for answer in greedy_answers(evidence):
         by_prompt[answer.row.prompt, answer.version][answer.adapter] = answer.row.tokens
-    pairs: dict[tuple[int | None, int | None], list[bool]] = defaultdict(list)
+    pairs: dict[tuple[int | None, int | None], list[bool]] = {}
     for answers in by_prompt.values():
         for one, other in combinations(sorted(answers, key=lambda a: -1 if a is None else a), 2):
-            pairs[one, other].append(answers[one] != answers[other])
+            pairs.setdefault((one, other), []).append(answers[one] != answers[other])
     if not any(None in pair for pair in pairs):
         return untestable("no prompt was answered both by the base model and under an adapter")
+    pairs = {pair: moved for pair, moved in pairs.items() if any(moved) or len(moved) >= ENOUGH}
+    if not any(None in pair for pair in pairs):
+        return untestable("too few prompts were answered both by the base model and under an adapter")
     unmoved = [pair for pair, moved in pairs.items() if not any(moved)]
     if unmoved:
         reasons = {

@@ -15,6 +15,7 @@ from harness.checks.staleness import (
 from tests.checks.scene import Scene
 
 SHORT = [[10, 11], [20, 21]]
+FOUR = [*SHORT, [30, 31], [40, 41]]
 LONG = [[3 + n % 50 for n in range(130)]]
 
 
@@ -44,16 +45,29 @@ def test_right_answers_pass():
 def test_an_adapter_that_is_ignored():
     scene = Scene()
     scene.load("policy", 1)
-    scene.generate(SHORT)
-    scene.generate(SHORT, adapter="policy", tokens=under(scene, None))
+    scene.generate(FOUR)
+    scene.generate(FOUR, adapter="policy", tokens=under(scene, None, FOUR))
     assert scene.judge(ADAPTER_EFFECT).reason == "an adapter does not change the answers"
     assert scene.judge(ADAPTER_ISOLATED).status == "pass"
 
 
 def test_a_version_that_was_not_loaded():
+    scene = served(FOUR)
+    scene.generate(FOUR, adapter="policy", tokens=under(scene, 1, FOUR))
+    assert scene.judge(ADAPTER_EFFECT).reason == "another version does not change the answers"
+
+
+def test_a_few_prompts_may_be_answered_alike():
+    scene = Scene()
+    scene.load("policy", 1)
+    scene.generate(FOUR[:3])
+    scene.generate(FOUR[:3], adapter="policy", tokens=under(scene, None, FOUR[:3]))
+    assert scene.judge(ADAPTER_EFFECT).status == "untestable"
     scene = served()
     scene.generate(SHORT, adapter="policy", tokens=under(scene, 1))
-    assert scene.judge(ADAPTER_EFFECT).reason == "another version does not change the answers"
+    assert scene.judge(ADAPTER_EFFECT).status == "pass", (
+        "the first version moved them; of the second too few say anything"
+    )
 
 
 def test_one_prompt_that_moves_shows_the_effect():
