@@ -269,7 +269,7 @@ def _parts(evidence: Evidence) -> list[Part]:
     which is left open, unless running requests were reset: then all is read anew.
     """
     syncs = evidence.calls("sync_weights")
-    found = []
+    found: list[Part] = []
     for row in assignment(evidence).rows:
         call = row.call
         if call.method != "generate" or row.params.get("temperature") != 0 or call.request.get("lora_adapter"):

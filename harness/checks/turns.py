@@ -18,6 +18,10 @@ from harness.contract import SessionId
 from harness.reference import DecodeRequest, EncodeRequest, Query
 
 NO_TURNS = "no session asked for a second turn that begins with the first"
+OTHER_TOKENS = "an engine read other tokens than the turn was given"
+OTHER_RETRY = "a turn that was interrupted went on with other tokens than had been made"
+NO_TEXT_TURNS = "no session asked for a second turn by text"
+OTHER_TEXT = "an engine read another prompt than template and tokenizer make of the text"
 SURVIVES = "every turn's prompt survives decoding and encoding: the promise was not put to the test"
 
 
@@ -69,16 +73,37 @@ def _wrong(evidence: Evidence, turns: list[Row]) -> tuple[str, dict[str, Any]] |
         if ran is None:
             return "a turn was answered and no engine ran it", shown
         given = row.prompt or ()
-        at = next((i for i, (a, b) in enumerate(zip(given, ran.prompt, strict=False)) if a != b), None)
         if ran.prompt != given:
-            at = min(len(given), len(ran.prompt)) if at is None else at
-            both = {"given": list(given[at : at + 8]), "engine": list(ran.prompt[at : at + 8])}
-            lengths = {"tokens given": len(given), "tokens at the engine": len(ran.prompt), "first difference": at}
-            return "an engine read other tokens than the turn was given", {**shown, **lengths, **both}
+            return OTHER_TOKENS, {**shown, **_parting(given, ran.prompt)}
         if ran.prompt[: len(before)] != before:
             return "a turn does not begin with what the engines read and made in the turn before", shown
-        before = ran.prompt + ran.tokens
+        if wrong := _wrong_retry(evidence, row):
+            return wrong[0], {**shown, **wrong[1]}
+        before = given + (row.tokens or ())
     return None
+
+
+def _wrong_retry(evidence: Evidence, row: Row) -> tuple[str, dict[str, Any]] | None:
+    """Where a turn was interrupted and went on: with what had been made, id for id?"""
+    found, given = assignment(evidence), row.prompt or ()
+    read = given
+    for attempt in found.where(row):
+        if attempt.prompt != read:
+            return OTHER_RETRY, _parting(read, attempt.prompt)
+        read += attempt.tokens
+    if found.of(row) or read == given + (row.tokens or ()):
+        return None
+    for stray in found.strangers:  # the retry of a turn whose parts do not fit together
+        if row.call.started_ns <= stray.started_ns <= row.call.ended_ns and stray.prompt[: len(given)] == given:
+            return OTHER_RETRY, _parting(read, stray.prompt)
+    return None
+
+
+def _parting(given: tuple[int, ...], read: tuple[int, ...]) -> dict[str, Any]:
+    """Where what an engine read parts from what was given."""
+    at = next((i for i, (a, b) in enumerate(zip(given, read, strict=False)) if a != b), min(len(given), len(read)))
+    lengths = {"tokens given": len(given), "tokens at the engine": len(read), "first difference": at}
+    return {**lengths, "given": list(given[at : at + 8]), "engine": list(read[at : at + 8])}
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -102,4 +127,56 @@ TURNS_KEEP_TOKENS = Check(
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
     judge=_judge,
     queries=_asks,
+)
+
+
+def _text_conversations(evidence: Evidence) -> list[list[Row]]:
+    """The turns of each session of chat_completion() and of completion(), by text."""
+    sessions: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in assignment(evidence).rows:
+        if row.call.method in {"chat_completion", "completion"} and row.session is not None and row.prompt is not None:
+            sessions[row.call.method, str(row.session)].append(row)
+    return [turns for turns in sessions.values() if len(turns) > 1]
+
+
+def _drift(before: Execution, after: Row) -> int:
+    """How many of the tokens that were made in a turn the next turn's text does not come to, from the first difference on."""
+    context = before.prompt + before.tokens
+    pairs = zip(context, after.prompt or (), strict=False)
+    common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(context), len(after.prompt or ())))
+    return min(len(before.tokens), len(context) - common)
+
+
+def _judge_text(evidence: Evidence) -> Finding:
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    conversations = _text_conversations(evidence)
+    if not conversations:
+        return untestable(NO_TEXT_TURNS)
+    facts = made = drifted = 0
+    wrong: list[dict[str, Any]] = []
+    for turns in conversations:
+        before: Execution | None = None
+        for number, row in enumerate(turns):
+            facts += 1
+            ran = _first(evidence, row)
+            if ran is None or ran.prompt != row.prompt:
+                read = () if ran is None else ran.prompt
+                wrong.append({**row.shown, "session": row.session, "turn": number, **_parting(row.prompt or (), read)})
+            elif before is not None:
+                made += len(before.tokens)
+                drifted += _drift(before, row)
+            before = ran
+    if wrong:
+        return failed(facts, OTHER_TEXT, wrong)
+    return passed(facts, tokens_made=made, tokens_drifted=drifted)
+
+
+TEXT_TURNS = Check(
+    name="text_turns",
+    fault="earlier turns of a conversation are left out, put in another order, or rendered by another template",
+    source='SkyRL #1014, task 6: "Chat template applied correctly"; SkyRL 0.1.0, _generate_single_with_retry: the text path '
+    '"re-encodes in each new request": how many tokens that changes is shown',
+    judge=_judge_text,
+    queries=queries,
 )

@@ -6,13 +6,16 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts, plain_ids
+from harness.capability import Capability
+from harness.checks.continuation import CONTINUATION
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
-from harness.checks.turns import TURNS_KEEP_TOKENS
-from harness.contract import SessionId
+from harness.checks.turns import TEXT_TURNS, TURNS_KEEP_TOKENS
+from harness.contract import PauseMode, SessionId
 from harness.scenario import scenario
 from harness.stack import Stack
+from scenarios.pauses import pause_in_flight
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 TURNS = 4
@@ -62,3 +65,94 @@ async def test_turns_that_text_cannot_hold(stack: Stack, prompts: Prompts) -> No
     spelled = [plain_ids(word) for word in ("theother", "sometimes", "themselves")]
     for number, first in enumerate(prompts.broken_off(4)):
         await converse(stack, f"conversation-{number}", first, *spelled, *prompts.broken_off(1))
+
+
+LONG: dict[str, Any] = {**ANSWER, "max_tokens": 160}
+CONVERSATIONS = 6
+
+
+async def converse_through_a_pause(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:
+    """Conversations side by side, all paused in the middle of their second turn."""
+    sessions = [f"conversation-{number}" for number in range(CONVERSATIONS)]
+
+    async def turn(contexts: list[list[int]], **params: Any) -> list[list[int]]:
+        async with asyncio.TaskGroup() as callers:
+            answers = [
+                callers.create_task(stack.generate([context], session_ids=[session], **params))
+                for session, context in zip(sessions, contexts, strict=True)
+            ]
+        made = [answer.result().response_ids[0] for answer in answers]
+        new = prompts.unique(CONVERSATIONS, length=6)
+        return [context + response + more for context, response, more in zip(contexts, made, new, strict=True)]
+
+    second = await turn(prompts.unique(CONVERSATIONS), **ANSWER)
+    async with asyncio.TaskGroup() as tasks:
+        pending = tasks.create_task(turn(second, **LONG))
+        async with pause_in_flight(stack, mode, requests=CONVERSATIONS):
+            pass
+    await turn(pending.result(), **ANSWER)
+
+
+@scenario(
+    task=6,
+    promise="conversations that pause(abort) interrupts within a turn keep their tokens, and their servers",
+    needs={Capability.PAUSE_ABORT, Capability.RETRY_ABORTED},
+    checks=[*CHECKS, CONTINUATION],
+)
+async def test_interrupted_conversations_keep_their_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)", "Same session → same backend", where
+    task 5 interrupts: a retry is part of its turn."""
+    await converse_through_a_pause(stack, prompts, "abort")
+
+
+@scenario(
+    task=6,
+    promise="conversations that pause(keep) freezes within a turn keep their tokens, and their servers",
+    needs={Capability.PAUSE_KEEP},
+    checks=CHECKS,
+)
+async def test_frozen_conversations_keep_their_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 6, where task 13 freezes."""
+    await converse_through_a_pause(stack, prompts, "keep")
+
+
+@scenario(
+    task=6,
+    promise="each turn of a conversation by messages is what the chat template makes of all messages so far",
+    needs={Capability.CHAT_COMPLETION},
+    checks=[TEXT_TURNS, STICKY, greedy(methods=("chat_completion",)), ALL_COMPLETE],
+)
+async def test_chat_turns_are_rendered_by_the_template(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 6: "Chat template applied correctly". Text is tokenized again in each turn: how many of the tokens that
+    were made that changes is shown with the verdict."""
+    shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **ANSWER}
+
+    async def chat(number: int, asked: list[str]) -> None:
+        messages: list[dict[str, str]] = []
+        for text in asked:
+            messages.append({"role": "user", "content": text})
+            body = {**shown, "messages": list(messages), "session_id": f"conversation-{number}"}
+            answer = await stack.chat_completion(body)
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+
+    async with asyncio.TaskGroup() as callers:
+        for number in range(4):
+            callers.create_task(chat(number, prompts.texts(3)))
+
+
+@scenario(
+    task=6,
+    promise="a conversation by text is tokenized anew in each turn",
+    needs={Capability.COMPLETION},
+    checks=[TEXT_TURNS, STICKY, greedy(methods=("completion",)), ALL_COMPLETE],
+)
+async def test_a_conversation_by_text_is_tokenized_anew(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server, Completions API: a prompt may be text. SkyRL #1014, task 6, why token ids:
+    how many of the tokens that were made the text changes is shown with the verdict."""
+    shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **ANSWER}
+    for number, text in enumerate(prompts.texts(4)):
+        context = text
+        for more in (*prompts.texts(2), ""):
+            body = {**shown, "prompt": context, "session_id": f"conversation-{number}"}
+            answer = await stack.completion(body)
+            context = f"{context}{answer['choices'][0]['text']} {more}"

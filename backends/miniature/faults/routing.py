@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import Router
@@ -93,3 +94,21 @@ class SessionsToTheFirst(Router):
     def hashed(self, session: SessionId) -> int:
         self.fired += 1
         return 0
+
+
+@seeded("session_moves", "after_an_interruption", caught_by=["sticky_sessions"])
+class RetryMovesSessions(RetryingClient):
+    """A retry goes to the server after its session's."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await Client.row(self, session, prompt, params, **more)
+        while done.reason == "abort":
+            left, prior = self.remaining(params, done), len(done.tokens)
+            there: dict[str, Engine] = {}
+            if session is not None and "engine" not in more:
+                self.fired += 1
+                at = self.engines.index(self.router.server_of(session))
+                there = {"engine": self.engines[(at + 1) % len(self.engines)]}
+            again = Client.row(self, session, prompt + done.tokens, left, prior=prior, **more, **there)
+            done = self.joined(done, await again)
+        return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backends.miniature import tokenizer
-from backends.miniature.client import Client
+from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract import SessionId
@@ -78,3 +78,33 @@ class DetokenizesWithoutSpecial(Client):
     def detokenize(self, token_ids: list[list[int]]) -> list[str]:
         self.fired += 1
         return [tokenizer.decode(ids) for ids in token_ids]
+
+
+@seeded(
+    "turns_retokenized",
+    "after_an_interruption",
+    caught_by=["turns_keep_tokens", "continuation"],
+    also=["conservation", "pause_changes_nothing"],
+)
+class RetryRetokenizes(RetryingClient):
+    """What was made before an interruption is decoded and encoded again for the retry."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await Client.row(self, session, prompt, params, **more)
+        while done.reason == "abort":
+            fed = tokenizer.encode(tokenizer.decode(prompt + done.tokens, skip_special_tokens=False))
+            self.fired += fed != prompt + done.tokens
+            left, prior = self.remaining(params, done), len(done.tokens)
+            done = self.joined(done, await Client.row(self, session, fed, left, prior=prior, **more))
+        return done
+
+
+@seeded("messages_lost", "first_answer", caught_by=["text_turns"], also=["conservation", "tokens.greedy"])
+class FirstAnswerLeftOut(Client):
+    """A conversation of more than three messages is rendered without its second one."""
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if len(body["messages"]) > 3:
+            self.fired += 1
+            body = {**body, "messages": [body["messages"][0], *body["messages"][2:]]}
+        return await super().chat_completion(body)
