@@ -11,9 +11,9 @@ from harness.checks.schedule import ACKNOWLEDGED, OVERLAP, STAGES, VERSIONS
 from harness.checks.weights import EVERY_PARAMETER
 from harness.scenario import scenario
 from harness.stack import Stack
-from scenarios.training import PROMPTS, Rollouts, roll_out, train
+from scenarios.training import Rollouts, roll_out, train
 
-STEPS = 5
+STEPS = 4
 
 
 @scenario(
@@ -26,7 +26,7 @@ STEPS = 5
 async def test_one_step_off_policy(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 4, and SkyRL's example of asynchronous training: a queue of one batch between generator and trainer, and two
     events, generation_ack and sync_finished, around each sync."""
-    batch = prompts.unique(PROMPTS)
+    batch = prompts.unique(4)
     ready: asyncio.Queue[Rollouts] = asyncio.Queue(maxsize=1)
     generation_ack, sync_finished = asyncio.Event(), asyncio.Event()
 
