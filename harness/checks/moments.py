@@ -52,7 +52,7 @@ def _by_then(evidence: Evidence, pause: Pause, execution: Execution) -> tuple[in
     """(when the pause met it, how many tokens it had); None if the pause did not meet it."""
     gone_ns = dropped(evidence).get((execution.server, execution.request_id))
     ended_ns = execution.ended_ns if execution.ended_ns is not None else gone_ns
-    if execution.started_ns > pause.asked_ns or (ended_ns is not None and ended_ns < pause.asked_ns):
+    if execution.started_ns > pause.asked_ns:
         return None
     if pause.mode == "abort":
         cut = execution.finish_reason == "abort" or (execution.finish_reason is None and gone_ns is not None)

@@ -79,7 +79,8 @@ def _wrong(evidence: Evidence, turns: list[Row]) -> tuple[str, dict[str, Any]] |
             return "a turn does not begin with what the engines read and made in the turn before", shown
         if wrong := _wrong_retry(evidence, row):
             return wrong[0], {**shown, **wrong[1]}
-        before = given + (row.tokens or ())
+        parts = assignment(evidence).where(row) or [ran]
+        before = given + tuple(token for part in parts for token in part.tokens)
     return None
 
 

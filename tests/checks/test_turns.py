@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from harness.checks.conservation import CONSERVATION
-from harness.checks.turns import NO_TURNS, SURVIVES, TURNS_KEEP_TOKENS
-from harness.reference import DecodeRequest, EncodeRequest, Text, Tokens
-from tests.checks.scene import Scene, without_observations
+from harness.checks.turns import NO_TEXT_TURNS, NO_TURNS, OTHER_TEXT, SURVIVES, TEXT_TURNS, TURNS_KEEP_TOKENS
+from harness.reference import DecodeRequest, EncodeRequest, RenderRequest, Text, Tokens
+from tests import traces
+from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 
 FIRST = {"a": [10, 11, 12], "b": [20, 21, 22]}
 NEW = [30, 31]
@@ -86,3 +87,32 @@ def test_what_puts_nothing_to_the_test_is_untestable():
     for prompts in ([[10, 11]], [[40, 41]]):
         scene.generate(prompts, sessions=["a"])
     assert scene.judge(TURNS_KEEP_TOKENS).reason == NO_TURNS, "a session is no conversation by itself"
+
+
+def chat(*, render=lambda messages: None) -> Scene:
+    """One conversation of two turns by messages; `render` says which prompt the engine reads, None the template's."""
+    scene = Scene()
+    messages = [{"role": "user", "content": "a"}]
+    for prompt, made in (([30, 31], [40, 41, 42]), ([30, 31, 40, 50, 32], [43, 44, 45])):
+        scene.reference.set(RenderRequest(messages=messages), Tokens(tokens=prompt))
+        begun = scene.pass_time()
+        read = render(messages) or prompt
+        scene.seen += traces.executed(read, made, server=SERVERS[0], from_ns=begun, step_ns=STEP)
+        choice = {"index": 0, "finish_reason": "length", "token_ids": made, "message": {"content": "b"}}
+        body = {"messages": list(messages), "session_id": "s"}
+        result = {"body": {"choices": [choice], "usage": {}}}
+        ended = scene.pass_time(8)
+        scene.calls.append(traces.call("chat_completion", {"body": body}, result, started_ns=begun - 1, ended_ns=ended))
+        messages = [*messages, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    return scene
+
+
+def test_turns_by_text_show_how_far_they_drift():
+    found = chat().judge(TEXT_TURNS)
+    assert (found.status, found.numbers) == ("pass", {"tokens_made": 3, "tokens_drifted": 2})
+    assert Scene().judge(TEXT_TURNS).reason == NO_TEXT_TURNS
+
+
+def test_a_turn_that_another_template_rendered():
+    scene = chat(render=lambda messages: [30, 32] if len(messages) > 1 else None)
+    assert scene.judge(TEXT_TURNS).reason == OTHER_TEXT
