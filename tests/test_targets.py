@@ -49,6 +49,8 @@ def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
         Capability.RESET_RUNNING_REQUESTS,
         Capability.HEALTH,
         Capability.IS_PAUSED,
+        Capability.HTTP_STREAMING,
+        Capability.HTTP_CHOICES,
     }
     assert registry()["reference"].capabilities == {Capability.SCORE}
 

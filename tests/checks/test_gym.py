@@ -1,0 +1,131 @@
+"""Each check of the gym generator's trajectories, green on what the environment's rule makes and red on one damage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fixtures import gym_rule
+from fixtures.prompts import rendered
+from harness.checks import gym
+from harness.checks.conservation import CONSERVATION
+from harness.contract import GymOutput, GymRequest, TrajectoryId
+from tests import traces
+from tests.checks.scene import GREEDY, STEP, Scene, home
+
+PROMPTS = [[{"role": "user", "content": word}] for word in ("three", "blind", "mice")]
+TURNS = [1, 2, 3]
+
+
+def trajectories(scene: Scene, *, logprobs: bool = False) -> GymOutput:
+    """Trajectories of one to three turns, as a right generator makes them: appended to the scene as one call."""
+    params = {**GREEDY, **({"logprobs": 1} if logprobs else {})}
+    request = GymRequest(
+        prompts=PROMPTS,
+        env_extras=[{"turns": turns} for turns in TURNS],
+        trajectory_ids=[TrajectoryId(instance_id=str(row), repetition_id=0) for row in range(len(PROMPTS))],
+        max_turns=3,
+        sampling_params=params,
+    )
+    started = scene.pass_time()
+    columns: dict[str, list[Any]] = {name: [] for name in (*gym.COLUMNS, "rollout_logprobs")}
+    for row, messages in enumerate(PROMPTS):
+        prompt = scene.reference.render(messages)
+        response, mask, rewards, numbers = [], [], [], []
+        for turn in range(1, TURNS[row] + 1):
+            context = prompt + response
+            answer = list(scene.reference.greedy(context, 6, version=0))
+            seen = traces.executed(
+                context, answer, server=home(f"{row}_0"), params=params, from_ns=scene.pass_time(), step_ns=STEP
+            )
+            scene.seen += seen
+            scene.pass_time(8)
+            said = gym_rule.step(traces.decode(answer), turn, request.env_extras[row], 3)
+            observed = (
+                [] if said.done else traces.encode("\n" + rendered([{"role": "user", "content": said.observation}]))
+            )
+            response += answer + observed
+            mask += [1] * len(answer) + [0] * len(observed)
+            rewards += [0.0] * (len(answer) - 1) + [said.reward] + [0.0] * len(observed)
+            question = gym.ScoreRequest(version=0, prompt=context, tokens=answer)
+            numbers += [*scene.reference.score(question).logprobs, *[0.0] * len(observed)]
+        for name, value in zip(columns, (prompt, response, rewards, mask, "length", numbers), strict=True):
+            columns[name].append(value)
+    lengths = [len(response) for response in columns["response_ids"]]
+    if not logprobs:
+        columns["rollout_logprobs"] = []
+    output = GymOutput(
+        **(columns | {"rollout_logprobs": columns["rollout_logprobs"] or None}),  # type: ignore[arg-type]
+        rollout_metrics={"generate/avg_num_tokens": sum(lengths) / 3, "environment/turns": sum(TURNS) / 3},
+    )
+    scene.calls.append(traces.call("gym_generate", request, output, started_ns=started, ended_ns=scene.pass_time()))
+    return output
+
+
+def damaged(scene: Scene, **columns: Any) -> Scene:
+    """The same call with other columns in its result."""
+    call = scene.calls[-1]
+    scene.change(call, result={**(call.result or {}), **columns})
+    return scene
+
+
+@pytest.mark.parametrize("check", gym.TRAJECTORIES, ids=lambda check: check.name)
+def test_right_trajectories_pass(check):
+    scene = Scene()
+    trajectories(scene)
+    assert scene.judge(check).status == "pass"
+
+
+def test_every_turn_is_a_row_that_an_engine_served():
+    scene = Scene()
+    trajectories(scene)
+    assert scene.judge(CONSERVATION).status == "pass"
+
+
+def swap(rows: list[Any]) -> list[Any]:
+    return [rows[1], rows[0], *rows[2:]]
+
+
+@pytest.mark.parametrize(
+    ("check", "column", "change"),
+    [
+        (gym.ORDER, "prompt_token_ids", swap),
+        (gym.TOKENS, "response_ids", lambda rows: [*rows[:2], rows[2][:-1]]),
+        (gym.LOSS_MASKS, "loss_masks", lambda rows: [*rows[:1], [1] * len(rows[1]), *rows[2:]]),
+        (gym.LOSS_MASKS, "loss_masks", lambda rows: [rows[0][:-1], *rows[1:]]),
+        (gym.REWARDS, "rewards", lambda rows: [[0.0, *rows[0][:-1]], *rows[1:]]),
+        (gym.REWARDS, "rewards", lambda rows: [rows[0], [*rows[1], 0.0], rows[2]]),
+        (gym.STOP_REASONS, "stop_reasons", lambda rows: ["stop", *rows[1:]]),
+        (gym.METRICS, "rollout_metrics", lambda metrics: metrics | {"environment/turns": 1.0}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
+)
+def test_a_damaged_column_is_red(check, column, change):
+    scene = Scene()
+    output = trajectories(scene)
+    assert damaged(scene, **{column: change(getattr(output, column))}).judge(check).status == "fail"
+
+
+def test_fewer_trajectories_than_prompts_are_red():
+    scene = Scene()
+    output = trajectories(scene)
+    assert damaged(scene, response_ids=output.response_ids[:2]).judge(gym.TOKENS).status == "fail"
+
+
+def test_log_probabilities_are_the_references_and_zero_on_observations():
+    scene = Scene()
+    output = trajectories(scene, logprobs=True)
+    assert scene.judge(gym.LOGPROBS).status == "pass"
+    first, second, third = output.rollout_logprobs or []
+    assert second is not None
+    shifted = [first, [0.0, *second[:-1]], third]
+    assert damaged(scene, rollout_logprobs=shifted).judge(gym.LOGPROBS).status == "fail"
+
+
+def test_an_environment_ends_by_turns_and_by_what_it_reads():
+    assert not gym_rule.step("abc", 1, {}, 3).done
+    assert gym_rule.step("abc", 3, {}, 3).done
+    assert gym_rule.step("abc", 1, {"until": "xc"}, 3).done
+    assert gym_rule.step("<|im_end|>", 1, {"until": "i"}, 3).done is False
+    assert gym_rule.step("<|im_end|>", 1, {"until": "i", "strict": True}, 3).done

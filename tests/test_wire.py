@@ -1,0 +1,98 @@
+"""http() calls are read as the completions that they stand for: bodies, streams, errors, sessions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.capability import Capability
+from harness.checks.wire import STATUS, STREAMS
+from harness.contract import HttpRequest, HttpResponse, capabilities_of
+from harness.recording import Call
+from harness.wire import as_openai, streamed
+from tests import traces
+
+JSON = {"content-type": "application/json"}
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+BODY = {"choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}], "object": "text_completion"}
+
+
+def call(body: Any, answer: str, status: int = 200, **about: Any) -> Call:
+    """A /v1/completions with this body, answered with this text."""
+    request = HttpRequest(path="/v1/completions", headers=about.pop("sent", JSON), body=json.dumps(body))
+    result = HttpResponse(status=status, headers=about.pop("headers", JSON), body=answer)
+    return traces.call("http", request, result, **about)
+
+
+def events(*chunks: dict[str, Any], done: bool = True) -> str:
+    return "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + ("data: [DONE]\n\n" if done else "")
+
+
+def chunk(text: str, reason: str | None = None, tokens: list[int] | None = None) -> dict[str, Any]:
+    piece = {"index": 0, "text": text, "finish_reason": reason, "token_ids": tokens}
+    return {"id": "1", "created": 1, "model": "m", "object": "text_completion", "choices": [piece]}
+
+
+STREAM = events(chunk("a", tokens=[1]), chunk("b", "stop", [2, 3]))
+
+
+def test_a_request_to_an_openai_route_is_that_call():
+    read = as_openai(call({"prompt": [1]}, json.dumps(BODY), sent={**JSON, "X-Session-ID": "7"}))
+    assert read.method == "completion"
+    assert read.request == {"body": {"prompt": [1]}, "headers": {"x-session-id": "7"}}
+    assert read.result == {"body": BODY}
+
+
+def test_other_routes_stay_what_they_are():
+    other = traces.call("http", HttpRequest(path="/v1/nothing"), HttpResponse(status=404))
+    assert as_openai(other) is other
+
+
+def test_an_error_without_a_body_is_named_by_its_status():
+    read = as_openai(call({}, "Bad Gateway", 502))
+    assert read.error is not None
+    assert (read.error.kind, read.error.status) == ("HTTP502", 502)
+
+
+def test_chunks_are_put_together():
+    (choice,) = streamed(STREAM)["choices"]
+    assert choice == {"index": 0, "text": "ab", "token_ids": [1, 2, 3], "finish_reason": "stop"}
+
+
+def test_deltas_and_log_probabilities_are_put_together():
+    def piece(text: str, number: float) -> dict[str, Any]:
+        return {"index": 0, "delta": {"content": text}, "logprobs": {"content": [{"logprob": number}]}}
+
+    found = streamed(
+        events(*({"object": "chat.completion.chunk", "choices": [piece(*p)]} for p in (("a", -1), ("b", -2))))
+    )
+    assert found["object"] == "chat.completion"
+    assert found["choices"][0]["message"]["content"] == "ab"
+    assert found["choices"][0]["logprobs"] == {"content": [{"logprob": -1}, {"logprob": -2}]}
+
+
+def test_status_and_body_agree():
+    error = {"error": {"message": "no", "type": "NotFoundError", "code": 404}}
+    assert traces.judge(STATUS, call({}, json.dumps(BODY)), call({}, json.dumps(error), 404)).status == "pass"
+    for answer, status in ((json.dumps(error), 200), (json.dumps(error), 500), ("", 200), ("gone", 502)):
+        assert traces.judge(STATUS, call({}, answer, status)).status == "fail"
+
+
+def test_a_stream_ends_as_streams_do():
+    asked = {"stream": True}
+    assert traces.judge(STREAMS, call(asked, STREAM, headers=SSE)).status == "pass"
+    unfinished = events(chunk("a"))
+    broken_off = events(chunk("a", "stop"), done=False)
+    for answer in (unfinished, broken_off, ""):
+        assert traces.judge(STREAMS, call(asked, answer, headers=SSE)).status == "fail"
+    assert traces.judge(STREAMS, call(asked, json.dumps(BODY))).status == "fail"
+
+
+def test_what_a_body_needs():
+    def needs(body: str) -> frozenset[Capability]:
+        return capabilities_of("http", {"path": "/v1/completions", "body": body})
+
+    plain = {Capability.HTTP_ENDPOINT}
+    assert needs('{"n": 1}') == needs("{half") == needs("[]") == plain
+    assert needs('{"n": 2}') == plain | {Capability.HTTP_CHOICES}
+    assert needs('{"stream": true}') == plain | {Capability.HTTP_STREAMING}
