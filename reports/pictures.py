@@ -38,6 +38,8 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
     """Each stack with its servers."""
     rows: list[tuple[str, list[tuple[int, float]]]]
     """Each session with, a column each, the number of requests and that as a share of the largest."""
+    totals: list[int]
+    """Of each column, what is not shown among it."""
     hidden: int
     """Sessions that are not shown."""
 
@@ -160,5 +162,9 @@ def heat_map(of: Sequence[tuple[str, Sessions]]) -> Heat | None:
         )
         for name in names[:SESSIONS]
     ]
-    targets = [(target, one.servers) for target, one in of]
-    return Heat(targets=targets, rows=rows, hidden=max(len(names) - SESSIONS, 0))
+    return Heat(
+        targets=[(target, one.servers) for target, one in of],
+        rows=rows,
+        totals=[sum(row[at] for row in one.counts.values()) for _, one in of for at in range(len(one.servers))],
+        hidden=max(len(names) - SESSIONS, 0),
+    )

@@ -139,6 +139,7 @@ def test_sessions_are_counted_by_server():
     assert heat is not None
     assert [row for row, _ in heat.rows] == ['"a"', "7"]
     assert heat.rows[1][1] == [(0, 0.0), (1, 1.0)] * 2
+    assert heat.totals == [1, 2] * 2
     assert lanes.sessions(recorded(traces.generate([[5]], [[6]]))) is None, "no session was given"
 
 
