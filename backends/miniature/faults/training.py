@@ -116,6 +116,10 @@ class SyncGoesOnAfterItReturned(Client):
         await super().sync_weights(version, chunks)
 
 
+_LEFT: set[asyncio.Future[Output]] = set()
+"""Requests that nobody waits for: a task that nobody holds may vanish."""
+
+
 @seeded("generate_returns_early", caught_by=["schedule.acknowledged", "schedule.stages"], also=["conservation"])
 class WorkLeftBehind(Client):
     """Rows of generate() with a seed leave a second request behind, on which an engine goes on working."""
@@ -125,7 +129,9 @@ class WorkLeftBehind(Client):
         if params.get("seed") is not None and params.get("temperature", 1.0) > 0:
             self.fired += 1
             engine: Engine = self.engines[0]
-            self._left = asyncio.ensure_future(engine.generate(prompt, params))
+            left = asyncio.ensure_future(engine.generate(prompt, params))
+            _LEFT.add(left)
+            left.add_done_callback(_LEFT.discard)
         return done
 
 
