@@ -19,8 +19,8 @@ from harness.errors import MissedMoment
 from harness.stack import Stack
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-POLL_S = 0.0005
-"""How often it is asked whether a moment has come: prefill takes no longer than a few steps."""
+POLL_S = 0.005
+"""How often it is asked whether a moment has come (seconds)."""
 QUEUED = 160
 """Requests for two servers that run 64 at once each: some wait for their turn on any of them."""
 SETTLED = 30
@@ -45,7 +45,7 @@ def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
         case Moment.BEFORE_FIRST_TOKEN:
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
         case Moment.QUEUED:
-            return [Ask(prompt=prompt, max_tokens=32) for prompt in prompts.unique(QUEUED)]
+            return [Ask(prompt=prompt, max_tokens=24) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
             return ragged_budgets(prompts)
         case Moment.UNDER_WAY:

@@ -25,6 +25,8 @@ BLOCK = 128
 """Tokens of a block of the prefix cache, as on vLLM's CPU engine."""
 MOST_RUNNING = 64
 """Requests that are worked on at once; others wait."""
+MOST_PREFILLED = 1024
+"""Tokens of new requests, from which on a step takes up no more of them."""
 
 RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
 """Sampling parameters under which the most probable token is not always the greedy one."""
@@ -234,7 +236,9 @@ class Engine:
 
     def step(self) -> None:
         """One token for every running request."""
-        while self.waiting and len(self.running) < MOST_RUNNING:
+        prefilled = 0
+        while self.waiting and len(self.running) < MOST_RUNNING and prefilled < MOST_PREFILLED:
+            prefilled += len(self.waiting[0].context)
             self.running.append(self.waiting.pop(0))
         self.feed()
         made = {}

@@ -21,7 +21,7 @@ WAIT = {Capability.PAUSE_WAIT, RESET}
 
 def retried(moment: Moment) -> list[Check]:
     """What is promised of requests that pause(abort) met at this moment."""
-    return [continuation(moment), same_as_uninterrupted(moment), FAN_OUT, ALL_COMPLETE]
+    return [continuation(moment), same_as_uninterrupted(moment), ALL_COMPLETE]
 
 
 def unchanged(moment: Moment) -> list[Check]:
@@ -58,6 +58,7 @@ async def test_abort_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
     promise="requests that pause(abort) meets while they wait for their turn are all answered, once",
     needs=ABORT,
     checks=retried(Moment.QUEUED),
+    deadline_s=120.0,
 )
 async def test_abort_of_queued_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5; SkyRL 0.1.0, InferenceEngineClient.pause_generation: "Both in-flight and incoming requests will
@@ -93,6 +94,7 @@ async def test_keep_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
     promise="requests that pause(keep) meets while they wait for their turn have it after resume()",
     needs=KEEP,
     checks=unchanged(Moment.QUEUED),
+    deadline_s=120.0,
 )
 async def test_keep_of_queued_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: "keep" freezes requests in the queue."""
@@ -115,6 +117,7 @@ async def test_wait_before_the_first_token(stack: Stack, prompts: Prompts) -> No
     promise="pause(wait) lets requests that wait for their turn have it and finish",
     needs=WAIT,
     checks=unchanged(Moment.QUEUED),
+    deadline_s=120.0,
 )
 async def test_wait_for_queued_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: "wait" waits for in-flight requests to complete, the queued ones among them."""
