@@ -1,6 +1,6 @@
 """The pictures of a run's report: which scenarios get one, and what is put together for it. Reads recordings, one scenario at a time.
 
-Drawing takes about a fifth of a second a scenario, so that only those are drawn of which a picture tells something: where weights,
+Drawing takes about an eighth of a second a scenario, so that only those are drawn of which a picture tells something: where weights,
 pauses or memory change, with marks of their own, with several sessions, and where something is red.
 """
 
