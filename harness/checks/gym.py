@@ -99,15 +99,11 @@ ORDER = _check(
 
 def _tokens(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
     if not trajectory.whole:
-        turns = {"turns": len(trajectory.turns), "prompt": list((trajectory.turns or [_NONE])[-1].prompt[-16:])}
-        return 1, BROKEN, turns
+        unread = trajectory.turns[-1].prompt if trajectory.turns else trajectory.prompt
+        return 1, BROKEN, {"turns": len(trajectory.turns), "the prompt ends in": list(unread[-16:])}
     expected, got = trajectory.response, row["response_ids"]
     wrong = None if got == expected else "a trajectory is not what the engines made and the environment said"
     return len(expected), wrong, _both(expected, got)
-
-
-class _NONE:
-    prompt = ()
 
 
 TOKENS = _check(

@@ -77,7 +77,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         found: list[float] = []
         for turn in self.turns:
             found += [0.0] * len(turn.kept)
-            found[-1] += turn.reward
+            if found:
+                found[-1] += turn.reward
             found += [0.0] * len(turn.observed)
         return [*found[:-1], 0.0, found[-1]] if self.closed else found
 
