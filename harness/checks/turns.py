@@ -94,8 +94,9 @@ def _wrong_retry(evidence: Evidence, row: Row) -> tuple[str, dict[str, Any]] | N
         read += attempt.tokens
     if found.of(row) or read == given + (row.tokens or ()):
         return None
-    for stray in found.strangers:  # the retry of a turn whose parts do not fit together
-        if row.call.started_ns <= stray.started_ns <= row.call.ended_ns and stray.prompt[: len(given)] == given:
+    rest = (row.tokens or ())[len(read) - len(given) :]
+    for stray in found.strangers:  # the retry of a turn whose parts do not fit together: it made what is missing
+        if row.call.started_ns <= stray.started_ns <= row.call.ended_ns and stray.tokens == rest:
             return OTHER_RETRY, _parting(read, stray.prompt)
     return None
 

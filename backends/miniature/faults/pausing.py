@@ -367,13 +367,13 @@ class RetryAsksThreeTimes(RetryingClient):
         done = await Client.row(self, session, prompt, params, **more)
         while done.reason == "abort":
             left, prior = self.remaining(params, done), len(done.tokens)
-            again = [prompt + done.tokens, left]
+            fed = prompt + done.tokens
             for _ in range(2):
-                given_up = asyncio.create_task(Client.row(self, session, *again, prior=prior, **more))
+                given_up = asyncio.create_task(Client.row(self, session, fed, left, prior=prior, **more))
                 await asyncio.sleep(0.001)
                 given_up.cancel()
                 self.fired += 1
-            done = self.joined(done, await Client.row(self, session, *again, prior=prior, **more))
+            done = self.joined(done, await Client.row(self, session, fed, left, prior=prior, **more))
         return done
 
 

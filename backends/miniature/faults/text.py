@@ -84,7 +84,7 @@ class DetokenizesWithoutSpecial(Client):
     "turns_retokenized",
     "after_an_interruption",
     caught_by=["turns_keep_tokens", "continuation"],
-    also=["conservation", "pause_changes_nothing"],
+    also=["conservation", "logprobs.reference", "pause_changes_nothing", "routed_experts", "tokens.greedy"],
 )
 class RetryRetokenizes(RetryingClient):
     """What was made before an interruption is decoded and encoded again for the retry."""
@@ -99,7 +99,12 @@ class RetryRetokenizes(RetryingClient):
         return done
 
 
-@seeded("messages_lost", "first_answer", caught_by=["text_turns"], also=["conservation", "tokens.greedy"])
+@seeded(
+    "messages_lost",
+    "first_answer",
+    caught_by=["text_turns"],
+    also=["chat_completion.usage", "conservation", "echo", "tokens.greedy", "wire.logprobs"],
+)
 class FirstAnswerLeftOut(Client):
     """A conversation of more than three messages is rendered without its second one."""
 
