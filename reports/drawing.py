@@ -95,7 +95,12 @@ def curves(runs: Sequence[Training], name: str) -> str:
             axes.spines[["top", "right"]].set_visible(False)
             if axes.lines:
                 axes.legend(
-                    loc="upper left", bbox_to_anchor=(-0.02, -0.17), ncols=columns, frameon=False, fontsize=SMALL
+                    loc="upper left",
+                    bbox_to_anchor=(-0.02, -0.17),
+                    ncols=columns,
+                    frameon=False,
+                    fontsize=SMALL,
+                    handlelength=4,
                 )
         return _svg(figure, name)
 

@@ -181,18 +181,20 @@ def _servers(evidence: Evidence, since: Callable[[int], float], ended: float) ->
     """All servers of the stack if any of them worked, so that an idle one is seen to be idle."""
     found: dict[str, list[Execution]] = {name: [] for name in evidence.header.servers}
     dropped = {
-        (seen.server, request)
+        (seen.server, request): seen.at_ns
         for seen in evidence.trace.observations
         if seen.kind == "abort"
         for request in seen.data["request_ids"]
     }
     for ran in sorted(evidence.executions, key=lambda e: e.started_ns):
+        given_up = dropped.get((ran.server, ran.request_id))
+        last = ran.ended_ns if ran.ended_ns is not None else given_up
         found.setdefault(ran.server, []).append(
             Execution(
                 start=since(ran.started_ns),
-                end=since(ran.ended_ns) if ran.ended_ns is not None else max(ended, since(ran.started_ns)),
+                end=since(last) if last is not None else max(ended, since(ran.started_ns)),
                 steps=tuple(since(at) for at in dict.fromkeys(ran.step_ns)),
-                aborted=ran.finish_reason == "abort" or (ran.server, ran.request_id) in dropped,
+                aborted=ran.finish_reason == "abort" or given_up is not None,
             )
         )
     if not any(found.values()):

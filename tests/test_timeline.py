@@ -92,6 +92,14 @@ def test_a_request_that_never_ended_runs_to_the_end_and_an_idle_server_has_its_l
     assert line.calls[0].label == "generate: ValueError"
 
 
+def test_a_request_that_its_frontend_dropped_ended_then_though_the_engine_said_nothing():
+    dropped = traces.observation("abort", at_ns=at(0.9), request_ids=["r"])
+    running = traces.executed([5], [6], request_id="r", reason=None, from_ns=at(0.6))
+    call = traces.generate([[5]], [[6]], started_ns=at(0.5), ended_ns=at(4.0))
+    (ran,) = lanes.timeline(recorded(call, observations=[*running, dropped])).servers[0].executions
+    assert (ran.end, ran.aborted) == (0.9, True)
+
+
 def test_what_there_is_nothing_of_has_no_lane():
     line = lanes.timeline(recorded(called("world_size", 0.1, 0.2)))
     assert (line.calls, line.servers, line.versions, line.pauses, line.marks) == ((), (), (), (), ())
