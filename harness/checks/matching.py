@@ -188,7 +188,7 @@ def _row(call: Call, index: int, prompt: tuple[int, ...] | None, session: Any, p
 
 
 def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
-    """One a turn, if the call succeeded; the prompts follow from what the engines made, not from the result."""
+    """One a turn; the prompts follow from what the engines made, not from the result."""
     params = call.request.get("sampling_params") or {}
     try:
         found = [t for t in trajectories.trajectories(evidence) if t.call.id == call.id]
@@ -198,7 +198,7 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
         for index, messages in enumerate(call.request["prompts"]):
             yield _row(call, index, _asked(lambda m=messages: evidence.reference.render(m)), None, params)  # type: ignore[misc]
         return
-    returned, reasons = (call.result or {})["response_ids"], (call.result or {})["stop_reasons"]
+    returned, reasons = (call.result or {}).get("response_ids") or [], (call.result or {}).get("stop_reasons") or []
     number = 0
     for trajectory in found:
         left = tuple(returned[trajectory.index]) if trajectory.index < len(returned) else None
@@ -212,7 +212,7 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
             yield Row(
                 call=call,
                 index=number,
-                state="lost" if claimed is None else "returned",
+                state="failed" if call.error is not None else "lost" if claimed is None else "returned",
                 prompt=turn.prompt,
                 tokens=claimed,
                 count=None if claimed is None else len(claimed),

@@ -97,7 +97,9 @@ def queries(evidence: Evidence) -> Iterator[Query]:
 
 @functools.lru_cache(maxsize=1)
 def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
-    """The trajectories of every gym_generate() that succeeded. Raises UnansweredQuery for a recording that was not asked about."""
+    """The trajectories of every gym_generate(), as far as engines made them where one failed.
+
+    Raises UnansweredQuery for a recording about which the oracle was not asked."""
     walk = _Walk(evidence)
     for _ in walk.queries():
         pass
@@ -120,8 +122,7 @@ class _Walk:
             asked = msgspec.convert(call.request, GymRequest)
             for index, messages in enumerate(asked.prompts):
                 yield RenderRequest(messages=messages)
-                if call.error is None:
-                    yield from self._trajectory(call, asked, index)
+                yield from self._trajectory(call, asked, index)
 
     def _trajectory(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
         prompt = tuple(self.evidence.reference.render(asked.prompts[index]))

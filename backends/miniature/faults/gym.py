@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
 from harness.contract import GymOutput, GymRequest
@@ -173,3 +174,16 @@ class ObservationWithoutTemplate(Generator):
         plain = msgspec.structs.replace(request, use_conversation_multi_turn=False)
         self.fired += request.use_conversation_multi_turn
         return super().observed(plain, observation)
+
+
+@seeded("error_becomes_empty", "trajectory", caught_by=["every_call_ends"], also=["conservation"])
+class DeadServersEndTrajectories(Generator):
+    """A trajectory whose server is gone ends with what it has, as if it had stopped."""
+
+    async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
+        try:
+            return await super().turn(request, row, made, session)
+        except EngineDead:
+            self.fired += 1
+            made.reason = "stop"
+            return True, len(made.response)
