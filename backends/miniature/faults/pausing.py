@@ -449,3 +449,36 @@ class StopStringAcrossIsMissed(RetryingClient):
             left = self.remaining(params, done)
             done = self.joined(done, await Client.row(self, session, prompt + done.tokens, left, **more))
         return done
+
+
+@seeded("seed_ignored", "begun_anew_on_resume", caught_by=["pause_changes_nothing"])
+class SeedBeginsAnewOnResume(Engine):
+    """A request that was frozen draws as if it had just begun."""
+
+    async def resume_generation(self) -> None:
+        for request in self.running if self.frozen else ():
+            if request.params.get("seed") is not None and request.tokens:
+                self.fired += 1
+                request.random.seed(f"{request.params['seed']} {request.prompt}")
+        await super().resume_generation()
+
+
+@seeded("stop_string_missed", "across_a_freeze", caught_by=["pause_changes_nothing"])
+class StopStringAcrossAFreezeIsMissed(Engine):
+    """A request that was frozen looks for stop strings only in what it makes after that."""
+
+    def __init__(self, name: str, **about: Any) -> None:
+        super().__init__(name, **about)
+        self._thawed: dict[str, int] = {}
+
+    async def resume_generation(self) -> None:
+        for request in self.running if self.frozen else ():
+            if request.params.get("stop"):
+                self.fired += 1
+                self._thawed[request.id] = len(request.answer)
+        await super().resume_generation()
+
+    def stop_string(self, request: Request) -> str | None:
+        stop = request.params.get("stop") or []
+        text = self.decode(request, request.answer[self._thawed.get(request.id, 0) :])
+        return next((s for s in ([stop] if isinstance(stop, str) else stop) if s in text), None)

@@ -1,0 +1,106 @@
+"""pause(keep) in the middle of answers of every kind: drawn by chance, ended by a string, by messages, by a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fixtures.prompts import PLAIN, Prompts, plain_text
+from harness.capability import Capability
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.logprobs import are_numbers
+from harness.checks.pausing import FROZEN, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
+from harness.scenario import scenario
+from harness.stack import Stack
+from scenarios.pauses import pause_in_flight
+
+KEEP = {Capability.PAUSE_KEEP}
+LONG: dict[str, Any] = {"max_tokens": 160, "temperature": 0.0, "ignore_eos": True}
+Ask = Callable[[str], Awaitable[Any]]
+CHECKS = [SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE]
+
+
+async def with_and_without(stack: Stack, asks: Sequence[Ask]) -> None:
+    """Each of `asks` (which are given a label) one after the other, then all at once and frozen in the middle."""
+    for ask in asks:
+        await ask(UNINTERRUPTED)
+    async with asyncio.TaskGroup() as tasks:
+        for ask in asks:
+            tasks.create_task(_done(ask(PAUSED)))
+        async with pause_in_flight(stack, "keep", requests=len(asks)):
+            pass
+
+
+async def _done(asked: Awaitable[Any]) -> None:
+    await asked
+
+
+@scenario(
+    task=13,
+    promise="an answer that is drawn with a seed is the same with a pause(keep) in it",
+    needs=KEEP,
+    checks=[*CHECKS, are_numbers()],
+)
+async def test_frozen_draws_go_on(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, pause_generation: "will resume from where they left off"; vLLM documentation, SamplingParams.seed: a
+    request's own generator is part of where it was."""
+    sampled: dict[str, Any] = {**LONG, "temperature": 1.0, "seed": 11, "logprobs": 0}
+
+    def ask(prompt: list[int]) -> Ask:
+        return lambda label: stack.generate([prompt], label=label, **sampled)
+
+    await with_and_without(stack, [ask(prompt) for prompt in prompts.unique(4)])
+
+
+@scenario(
+    task=13,
+    promise="a stop string that a pause(keep) comes within ends the answer",
+    needs=KEEP,
+    checks=CHECKS,
+)
+async def test_a_stop_string_across_a_freeze(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.stop; SkyRL API reference, pause_generation: "will resume from where they left off"."""
+    prompt = prompts.one()
+    spelled: dict[str, Any] = {
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "allowed_token_ids": list(PLAIN),
+        "max_tokens": 200,
+    }
+    known = (await stack.generate([prompt], **spelled)).response_ids[0]
+    stop = [plain_text(known[8:180])]
+    await with_and_without(stack, [lambda label: stack.generate([prompt], label=label, stop=stop, **spelled)])
+
+
+@scenario(
+    task=13,
+    promise="conversations by messages are the same with a pause(keep) in them",
+    needs={*KEEP, Capability.CHAT_COMPLETION},
+    checks=CHECKS,
+)
+async def test_frozen_chats_go_on(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, pause_generation and InferenceEngineInterface.chat_completion."""
+    shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **LONG}
+
+    def ask(messages: list[dict[str, str]]) -> Ask:
+        return lambda label: stack.chat_completion({**shown, "messages": messages}, label=label)
+
+    await with_and_without(stack, [ask(messages) for messages in prompts.conversations(4)])
+
+
+@scenario(
+    task=13,
+    promise="completions are the same with a pause(keep) in them, single and batched",
+    needs={*KEEP, Capability.COMPLETION},
+    checks=CHECKS,
+)
+async def test_frozen_completions_go_on(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, pause_generation and InferenceEngineInterface.completion."""
+    shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **LONG}
+    bodies = [{**shown, "prompt": prompt} for prompt in (prompts.one(), prompts.one(), prompts.unique(4))]
+
+    def ask(body: dict[str, Any]) -> Ask:
+        return lambda label: stack.completion(body, label=label)
+
+    await with_and_without(stack, [ask(body) for body in bodies])
