@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries
@@ -143,6 +144,9 @@ CONTROL_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """Arguments that are followed to the engine, with the value that it takes where it is given none (vLLM, AsyncLLM)."""
 
+OFFERED_BY = {"clear_cache": Capability.PAUSE_CLEAR_CACHE}
+"""Arguments that only stacks of a capability pass on."""
+
 
 def reached(evidence: Evidence, call: Call) -> list[Any]:
     """The control observations of the engines that belong to one control call: its operation, in its time."""
@@ -157,6 +161,8 @@ def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
         for call in (c for c in evidence.calls(method) if c.error is None):
             for control in reached(evidence, call):
                 for name, default in defaults.items():
+                    if (needed := OFFERED_BY.get(name)) and needed not in evidence.header.capabilities:
+                        continue  # the caller has no way to say it: what the engine does by itself is left open
                     yield (
                         call,
                         name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.capability import Capability
 from harness.checks.echo import ECHO
 from tests import traces
 from tests.checks.scene import STEP, Scene, without_observations
@@ -95,3 +96,13 @@ def test_blind_and_nothing_to_judge():
     scene = Scene()
     scene.call("health", {}, {"healthy": True})
     assert scene.judge(ECHO) is None
+
+
+def test_an_argument_that_the_stack_does_not_offer_is_left_open():
+    """SkyRL 0.1.0's pause() has no clear_cache, and its engines take vLLM's default."""
+    scene = Scene()
+    scene.control("pause", mode="abort", clear_cache=False, arguments={"mode": "abort", "clear_cache": True})
+    offered = list(Capability)
+    assert scene.judge(ECHO, capabilities=offered).reason == "pause() changed clear_cache on the way"
+    offered.remove(Capability.PAUSE_CLEAR_CACHE)
+    assert scene.judge(ECHO, capabilities=offered).status == "pass"
