@@ -16,7 +16,7 @@ from harness.errors import Blame
 from harness.facets import deterministic
 from harness.noise import noise_floors
 from harness.parity import Absent, Judged, Missing, compare
-from harness.recording import Call, CallError, ScenarioTrace
+from harness.recording import Call, CallError, Mark, ScenarioTrace
 from harness.verdict import Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
 
@@ -468,3 +468,24 @@ def test_no_single_mutation_of_a_deterministic_call_is_parity(calls, data, mutat
     assert found[MUTATIONS[mutation]].status != Parity.PARITY
     assert found["order"].status == Parity.PARITY
     assert Conformance.PASS not in {v.status for v in found.values()}
+
+
+# --- training runs --------------------------------------------------------------------------------------------------
+
+
+def of_curve(*rewards: float, **about: Any) -> ScenarioTrace:
+    marks = [
+        Mark(name="evaluation", step=step, at_ns=traces.tick(), numbers={"reward": reward})
+        for step, reward in enumerate(rewards)
+    ]
+    return traces.trace(answer(), marks=marks, **about)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "status"), [((0.2, 0.6, 0.9), Parity.PARITY), ((0.2, 0.3, 0.4), Parity.REGRESSION)]
+)
+def test_training_runs_are_compared_by_their_evaluation(rewards, status):
+    baseline, candidate = of_curve(0.2, 0.6, 0.9, target="stack:old"), of_curve(*rewards, target="stack:new")
+    found = {v.check: v for v in compare(SCENARIO, side(baseline), side(candidate), None, NOISE)}
+    assert found["outputs.evaluation"].status == status
+    assert found["outputs.evaluation"].red == (status == Parity.REGRESSION)
