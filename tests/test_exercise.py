@@ -69,3 +69,13 @@ def test_a_wave_has_to_exercise_what_it_has_scenarios_for_and_what_no_wave_has()
     )
     assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.ROUTER}
     assert due(promised, scenarios, [1, 2, 5]) == promised
+
+
+def test_what_an_abort_met_says_which_retries_were_exercised():
+    declared = [Capability.RETRY_ABORTED_BATCH, Capability.RETRY_ABORTED_CHAT, Capability.PAUSE_ABORT]
+    pause = traces.call("pause", {"mode": "abort"}, started_ns=50, ended_ns=60)
+    batch = traces.generate([[5], [6]], [[1], [2]], started_ns=10, ended_ns=100)
+    chat = traces.call("chat_completion", {"body": {}}, started_ns=10, ended_ns=100)
+    assert Capability.RETRY_ABORTED_BATCH in exercised(traces.trace(batch, pause, capabilities=declared))
+    assert Capability.RETRY_ABORTED_CHAT in exercised(traces.trace(chat, pause, capabilities=declared))
+    assert exercised(traces.trace(*interrupted("abort"), capabilities=declared)) == {Capability.PAUSE_ABORT}

@@ -167,3 +167,41 @@ def test_how_far_an_aborted_answer_had_come_is_chance():
     cut = {**scene.calls[-1].result, "response_ids": half, "stop_reasons": ["abort"] * 2}
     scene.change(scene.calls[-1], result=cut)
     assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "untestable"
+
+
+def frozen_through_a_sync(*, reset: bool = True, before: int = 0, after: int = 1) -> Scene:
+    """Three tokens, a freeze, a sync, three more: made by the versions `before` and `after`."""
+    scene = Scene()
+    asked, begun = scene.pass_time(), scene.pass_time()
+    first = scene.reference.greedy(SHORT[0], 3, version=before)
+    made = [*first, *scene.reference.greedy([*SHORT[0], *first], 3, version=after)]
+    seen = traces.executed(SHORT[0], made, server=SERVERS[0], from_ns=begun, step_ns=STEP)
+    scene.now = begun + 4 * STEP
+    scene.control("pause", mode="keep", clear_cache=False)
+    scene.sync(1)
+    if reset:
+        scene.control("reset_prefix_cache", reset_running_requests=True)
+    scene.control("resume")
+    steps = [o for o in seen if o.kind == "step"]
+    for o in seen:
+        late = o not in steps[:3] and o.kind != "request"
+        scene.seen.append(traces.observation(o.kind, o.server, o.at_ns + (scene.now - begun if late else 0), **o.data))
+    scene.now += 20 * STEP
+    params = {"temperature": 0.0, "max_tokens": 6}
+    scene.calls.append(traces.generate(SHORT[:1], [made], params=params, started_ns=asked, ended_ns=scene.now))
+    return scene
+
+
+def test_a_frozen_request_whose_cache_is_reset_goes_on_as_the_new_version():
+    assert frozen_through_a_sync().judge(WHOLE_VERSION).status == "pass"
+    for wrong in ({"before": 1}, {"after": 0}):
+        found = frozen_through_a_sync(**wrong).judge(WHOLE_VERSION)
+        assert found.reason == "what an engine made after a sync does not follow the version that was synced"
+
+
+def test_what_reads_old_keys_and_values_is_left_open():
+    found = frozen_through_a_sync(reset=False, after=0).judge(WHOLE_VERSION)
+    assert (found.status, found.reason) == (
+        "untestable",
+        "no request that a sync overlaps was worked on by a new version alone",
+    )
