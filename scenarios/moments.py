@@ -73,7 +73,7 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
             case Moment.QUEUED:
                 return 2 * seen.requests >= requests and seen.tokens >= requests
             case Moment.LAST_TOKEN:
-                return 0 < seen.requests < requests and seen.tokens >= 24 * seen.requests
+                return seen.requests > 0 and seen.tokens >= 23 * seen.requests
             case Moment.UNDER_WAY:
                 return seen.requests == requests and seen.tokens >= 16 * requests
 
@@ -98,13 +98,13 @@ async def with_and_without_a_pause(
 ) -> None:
     """The same requests alone, then again with a pause at that moment. What the first ones left in the cache goes.
 
-    Requests that are to be met before their first token, or in the queue, all begin at once: at the end of a pause before.
+    Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before.
     """
     asks = asks_for(moment, prompts)
     await ask_all(stack, asks, label=UNINTERRUPTED, **params)
     await stack.reset_prefix_cache()
     async with asyncio.TaskGroup() as tasks:
-        together = moment in (Moment.BEFORE_FIRST_TOKEN, Moment.QUEUED)
+        together = moment is not Moment.UNDER_WAY
         if together:
             await stack.pause(mode)
         tasks.create_task(ask_all(stack, asks, label=PAUSED, **params))
