@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from fixtures.openai_client import openai_client, unless_refused
@@ -13,7 +14,6 @@ from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
 from harness.checks.openai import envelope, usage
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.stopping import ends_as_asked
-from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.checks.wire import LOGPROBS, STATUS, STREAMS, answered
 from harness.contract import HttpRequest
@@ -129,12 +129,10 @@ async def test_logprobs(stack: Stack, prompts: Prompts) -> None:
     checks=[
         STATUS,
         ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token", "length"], methods=BOTH),
-        text_of_tokens(methods=BOTH),
     ],
 )
 async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server, extra parameters: stop_token_ids."""
-    # Special tokens would be visible in no text, and what is of interest here is where it ends.
     ends = {"allowed_token_ids": list(PLAIN[:16]), "stop_token_ids": list(PLAIN[2:4])}
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 4, "extra_body": {**OURS, **ends}}
     async with openai_client(stack) as client:
@@ -263,8 +261,24 @@ async def test_a_malformed_body(stack: Stack, prompts: Prompts) -> None:
     checks=[names_error("incomplete", "messages", "prompt", "required"), STATUS, answered("after")],
 )
 async def test_an_incomplete_body(stack: Stack, prompts: Prompts) -> None:
-    """OpenAI API reference, chat completions: "messages" is required."""
-    async with openai_client(stack, label="incomplete") as client:
+    """OpenAI API reference, completions and chat completions: "prompt" and "messages" are required."""
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        body = json.dumps({"model": stack.model_name})
+        await stack.http(
+            HttpRequest(path=path, headers={"content-type": "application/json"}, body=body), label="incomplete"
+        )
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a conversation without a message is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("empty", "messages", "empty"), STATUS, answered("after")],
+)
+async def test_an_empty_conversation(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, /v1/chat/completions of the HTTP endpoint: "The field `messages` … cannot be an empty list"."""
+    async with openai_client(stack, label="empty") as client:
         await chat(stack, client, [])
     await still_answers(stack, prompts)
 
