@@ -216,6 +216,29 @@ def test_only_a_whole_wave_says_what_was_never_driven_or_exercised(tmp_path, led
     assert whole.exit_status == 1
 
 
+@pytest.mark.parametrize(
+    ("driven", "stale"), [(NAMES, True), (NAMES[:1], False)], ids=["all that it covers", "a part of it"]
+)
+def test_an_entry_with_a_pattern_is_stale_only_where_all_that_it_covers_was_driven(tmp_path, ledger, driven, stale):
+    ledger.write_text(
+        f"""
+        [[divergence]]
+        id = "gone"
+        scenario = "module.*"
+        check = "conservation"
+        targets = ["{NEW}"]
+        reason = "what was"
+        cap = 1
+        owner = "nobody"
+        expires = 2026-12-31
+        source = "client.py:1: what was"
+        """
+    )
+    recordings.run_folder(tmp_path / "run", driven)
+    problems = judge_run(tmp_path / "run", ledger=ledger, today=TODAY).ledger_problems
+    assert [p.entry for p in problems] == ["gone"] * stale
+
+
 def test_a_scenario_that_is_not_declared_any_more_is_untestable(judged, declared):
     del declared[NAMES[1]]
     judgement = judged()
