@@ -105,9 +105,14 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
 
 
 def _plain(messages: Any) -> bool:
-    return isinstance(messages, list) and all(
-        isinstance(m, dict) and set(m) == {"role", "content"} and all(isinstance(v, str) for v in m.values())
-        for m in messages
+    """Can the oracle render them? Not nothing at all, and no content of parts."""
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(m, dict) and set(m) == {"role", "content"} and all(isinstance(v, str) for v in m.values())
+            for m in messages
+        )
     )
 
 
