@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,14 @@ NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
 FIRST_MODES = {"abort": "abort", "wait": "finish"}
 """vLLM's pause modes → SkyRL 0.1.0's."""
 
+KEEP_ALIVE_S = 75
+KEEP_ALIVE_PATCH = {
+    "name": "keep-alive",
+    "reason": "InferenceRouter's pool keeps idle connections for 5 s, exactly as long as vLLM's servers do: a request that meets the "
+    f"closing is answered 500. The servers keep them for {KEEP_ALIVE_S} s here, or runs would not repeat",
+    "version": "skyrl 0.1.0",
+}
+
 CPU_EXECUTOR_PATCH = {
     "name": "cpu-executor",
     "reason": 'VLLMServerActor asks for the executor "ray", which vLLM refuses on CPU',
@@ -90,6 +99,9 @@ class HttpStack(SkyRLStack):
 
     def _prepare_process(self) -> None:
         super()._prepare_process()
+        if self.release.first:
+            os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
+            self.patches.append(KEEP_ALIVE_PATCH)
         if self.request.start == "fork" and not self.remote:
             warm_up()
 
