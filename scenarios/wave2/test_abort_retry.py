@@ -120,8 +120,20 @@ async def test_logprobs_of_an_interrupted_batch(stack: Stack, prompts: Prompts) 
 )
 async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.min_tokens: counted from the response's start, of which a retry has a part."""
-    params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 200, "min_tokens": 96}
+    params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300, "min_tokens": 96}
     await with_and_without(stack, prompts.unique(8), stop_token_ids=list(range(100, 300)), **params)
+
+
+@scenario(
+    task=5,
+    promise="an interrupted answer of exactly so many tokens has exactly so many",
+    needs=NEEDS,
+    checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
+)
+async def test_answers_of_an_exact_length_are_interrupted(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams: "min_tokens must be less than or equal to max_tokens": what is left of one is not
+    less than what is left of the other."""
+    await with_and_without(stack, prompts.unique(4), min_tokens=160, **{**LONG, "max_tokens": 160})
 
 
 @scenario(

@@ -482,3 +482,15 @@ class StopStringAcrossAFreezeIsMissed(Engine):
         stop = request.params.get("stop") or []
         text = self.decode(request, request.answer[self._thawed.get(request.id, 0) :])
         return next((s for s in ([stop] if isinstance(stop, str) else stop) if s in text), None)
+
+
+@seeded("budget_not_reduced", "min_tokens", caught_by=["continuation", "pause_changes_nothing"])
+class RetryKeepsItsMinimum(RetryingClient):
+    """A retry has to make as many tokens at least as the whole answer."""
+
+    def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
+        left = super().remaining(params, done)
+        if params.get("min_tokens"):
+            self.fired += bool(done.tokens)
+            left["min_tokens"] = params["min_tokens"]
+        return left
