@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import EOS, Prompts
+from fixtures.prompts import EOS, Prompts, plain_ids
 from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
@@ -174,12 +174,13 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
 async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer that ends a sequence is worth another
     reward if its text says so."""
+    letters = {"allowed_token_ids": [EOS, *plain_ids("abcdefghijk")]}
     await stack.gym_generate(
         GymRequest(
             prompts=prompts.conversations(12),
             env_extras=[{"strict": True}] * 12,
             trajectory_ids=trajectories(12),
-            sampling_params={**GREEDY, "logit_bias": {str(EOS): 3.0}},
+            sampling_params={"max_tokens": 12, "temperature": 1.0, "seed": 11, **letters},
         )
     )
 
