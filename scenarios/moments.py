@@ -40,7 +40,7 @@ def ragged_budgets(prompts: Prompts) -> list[Ask]:
 
 
 def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
-    """Requests that a pause can meet at this moment. They are called singly: what waits is not a batch's other rows."""
+    """Requests that a pause can meet at this moment."""
     match moment:
         case Moment.BEFORE_FIRST_TOKEN:
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
@@ -52,13 +52,15 @@ def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
             return [Ask(prompt=prompt, max_tokens=200) for prompt in prompts.unique(8)]
 
 
-async def ask_all(stack: Stack, asks: list[Ask], *, label: str, **params: Any) -> None:
-    """One call a prompt, all at once."""
+async def ask_all(stack: Stack, asks: list[Ask], *, label: str, batched: bool = False, **params: Any) -> None:
+    """One call a prompt, all at once; or one call for all, whose budgets are alike then."""
+    shared = {**GREEDY, **params, "label": label}
+    if batched:
+        await stack.generate([ask.prompt for ask in asks], max_tokens=asks[0].max_tokens, **shared)
+        return
     async with asyncio.TaskGroup() as callers:
         for ask in asks:
-            callers.create_task(
-                stack.generate([ask.prompt], label=label, max_tokens=ask.max_tokens, **{**GREEDY, **params})
-            )
+            callers.create_task(stack.generate([ask.prompt], max_tokens=ask.max_tokens, **shared))
 
 
 async def until(stack: Stack, moment: Moment, requests: int) -> None:
@@ -80,13 +82,13 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
     await stack.until(has_come, f"requests {moment}", every_s=POLL_S)
 
 
-async def until_all_are_there(stack: Stack, requests: int) -> None:
-    """Wait until so many requests, or all that come, are held. A client may hold them where no engine sees them."""
+async def until_all_are_there(stack: Stack, requests: int, calls: int) -> None:
+    """Wait until so many requests, or all that these calls bring, are held. A client may hold them where no engine sees them."""
     seen_before, unchanged = -1, 0
 
     def settled(seen: InFlightResult) -> bool:
         nonlocal seen_before, unchanged
-        unchanged = unchanged + 1 if seen.requests == seen_before and stack.pending >= requests else 0
+        unchanged = unchanged + 1 if seen.requests == seen_before and stack.pending >= calls else 0
         seen_before = seen.requests
         return seen.requests == requests or unchanged >= SETTLED
 
@@ -94,22 +96,22 @@ async def until_all_are_there(stack: Stack, requests: int) -> None:
 
 
 async def with_and_without_a_pause(
-    stack: Stack, prompts: Prompts, mode: PauseMode, moment: Moment, **params: Any
+    stack: Stack, prompts: Prompts, mode: PauseMode, moment: Moment, *, batched: bool = False, **params: Any
 ) -> None:
     """The same requests alone, then again with a pause at that moment. What the first ones left in the cache goes.
 
     Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before.
     """
     asks = asks_for(moment, prompts)
-    await ask_all(stack, asks, label=UNINTERRUPTED, **params)
+    await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
     await stack.reset_prefix_cache()
     async with asyncio.TaskGroup() as tasks:
         together = moment is not Moment.UNDER_WAY
         if together:
             await stack.pause(mode)
-        tasks.create_task(ask_all(stack, asks, label=PAUSED, **params))
+        tasks.create_task(ask_all(stack, asks, label=PAUSED, batched=batched, **params))
         if together:
-            await until_all_are_there(stack, len(asks))
+            await until_all_are_there(stack, len(asks), 1 if batched else len(asks))
             await stack.resume()
         await until(stack, moment, len(asks))
         await stack.pause(mode)

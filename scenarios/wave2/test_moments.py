@@ -31,14 +31,15 @@ def unchanged(moment: Moment) -> list[Check]:
 
 @scenario(
     task=5,
-    promise="a request that pause(abort) meets before its first token is asked again, whole",
-    needs=ABORT,
+    promise="rows of a batch that pause(abort) meets before their first token are asked again, whole",
+    needs={*ABORT, Capability.RETRY_ABORTED_BATCH},
     checks=retried(Moment.BEFORE_FIRST_TOKEN),
 )
 async def test_abort_before_the_first_token(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Retry-on-abort works (re-feed accumulated tokens)"; SkyRL 0.1.0,
-    InferenceEngineClient._generate_single_with_retry: "Aborted without generating tokens"."""
-    await with_and_without_a_pause(stack, prompts, "abort", Moment.BEFORE_FIRST_TOKEN)
+    InferenceEngineClient._generate_single_with_retry: "Aborted without generating tokens". For single requests:
+    test_abort_of_queued_requests."""
+    await with_and_without_a_pause(stack, prompts, "abort", Moment.BEFORE_FIRST_TOKEN, batched=True)
 
 
 @scenario(
