@@ -8,6 +8,7 @@ from typing import Any
 from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_ids, plain_text
 from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
+from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers, of_reference
 from harness.checks.pausing import FROZEN, HELD, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
@@ -257,3 +258,19 @@ async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None
             tasks.create_task(stack.chat_completion(body, label=PAUSED))
         async with pause_in_flight(stack, "abort", requests=len(bodies)):
             pass
+
+
+@scenario(
+    task=5,
+    promise="an interruption that clears the cache leaves nothing of the old policy's for the retry",
+    needs={*NEEDS, Capability.WEIGHT_SYNC, Capability.PAUSE_CLEAR_CACHE},
+    checks=[CONTINUATION, WHOLE_VERSION, CURRENT_POLICY, FAN_OUT, ALL_COMPLETE],
+)
+async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, pause(clear_cache); vLLM documentation, /pause: "clear_cache". A retry is long enough to meet the cache."""
+    batch = prompts.unique(6)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ask(stack, batch, **LONG))
+        async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
+            await stack.sync_weights(1, chunks=4)
+    await ask(stack, prompts.unique(4), **SHORT)
