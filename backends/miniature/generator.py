@@ -71,7 +71,8 @@ class Generator:
         asked = GenerateRequest(prompt_token_ids=[t.prompt for t in made], sampling_params=request.sampling_params)
         answers = await self.client.generate(asked)
         for row, trajectory in enumerate(made):
-            tokens, text = answers.response_ids[row], (answers.responses or [])[row]
+            tokens = answers.response_ids[row]
+            text = self.read(tokens, (answers.responses or [])[row])
             trajectory.add(tokens, 1, self.numbers(answers.response_logprobs, row))
             reward = gym_rule.step(text, 1, request.env_extras[row], request.max_turns).reward
             trajectory.rewards[-1:] = [reward]
@@ -105,13 +106,18 @@ class Generator:
         kept = self.kept(request, answer.response_ids[0])
         made.add(kept, 1, self.numbers(answer.response_logprobs, 0))
         end = len(made.response)
-        said = gym_rule.step((answer.responses or [""])[0], made.turns, request.env_extras[row], request.max_turns)
+        text = self.read(answer.response_ids[0], (answer.responses or [""])[0])
+        said = gym_rule.step(text, made.turns, request.env_extras[row], request.max_turns)
         made.rewards[end - 1] += said.reward
         made.add(self.observed(request, said.observation), self.observation_mask, None)
         return said.done, end
 
     observation_mask = 0
     """No token of the environment's is learned from."""
+
+    def read(self, _tokens: list[int], text: str) -> str:
+        """What the environment reads of an answer."""
+        return text
 
     def numbers(self, logprobs: list[Any] | None, row: int) -> list[float] | None:
         return None if logprobs is None else logprobs[row]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import EOS, Prompts, plain_ids
+from fixtures.prompts import ENDOFTEXT, EOS, IM_START, Prompts, plain_ids
 from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
@@ -172,15 +172,15 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(task=7, promise="the environment reads an answer without special tokens", needs=NEEDS, checks=CHECKS)
 async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer that ends a sequence is worth another
-    reward if its text says so."""
-    letters = {"allowed_token_ids": [EOS, *plain_ids("abcdefghijk")]}
+    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer with special tokens is worth another
+    reward if its text shows them."""
+    letters = {"allowed_token_ids": [ENDOFTEXT, IM_START, EOS, *plain_ids("abcdefghi")], "ignore_eos": True}
     await stack.gym_generate(
         GymRequest(
             prompts=prompts.conversations(12),
             env_extras=[{"strict": True}] * 12,
             trajectory_ids=trajectories(12),
-            sampling_params={"max_tokens": 12, "temperature": 1.0, "seed": 11, **letters},
+            sampling_params={"max_tokens": 24, "temperature": 2.0, "seed": 11, **letters},
         )
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from backends.miniature import tokenizer
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
@@ -187,3 +188,13 @@ class DeadServersEndTrajectories(Generator):
             self.fired += 1
             made.reason = "stop"
             return True, len(made.response)
+
+
+@seeded("environment_reads_special_tokens", caught_by=["gym.rewards"])
+class EnvironmentReadsEverything(Generator):
+    """The environment reads answers with their special tokens."""
+
+    def read(self, tokens: list[int], text: str) -> str:
+        whole = tokenizer.decode(tokens, skip_special_tokens=False)
+        self.fired += whole != text
+        return whole
