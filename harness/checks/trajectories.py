@@ -17,7 +17,7 @@ from fixtures.prompts import EOS
 from harness.checks.base import Evidence, Execution
 from harness.contract import GymRequest
 from harness.recording import Call
-from harness.reference import DecodeRequest, EncodeRequest, Query, RenderRequest
+from harness.reference import DecodeRequest, EncodeRequest, Query, RenderRequest, UnansweredQuery
 
 BASE = [
     {"role": "system", "content": "You are a helpful assistant."},
@@ -91,8 +91,19 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queries(evidence: Evidence) -> Iterator[Query]:
-    """What must be asked of the oracle to work out every trajectory."""
-    yield from _Walk(evidence).queries()
+    """What must be asked of the oracle to work out every trajectory, as far as it is known: all that can be asked at once, so
+    that there are as many rounds as turns. Raises UnansweredQuery after these where an answer is waited for."""
+    known, waiting = _known(evidence)
+    yield from known
+    if waiting:
+        raise UnansweredQuery("the texts of a trajectory's turns")
+
+
+@functools.lru_cache(maxsize=1)
+def _known(evidence: Evidence) -> tuple[list[Query], bool]:
+    """The queries of a round, and whether more will follow: worked out once for all checks that ask."""
+    walk = _Walk(evidence)
+    return list(walk.queries()), walk.waiting
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,6 +114,8 @@ def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
     walk = _Walk(evidence)
     for _ in walk.queries():
         pass
+    if walk.waiting:
+        raise UnansweredQuery("the texts of a trajectory's turns")
     return tuple(walk.found)
 
 
@@ -112,6 +125,8 @@ class _Walk:
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.found: list[Trajectory] = []
+        self.waiting = False
+        """A trajectory could not be worked out to its end for lack of an answer."""
         self._taken: set[int] = set()
         self._by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, execution in enumerate(evidence.executions):
@@ -122,7 +137,10 @@ class _Walk:
             asked = msgspec.convert(call.request, GymRequest)
             for index, messages in enumerate(asked.prompts):
                 yield RenderRequest(messages=messages)
-                yield from self._trajectory(call, asked, index)
+                try:
+                    yield from self._trajectory(call, asked, index)
+                except UnansweredQuery:
+                    self.waiting = True
 
     def _trajectory(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
         prompt = tuple(self.evidence.reference.render(asked.prompts[index]))
