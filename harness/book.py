@@ -75,14 +75,17 @@ class Book:
         self._file = file
 
     @classmethod
-    def create(cls, path: Path, model_sha256: str) -> Self:
-        """A new, empty book. Raises `RecordingError` if the file exists: answers of two runs are never mixed."""
+    def create(cls, path: Path, model_sha256: str, known: dict[str, msgspec.Raw] | None = None) -> Self:
+        """A new book. Raises `RecordingError` if the file exists: answers of two runs are never mixed.
+
+        `known` are answers of the same oracle by key, which go into no file; what is added to the book is added there.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = path.open("xb")
         except FileExistsError as e:
             raise RecordingError(f"{path} exists already", next_step="give another --run-dir") from e
-        book = cls(path, model_sha256, {}, file)
+        book = cls(path, model_sha256, {} if known is None else known, file)
         book._write(BookHeader(model_sha256=model_sha256))
         return book
 

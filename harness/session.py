@@ -105,8 +105,10 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class Session:
     """Owns the run's folder, the live stack, the oracle and the recordings."""
 
-    def __init__(self, options: Options, progress: Progress) -> None:
+    def __init__(self, options: Options, progress: Progress, known: dict[str, msgspec.Raw] | None = None) -> None:
+        """`known`: what the oracle has answered to earlier sessions of the same model, and will have to this one."""
         self.options = options
+        self._known = known
         _refuse_two_models(options)
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
@@ -438,7 +440,7 @@ class Session:
         """Start the oracle and open its book, once."""
         if self._book is not None:
             return
-        self._book = Book.create(self.folder.reference, self._model_sha256)
+        self._book = Book.create(self.folder.reference, self._model_sha256, self._known)
         logs = self.folder.path / "logs" / "reference"
         self._oracle = self._host(self._oracle_name, logs)
         request = StartRequest(
