@@ -67,6 +67,8 @@ def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
     its hash) at different places. What is trained, and the version that came of it, follow from a side's own outputs."""
     if call.method == "train" or (call.method == "sync_weights" and call.request["version"] >= FIRST_TRAINED):
         return call.method, call.label, b'"trained"'
+    if call.method == "trained":  # which rollouts a step consumed depends on which were done first
+        return call.method, call.label, _encoder.encode(call.request["global_step"])
     request = _encoder.encode(call.request)
     if call.method in ("chat_completion", "completion") and (name := trace.header.model.get("name")):
         request = request.replace(_encoder.encode(name), b'"<model>"')

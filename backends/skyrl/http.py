@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -70,8 +72,8 @@ FIRST_MODES = {"abort": "abort", "wait": "finish"}
 KEEP_ALIVE_S = 75
 KEEP_ALIVE_PATCH = {
     "name": "keep-alive",
-    "reason": "InferenceRouter's pool keeps idle connections for 5 s, exactly as long as vLLM's servers do: a request that meets the "
-    f"closing is answered 500. The servers keep them for {KEEP_ALIVE_S} s here, or runs would not repeat",
+    "reason": "InferenceRouter closes idle connections after 5 s, and its own pool keeps them exactly as long as vLLM's servers do: a "
+    f"request that meets the closing is reset, or answered 500. All keep them for {KEEP_ALIVE_S} s here, or runs would not repeat",
     "version": "skyrl 0.1.0",
 }
 
@@ -194,6 +196,8 @@ class HttpStack(SkyRLStack):
             import skyrl.backends.skyrl_train.inference_servers.router as own
 
             own.get_node_ip = lambda: "127.0.0.1"
+            config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
+            own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
             self._router = own.InferenceRouter(self._servers_of_client, host="127.0.0.1", port=free_ports(1)[0])
             return str(self._router.start())
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped

@@ -8,7 +8,7 @@ from typing import Any
 from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_ids, plain_text
 from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
-from harness.checks.control_plane import FAN_OUT
+from harness.checks.control_plane import FAN_OUT, PAUSE_STATES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers, of_reference
 from harness.checks.pausing import FROZEN, HELD, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
@@ -274,3 +274,18 @@ async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) 
         async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1, chunks=4)
     await ask(stack, prompts.unique(4), **SHORT)
+
+
+@scenario(
+    task=5,
+    promise="is_paused() names every server and follows pause(abort) and resume()",
+    needs={Capability.PAUSE_ABORT, Capability.IS_PAUSED},
+    checks=[PAUSE_STATES, FAN_OUT],
+)
+async def test_is_paused_follows_an_abort(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
+    """SkyRL #899, review of /is_paused: "a mapping from server_urls to is_paused state of each engine"."""
+    await stack.is_paused()
+    await stack.pause("abort")
+    await stack.is_paused()
+    await stack.resume()
+    await stack.is_paused()

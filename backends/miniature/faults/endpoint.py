@@ -67,7 +67,7 @@ class NoSessionInTheBody(Endpoint):
     "stream_loses_a_chunk",
     "first",
     caught_by=["completion.usage", "chat_completion.usage"],
-    also=["all_complete", "conservation", "tokens.greedy"],
+    also=["conservation", "tokens.greedy"],
 )
 class FirstChunkLost(Endpoint):
     """The first event of a stream is not sent."""
@@ -135,7 +135,7 @@ class LogprobsShifted(Endpoint):
         return answer
 
 
-@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], also=["errors.named", "errors.returned"])
+@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], also=["errors.named"])
 class NeverRecovers(Endpoint):
     """After an error every further request is refused."""
 
