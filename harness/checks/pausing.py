@@ -11,10 +11,13 @@ from typing import Any
 
 import msgspec
 
+from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
+from harness.checks.tokens import NEAR_TIE
 from harness.recording import Call, Observation
+from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
 
 GRACE_NS = 100_000_000
@@ -186,6 +189,43 @@ def _shown(plain: Row, paused: Row) -> dict[str, Any]:
     }
 
 
+def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
+    return [(a, b) for a, b in _pair(evidence) if a.tokens != b.tokens or a.finish_reason != b.finish_reason]
+
+
+def _scores(evidence: Evidence, plain: Row, paused: Row) -> list[ScoreRequest]:
+    """The questions for the scores of both rows; none where a near tie cannot be why they differ."""
+    alike = plain.finish_reason == paused.finish_reason and len(plain.tokens or ()) == len(paused.tokens or ())
+    if not alike or any(row.params.get("temperature") != 0 for row in (plain, paused)):
+        return []
+    return [
+        ScoreRequest(
+            version=evidence.version_at(row.call.started_ns),
+            quantization=evidence.header.topology.quantization,
+            prompt=list(row.prompt or ()),
+            tokens=list(row.tokens or ()),
+        )
+        for row in (plain, paused)
+    ]
+
+
+def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row) -> bool:
+    """Did rounding decide differently between two tokens, and does each row follow the model's greedy choice to its end?"""
+    scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused)]
+    return bool(scores) and all(
+        ties.follows(rank, margin, NEAR_TIE)
+        for score in scores
+        for rank, margin in zip(score.ranks, score.margins, strict=True)
+    )
+
+
+def queries_of_same(evidence: Evidence) -> Iterator[Query]:
+    """What `same` must know: the rows, and the scores of those that differ."""
+    yield from queries(evidence)
+    for plain, paused in _different(evidence):
+        yield from _scores(evidence, plain, paused)
+
+
 def _judge_same(evidence: Evidence) -> Finding:
     return same(evidence, lambda _: bool(_caught(evidence)), NOTHING_PAUSED)
 
@@ -195,7 +235,7 @@ def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], other
     if blind := _blind(evidence):
         return blind
     pairs = list(_pair(evidence))
-    different = [(a, b) for a, b in pairs if a.tokens != b.tokens or a.finish_reason != b.finish_reason]
+    different = [(a, b) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
     if different:
         # Not asked here whether the pause caught them: an answer that a pause changed may not match its execution.
         shown = [_shown(a, b) for a, b in different]
@@ -211,7 +251,7 @@ SAME_AS_UNINTERRUPTED = Check(
     fault="tokens are lost, doubled or changed where a pause interrupted a request",
     source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
     judge=_judge_same,
-    queries=queries,
+    queries=queries_of_same,
 )
 
 

@@ -15,6 +15,7 @@ from harness.checks.pausing import (
     UNINTERRUPTED,
     WAITED,
 )
+from harness.reference import Score, ScoreRequest
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 
@@ -140,6 +141,20 @@ def test_tokens_damaged_across_a_pause(damage):
     found = scene.judge(SAME_AS_UNINTERRUPTED)
     assert found.reason == "a greedy run with a pause in it differs from the run without"
     assert found.evidence[0]["first difference"] in {9, 10}
+
+
+@pytest.mark.parametrize(("margin", "verdict"), [(1e-5, "pass"), (1e-2, "fail")])
+def test_rounding_may_decide_between_two_tokens_that_are_all_but_equal(margin, verdict):
+    scene = Paused()
+    plain = scene.answers[1]
+    other = [*plain[:10], (plain[10] + 1) % 60, *plain[11:]]
+    scene.answered([scene.answers[0], other], ["length", "length"])
+    for tokens in (plain, other):
+        ranks = [int(a != b) for a, b in zip(tokens, plain, strict=True)]
+        margins = [margin if at == 10 else 1.0 for at in range(LENGTH)]
+        score = Score(logprobs=[-1.0] * LENGTH, ranks=ranks, margins=margins)
+        scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens), score)
+    assert scene.judge(SAME_AS_UNINTERRUPTED).status == verdict
 
 
 def test_aborted_answers():
