@@ -45,7 +45,7 @@ async def test_abort_before_the_first_token(stack: Stack, prompts: Prompts) -> N
 @scenario(
     task=5,
     promise="a request that pause(abort) meets with one token left is given that one, and no more",
-    needs={*ABORT, Capability.RETRY_ABORTED_BATCH},  # clients that let held requests go together, so that they keep step
+    needs={*ABORT, Capability.RETRY_ABORTED_BATCH},  # held requests are let go together, and keep step
     checks=retried(Moment.LAST_TOKEN),
 )
 async def test_abort_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
