@@ -264,7 +264,7 @@ def _judge_versions(evidence: Evidence) -> Finding:
         if synced != row.version:
             shown = {"step": number, "allowed": row.version, "synced": synced}
             return failed(facts + 1, "a generation began under another version than the schedule allows", [shown])
-        if row.logprobs is None or len(row.logprobs) != len(row.tokens):
+        if row.logprobs is None or len(row.logprobs) != len(row.tokens) or None in row.logprobs:
             return failed(facts + 1, "a rollout lacks log-probabilities", [row.shown(step=number)])
         expected = evidence.reference.score(row.score).logprobs
         off = max((abs(float(a) - b) for a, b in zip(row.logprobs, expected, strict=True)), default=0.0)
