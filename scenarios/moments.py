@@ -21,8 +21,8 @@ from harness.stack import Stack
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 POLL_S = 0.005
 """How often it is asked whether a moment has come (seconds)."""
-QUEUED = 144
-"""Requests for two servers that run 64 at once each: some wait for their turn, as long as none of the first is done."""
+QUEUED = 160
+"""Requests for two servers that run 64 at once each: some wait for their turn on any of them."""
 SETTLED = 30
 """So often the same number of held requests was seen that no more are on their way."""
 
@@ -45,7 +45,7 @@ def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
         case Moment.BEFORE_FIRST_TOKEN:
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
         case Moment.QUEUED:
-            return [Ask(prompt=prompt, max_tokens=56) for prompt in prompts.unique(QUEUED)]
+            return [Ask(prompt=prompt, max_tokens=24) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
             return ragged_budgets(prompts)
         case Moment.UNDER_WAY:
@@ -73,7 +73,7 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
                     raise MissedMoment(f"all requests had a token before any could be met without; saw {seen}")
                 return 4 * seen.requests >= requests
             case Moment.QUEUED:
-                return 20 * seen.requests >= 19 * requests and seen.tokens >= 3 * requests
+                return 2 * seen.requests >= requests and seen.tokens >= requests
             case Moment.LAST_TOKEN:
                 return seen.requests > 0 and seen.tokens >= 23 * seen.requests
             case Moment.UNDER_WAY:
