@@ -196,7 +196,7 @@ def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
 def _scores(evidence: Evidence, plain: Row, paused: Row) -> list[ScoreRequest]:
     """The questions for the scores of both rows; none where a near tie cannot be why they differ."""
     alike = plain.finish_reason == paused.finish_reason and len(plain.tokens or ()) == len(paused.tokens or ())
-    if not alike or any(row.params.get("temperature") != 0 for row in (plain, paused)):
+    if not alike or not plain.prompt or any(row.params.get("temperature") != 0 for row in (plain, paused)):
         return []
     return [
         ScoreRequest(
