@@ -5,7 +5,7 @@ from __future__ import annotations
 from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.base import Check
-from harness.checks.continuation import CONTINUATION, continuation, same_as_uninterrupted
+from harness.checks.continuation import CONTINUATION, same_as_uninterrupted
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.moments import Moment
@@ -34,7 +34,7 @@ def unchanged(moment: Moment) -> list[Check]:
     task=5,
     promise="rows of a batch that pause(abort) meets before their first token are asked again, whole",
     needs={*ABORT, Capability.RETRY_ABORTED_BATCH},
-    checks=[continuation(Moment.BEFORE_FIRST_TOKEN), same_as_uninterrupted(Moment.BEFORE_FIRST_TOKEN), ALL_COMPLETE],
+    checks=WHEREVER,
 )
 async def test_abort_before_the_first_token(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Retry-on-abort works (re-feed accumulated tokens)"; SkyRL 0.1.0,
@@ -46,7 +46,7 @@ async def test_abort_before_the_first_token(stack: Stack, prompts: Prompts) -> N
 @scenario(
     task=5,
     promise="a request that pause(abort) meets with one token left is given that one, and no more",
-    needs=ABORT,
+    needs={*ABORT, Capability.RETRY_ABORTED_BATCH},
     checks=WHEREVER,
 )
 async def test_abort_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
