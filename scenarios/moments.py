@@ -21,7 +21,7 @@ from harness.stack import Stack
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 POLL_S = 0.005
 """How often it is asked whether a moment has come (seconds)."""
-QUEUED = 160
+QUEUED = 192
 """Requests for two servers that run 64 at once each: some wait for their turn on any of them."""
 SETTLED = 30
 """So often the same number of held requests was seen that no more are on their way."""
@@ -45,7 +45,7 @@ def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
         case Moment.BEFORE_FIRST_TOKEN:
             return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
         case Moment.QUEUED:
-            return [Ask(prompt=prompt, max_tokens=24) for prompt in prompts.unique(QUEUED)]
+            return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
             return ragged_budgets(prompts)
         case Moment.UNDER_WAY:

@@ -16,15 +16,7 @@ from harness.contract import GymOutput, GymRequest
 @seeded(
     "trajectories_swapped",
     caught_by=["gym.order"],
-    also=[
-        "all_complete",
-        "conservation",
-        "gym.logprobs",
-        "gym.loss_masks",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-    ],
+    also=["all_complete", "conservation", "gym.logprobs", "gym.loss_masks", "gym.rewards", "gym.tokens"],
 )
 class TrajectoriesSwapped(Generator):
     """The first two trajectories of every batch change places."""
@@ -158,15 +150,7 @@ class MetricsCountOneTurn(Generator):
 @seeded(
     "observation_retokenized",
     caught_by=["gym.tokens"],
-    also=[
-        "all_complete",
-        "conservation",
-        "echo",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-    ],
+    also=["all_complete", "conservation", "gym.loss_masks", "gym.metrics", "gym.rewards", "gym.stop_reasons"],
 )
 class ObservationWithoutTemplate(Generator):
     """What the environment said is appended without the chat template."""

@@ -18,21 +18,35 @@ class _Tempered(Engine):
         return min(0.0, float(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()))
 
 
-@seeded("logprobs_other_temperature", "a_lot", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_other_temperature",
+    "a_lot",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsTempered(_Tempered):
     """Log-probabilities are those of temperature 2."""
 
     temperature = 2.0
 
 
-@seeded("logprobs_other_temperature", "a_little", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_other_temperature",
+    "a_little",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsSlightlyTempered(_Tempered):
     """Log-probabilities are those of temperature 1.01."""
 
     temperature = 1.01
 
 
-@seeded("logprobs_other_version", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_other_version",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsOfAnotherVersion(Engine):
     """Log-probabilities are those that another policy version gives these tokens."""
 
@@ -55,21 +69,36 @@ class _Off(Engine):
         return super().logprob(request, token) - self.by
 
 
-@seeded("logprobs_off_by_constant", "a_lot", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_off_by_constant",
+    "a_lot",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsOff(_Off):
     """Log-probabilities are a tenth of a nat too small."""
 
     by = 0.1
 
 
-@seeded("logprobs_off_by_constant", "a_little", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_off_by_constant",
+    "a_little",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsSlightlyOff(_Off):
     """Log-probabilities are two thousandths of a nat too small."""
 
     by = 2e-3
 
 
-@seeded("logprobs_nan", "always", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"])
+@seeded(
+    "logprobs_nan",
+    "always",
+    caught_by=["logprobs.numbers", "numbers_are_numbers"],
+    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsNaN(Engine):
     """Log-probabilities are no numbers."""
 
@@ -79,7 +108,10 @@ class LogprobsNaN(Engine):
 
 
 @seeded(
-    "logprobs_nan", "now_and_then", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"]
+    "logprobs_nan",
+    "now_and_then",
+    caught_by=["logprobs.numbers", "numbers_are_numbers"],
+    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsNowAndThenNaN(Engine):
     """The tenth log-probability of a long answer is no number."""
@@ -91,7 +123,12 @@ class LogprobsNowAndThenNaN(Engine):
         return super().logprob(request, token)
 
 
-@seeded("logprobs_nan", "positive", caught_by=["logprobs.numbers", "numbers_are_numbers"], also=["logprobs.reference"])
+@seeded(
+    "logprobs_nan",
+    "positive",
+    caught_by=["logprobs.numbers", "numbers_are_numbers"],
+    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsPositive(Engine):
     """Log-probabilities come without their sign."""
 
@@ -100,7 +137,11 @@ class LogprobsPositive(Engine):
         return -super().logprob(request, token)
 
 
-@seeded("logprobs_shifted", caught_by=["logprobs.reference"])
+@seeded(
+    "logprobs_shifted",
+    caught_by=["logprobs.reference"],
+    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+)
 class LogprobsShifted(Engine):
     """Each token has the log-probability of the one before."""
 
@@ -112,7 +153,11 @@ class LogprobsShifted(Engine):
         return done
 
 
-@seeded("logprobs_missing", caught_by=["logprobs.numbers"], also=["logprobs.reference", "numbers_are_numbers"])
+@seeded(
+    "logprobs_missing",
+    caught_by=["logprobs.numbers"],
+    also=["gym.logprobs", "logprobs.reference", "numbers_are_numbers", "wire.logprobs"],
+)
 class LogprobsMissing(Engine):
     """Log-probabilities that were asked for do not come."""
 

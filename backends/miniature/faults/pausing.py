@@ -13,7 +13,10 @@ from harness.contract import PauseMode, SessionId
 
 
 @seeded(
-    "tokens_lost_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], also=["routed_experts"]
+    "tokens_lost_on_continuation",
+    "keep",
+    caught_by=["conservation", "pause_changes_nothing"],
+    also=["routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
 )
 class TokenLostOnResume(Engine):
     """A request that was frozen has forgotten its last token when it goes on."""
@@ -31,7 +34,7 @@ class TokenLostOnResume(Engine):
     "tokens_doubled_on_continuation",
     "keep",
     caught_by=["conservation", "pause_changes_nothing"],
-    also=["routed_experts"],
+    also=["routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
 )
 class TokenDoubledOnResume(Engine):
     """A request that was frozen says its last token once more when it goes on."""
@@ -45,7 +48,7 @@ class TokenDoubledOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"])
+@seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"], also=["tokens.greedy"])
 class BudgetRenewedOnResume(Engine):
     """A request that was frozen is given its whole budget again."""
 
@@ -56,7 +59,7 @@ class BudgetRenewedOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("abort_leaks", "keep", caught_by=["pause_changes_nothing", "all_complete"])
+@seeded("abort_leaks", "keep", caught_by=["all_complete", "pause_changes_nothing"], also=["tokens.greedy"])
 class KeepAborts(Engine):
     """pause(keep) ends requests as pause(abort) does."""
 
@@ -131,7 +134,7 @@ class ControlTwice(Client):
             await super().tell(engine, op, **arguments)
 
 
-@seeded("control_argument_dropped", caught_by=["echo"])
+@seeded("control_argument_dropped", caught_by=["echo"], also=["whole_version"])
 class ClearCacheDropped(Client):
     """pause() and reset_prefix_cache() lose their arguments on the way."""
 
@@ -230,7 +233,15 @@ class PauseStateStuck(Client):
     "tokens_lost_on_continuation",
     "retry",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation", "logprobs.reference", "routed_experts", "stopping", "text"],
+    also=[
+        "conservation",
+        "logprobs.reference",
+        "routed_experts",
+        "stopping",
+        "text",
+        "tokens.greedy",
+        "turns_keep_tokens",
+    ],
 )
 class RetryLosesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before is missing."""
@@ -247,7 +258,7 @@ class RetryLosesAToken(RetryingClient):
     "tokens_doubled_on_continuation",
     "retry",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation", "logprobs.reference", "routed_experts", "text"],
+    also=["conservation", "logprobs.reference", "routed_experts", "text", "tokens.greedy"],
 )
 class RetryDoublesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before stands twice."""
@@ -264,7 +275,7 @@ class RetryDoublesAToken(RetryingClient):
     "tokens_doubled_on_continuation",
     "retry_from_the_start",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation", "logprobs.reference", "routed_experts"],
+    also=["conservation", "logprobs.reference", "routed_experts", "tokens.greedy"],
 )
 class RetryStartsAnew(RetryingClient):
     """A retry is given the bare prompt, and what it makes is put behind what was there."""
@@ -277,7 +288,7 @@ class RetryStartsAnew(RetryingClient):
         return done
 
 
-@seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"])
+@seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], also=["tokens.greedy"])
 class RetryKeepsItsBudget(RetryingClient):
     """A retry may make as many tokens as the first attempt might have."""
 
@@ -289,8 +300,8 @@ class RetryKeepsItsBudget(RetryingClient):
 @seeded(
     "abort_leaks",
     "retry",
-    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
-    also=["driven", "stopping"],
+    caught_by=["all_complete", "continuation", "pause_changes_nothing"],
+    also=["driven", "stopping", "tokens.greedy"],
 )
 class RetryNever(RetryingClient):
     """What pause(abort) cut short comes back as it is."""

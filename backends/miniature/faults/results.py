@@ -22,11 +22,17 @@ from harness.contract import Generation, SessionId
         "current_policy",
         "fresh_adapter_cache",
         "fresh_prefix_cache",
+        "gym.logprobs",
+        "gym.rewards",
+        "gym.tokens",
         "logprobs.reference",
         "routed_experts",
         "sampling.filters",
+        "schedule.versions",
         "tokens.greedy",
+        "training.gap",
         "turns_keep_tokens",
+        "wire.logprobs",
     ],
 )
 class FirstTwoSwapped(Client):
@@ -44,7 +50,7 @@ class FirstTwoSwapped(Client):
     "results_swapped",
     "under_load",
     caught_by=["ordering"],
-    also=["conservation", "logprobs.reference", "tokens.greedy"],
+    also=["conservation", "gym.rewards", "gym.tokens", "logprobs.reference", "tokens.greedy"],
 )
 class SwappedInLargeBatches(Client):
     """In batches of more than sixteen, the last two results change places."""
@@ -67,16 +73,26 @@ class SwappedInLargeBatches(Client):
         "chat_completion.usage",
         "conservation",
         "current_policy",
+        "echo",
         "fresh_adapter_cache",
         "fresh_prefix_cache",
+        "gym.logprobs",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
         "logprobs.reference",
         "pause_changes_nothing",
         "routed_experts",
         "same_version_same_output",
         "sampling.filters",
+        "schedule.versions",
         "tokens.greedy",
         "tokens.same",
+        "training.gap",
         "turns_keep_tokens",
+        "wire.logprobs",
     ],
 )
 class SwappedBetweenServers(Router):
@@ -111,9 +127,12 @@ class SwappedBetweenServers(Router):
         "chat_completion.usage",
         "completion.usage",
         "conservation",
+        "every_call_ends",
         "stopping",
         "text",
         "tokens.greedy",
+        "wire.answered",
+        "wire.logprobs",
     ],
 )
 class IndexFromOne(Client):
@@ -128,7 +147,17 @@ class IndexFromOne(Client):
     "choice_index_wrong",
     "all_zero",
     caught_by=["completion.envelope"],
-    also=["completion.usage", "conservation", "stopping", "text", "tokens.greedy"],
+    also=[
+        "all_complete",
+        "chat_completion.envelope",
+        "chat_completion.usage",
+        "completion.usage",
+        "conservation",
+        "stopping",
+        "text",
+        "tokens.greedy",
+        "wire.logprobs",
+    ],
 )
 class IndexAlwaysZero(Client):
     """Every choice of a batch is number zero, as a sub-request numbers its own."""
@@ -138,7 +167,7 @@ class IndexAlwaysZero(Client):
         return super().choice(0, row, kind)
 
 
-@seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"])
+@seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"], also=["wire.logprobs"])
 class ChoicesReversed(Client):
     """The choices of a batch are listed, and numbered, from the last prompt to the first."""
 
@@ -170,7 +199,7 @@ class UsageTwice(Client):
         return honest | {"completion_tokens": made, "total_tokens": honest["prompt_tokens"] + made}
 
 
-@seeded("envelope_incomplete", caught_by=["completion.envelope", "chat_completion.envelope"])
+@seeded("envelope_incomplete", caught_by=["chat_completion.envelope", "completion.envelope"], also=["driven"])
 class NoModelInTheBody(Client):
     """OpenAI bodies come without the model's name."""
 
@@ -187,6 +216,7 @@ class NoModelInTheBody(Client):
     caught_by=["conservation"],
     also=[
         "all_complete",
+        "driven",
         "logprobs.numbers",
         "logprobs.reference",
         "ordering",
@@ -219,6 +249,11 @@ class LastRowLost(Client):
     caught_by=["conservation"],
     also=[
         "all_complete",
+        "driven",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.tokens",
         "held_until_resume",
         "logprobs.numbers",
         "logprobs.reference",
@@ -278,11 +313,18 @@ class ExecutedTwiceUnderLoad(Router):
     "last_token",
     caught_by=["conservation"],
     also=[
+        "driven",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
         "logprobs.numbers",
         "logprobs.reference",
         "numbers_are_numbers",
         "ordering",
         "routed_experts",
+        "schedule.versions",
         "stopping",
         "text",
         "tokens.greedy",

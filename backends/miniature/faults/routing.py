@@ -62,7 +62,7 @@ class IntegersHashedByType(Router):
         return super().hashed(f"{type(session).__name__} {session}")
 
 
-@seeded("one_server_gets_all", "without_session", caught_by=["sessionless_spread"])
+@seeded("one_server_gets_all", "without_session", caught_by=["sessionless_spread"], also=["wire.answered"])
 class SessionlessToTheFirst(Router):
     """All requests without a session go to the first server."""
 
@@ -73,7 +73,7 @@ class SessionlessToTheFirst(Router):
         return super().server_of(session)
 
 
-@seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"])
+@seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"], also=["wire.answered"])
 class SessionlessByContent(Router):
     """Requests without a session go by a hash of their prompt: all samples of a prompt load one server."""
 

@@ -57,8 +57,10 @@ _ignoring(
 _ignoring("parameter_ignored", "top_k", ["sampling.filters"], top_k=0)
 _ignoring("parameter_ignored", "top_p", ["sampling.filters"], top_p=1.0)
 _ignoring("parameter_ignored", "min_p", ["sampling.filters"], min_p=0.0)
-_ignoring("parameter_ignored", "seed", ["tokens.same"], seed=None)
-_ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], also=["sampling.independent"], seed=1)
+_ignoring("parameter_ignored", "seed", ["tokens.same"], also=["pause_changes_nothing"], seed=None)
+_ignoring(
+    "parameter_ignored", "other_seeds", ["tokens.differ"], also=["sampling.independent", "training.rises"], seed=1
+)
 _ignoring("parameter_ignored", "max_tokens", ["stopping"], also=["tokens.greedy"], max_tokens=24)
 _ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
 _ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
@@ -68,7 +70,7 @@ _ignoring("parameter_ignored", "stop_string_kept", ["stopping.text"], include_st
 _ignoring("parameter_ignored", "special_tokens", ["text"], skip_special_tokens=True)
 
 
-@seeded("parameter_dropped", "seed", caught_by=["echo"], also=["tokens.same"])
+@seeded("parameter_dropped", "seed", caught_by=["echo"], also=["pause_changes_nothing", "tokens.same"])
 class SeedDropped(Client):
     """The seed is lost on the way to the engine."""
 
@@ -77,7 +79,7 @@ class SeedDropped(Client):
         return await super().row(session, prompt, {k: v for k, v in params.items() if k != "seed"}, **more)
 
 
-@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"])
+@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"], also=["sticky_sessions"])
 class SampledTooCold(Engine):
     """Engines sample at 0.7 of the temperature."""
 
@@ -100,7 +102,9 @@ class SamplesShareASeed(Client):
         return self.generation(await self.gather(calls))
 
 
-@seeded("samples_alike", "one_chance", caught_by=["sampling.independent"], also=["sampling.distribution"])
+@seeded(
+    "samples_alike", "one_chance", caught_by=["sampling.independent"], also=["sampling.distribution", "sticky_sessions"]
+)
 class UnseededRowsAlike(Engine):
     """Requests without a seed all run under the same one."""
 

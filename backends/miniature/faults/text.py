@@ -11,7 +11,21 @@ from backends.miniature.faults.registry import seeded
 from harness.contract import SessionId
 
 
-@seeded("text_not_of_tokens", "last_character", caught_by=["text"], also=["stopping.text"])
+@seeded(
+    "text_not_of_tokens",
+    "last_character",
+    caught_by=["text"],
+    also=[
+        "conservation",
+        "echo",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
+        "stopping.text",
+    ],
+)
 class TextCut(Engine):
     """Texts of more than four characters lack the last one."""
 
@@ -21,7 +35,22 @@ class TextCut(Engine):
         return text[:-1] if len(text) > 4 else text
 
 
-@seeded("text_not_of_tokens", "another_request", caught_by=["text"], also=["stopping.text", "tokens.same"])
+@seeded(
+    "text_not_of_tokens",
+    "another_request",
+    caught_by=["text"],
+    also=[
+        "conservation",
+        "echo",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
+        "stopping.text",
+        "tokens.same",
+    ],
+)
 class TextOfAnother(Engine):
     """A text is that of the request that ended before."""
 
@@ -33,7 +62,20 @@ class TextOfAnother(Engine):
         return text
 
 
-@seeded("turns_retokenized", caught_by=["turns_keep_tokens"], also=["conservation", "echo", "tokens.greedy"])
+@seeded(
+    "turns_retokenized",
+    caught_by=["turns_keep_tokens"],
+    also=[
+        "conservation",
+        "echo",
+        "gym.loss_masks",
+        "gym.metrics",
+        "gym.rewards",
+        "gym.stop_reasons",
+        "gym.tokens",
+        "tokens.greedy",
+    ],
+)
 class TurnsRetokenized(Client):
     """A prompt that begins with an earlier answer is decoded and encoded again."""
 

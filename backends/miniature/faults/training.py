@@ -129,7 +129,7 @@ class WorkLeftBehind(Client):
         if params.get("seed") is not None and params.get("temperature", 1.0) > 0:
             self.fired += 1
             engine: Engine = self.engines[0]
-            left = asyncio.ensure_future(engine.generate(prompt, params))
+            left = asyncio.ensure_future(engine.generate(prompt, {**params, "max_tokens": 300, "ignore_eos": True}))
             _LEFT.add(left)
             left.add_done_callback(_LEFT.discard)
         return done

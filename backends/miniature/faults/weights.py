@@ -53,7 +53,9 @@ class _Syncing(Engine):
         "logprobs.reference",
         "routed_experts",
         "same_version_same_output",
+        "schedule.versions",
         "tokens.greedy",
+        "training.gap",
         "whole_version",
     ],
 )
@@ -76,7 +78,10 @@ class SyncMissesOne(Client):
         "fresh_prefix_cache",
         "logprobs.reference",
         "routed_experts",
+        "schedule.versions",
         "tokens.greedy",
+        "training.gap",
+        "training.rises",
         "whole_version",
     ],
 )
@@ -94,14 +99,18 @@ class SyncWithoutEffect(Client):
     also=[
         "adapter_isolated",
         "current_policy",
+        "forced_effect",
         "fresh_adapter_cache",
         "fresh_prefix_cache",
+        "gym.logprobs",
         "logprobs.reference",
         "pause_changes_nothing",
         "routed_experts",
         "same_version_same_output",
         "same_version_same_parameters",
+        "schedule.versions",
         "tokens.greedy",
+        "training.gap",
         "uniform_servers",
         "whole_version",
     ],
@@ -126,7 +135,16 @@ class SyncOnlyOnce(Client):
     "sync_missed",
     "compiled_weights",
     caught_by=["current_policy", "forced_effect"],
-    also=["fresh_prefix_cache", "logprobs.reference", "routed_experts", "tokens.greedy", "whole_version"],
+    also=[
+        "fresh_prefix_cache",
+        "logprobs.reference",
+        "routed_experts",
+        "schedule.versions",
+        "tokens.greedy",
+        "training.gap",
+        "training.rises",
+        "whole_version",
+    ],
 )
 class OldNetworkKept(Engine):
     """Engines take the new parameters and go on computing with the old ones."""
@@ -248,7 +266,9 @@ class SameVersionDriftsFar(SameVersionDrifts):
         "logprobs.reference",
         "routed_experts",
         "sampling.filters",
+        "schedule.versions",
         "tokens.greedy",
+        "training.gap",
         "whole_version",
     ],
 )
@@ -302,7 +322,15 @@ class LastChunkLost(Engine):
     "half_sync_visible",
     "for_a_while",
     caught_by=["current_policy", "whole_version"],
-    also=["every_parameter", "fresh_prefix_cache", "logprobs.reference", "routed_experts", "tokens.greedy"],
+    also=[
+        "every_parameter",
+        "fresh_prefix_cache",
+        "gym.logprobs",
+        "logprobs.reference",
+        "routed_experts",
+        "schedule.versions",
+        "tokens.greedy",
+    ],
 )
 class LastChunkLate(Engine):
     """The last half of a sync becomes visible a hundred steps after the sync has returned."""
