@@ -654,7 +654,7 @@ async def test_a_stack_without_taps_offers_no_faults():
 
 
 async def test_servers_start_at_ports_that_are_free_and_differ():
-    ports = forked._free_ports(8)
+    ports = forked.free_ports(8)
     assert len(set(ports)) == 8
     for port in ports:
         with socket.socket() as free:
