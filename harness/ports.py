@@ -1,8 +1,20 @@
-"""Who holds a port: for the doctor, and for a start that finds its port taken."""
+"""Ports of loopback: free ones for a start, and who holds one that is taken."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+
 import psutil
+
+
+def free(count: int) -> list[int]:
+    """So many ports that nobody uses, all different: they are held at once, and let go together."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def holder(port: int) -> str:

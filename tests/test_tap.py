@@ -22,10 +22,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from backends import tap, tap_breaks, tap_faults
-from backends.skyrl import forked
 from backends.skyrl.http import HttpStack
 from backends.tap import FaultProxy, FaultyEngine, UnknownFault
-from harness import catalogue
+from harness import catalogue, ports
 from harness.checks.always import ALWAYS
 from harness.contract import InjectRequest, StartRequest
 from harness.errors import NotOffered, StartFailed
@@ -654,8 +653,8 @@ async def test_a_stack_without_taps_offers_no_faults():
 
 
 async def test_servers_start_at_ports_that_are_free_and_differ():
-    ports = forked.free_ports(8)
-    assert len(set(ports)) == 8
-    for port in ports:
+    found = ports.free(8)
+    assert len(set(found)) == 8
+    for port in found:
         with socket.socket() as free:
             free.bind(("127.0.0.1", port))

@@ -7,11 +7,11 @@ application is called here, without its socket.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import httpx
 
+from harness import ports
 from harness.contract import HttpRequest, HttpResponse
 
 TIMEOUT_S = 120
@@ -35,9 +35,7 @@ async def passed_on(client: httpx.AsyncClient, address: str, request: HttpReques
 
 def open_on_loopback(engine_cfg: Any) -> None:
     """Have the legacy client start its endpoint, on a free port of loopback."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        engine_cfg.http_endpoint_port = free.getsockname()[1]
+    [engine_cfg.http_endpoint_port] = ports.free(1)
     engine_cfg.http_endpoint_host = HOST
     engine_cfg.enable_http_endpoint = True
 

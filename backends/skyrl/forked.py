@@ -6,15 +6,14 @@ Seconds instead of a minute. It leaves out Ray, placement groups and ServerGroup
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import queue
-import socket
 from multiprocessing import forkserver
 from typing import Any
 
 from backends.skyrl.release import installed
+from harness import ports
 from harness.errors import StartFailed
 
 START_DEADLINE_S = 180
@@ -40,7 +39,8 @@ class ForkedServers:
         """URLs of the servers, in order, once every one answers. Raises `StartFailed` for one that does not."""
         context = multiprocessing.get_context("forkserver")
         urls: Any = context.Queue()
-        for index, port in enumerate(free_ports(self._count)):
+        # SkyRL looks for free ones from where it is told to start: two stacks that both start at its default would race for one.
+        for index, port in enumerate(ports.free(self._count)):
             child = context.Process(
                 target=_serve, args=(self._arguments, index, port, urls, dict(os.environ)), name=f"server-{index}"
             )
@@ -63,16 +63,6 @@ class ForkedServers:
         """End the children; what they started is ended by the supervisor."""
         for child in self._children:
             child.terminate()
-
-
-def free_ports(count: int) -> list[int]:
-    """So many ports that nobody uses: SkyRL looks for free ones from where it is told to start, and two stacks that both
-    start at its default would race for the same."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _serve(arguments: Any, index: int, port: int, urls: Any, environment: dict[str, str]) -> None:

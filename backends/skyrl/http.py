@@ -14,10 +14,11 @@ import httpx
 
 from backends.skyrl import endpoint
 from backends.skyrl.base import SkyRLStack
-from backends.skyrl.forked import ForkedServers, free_ports, warm_up
+from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultProxy
 from backends.vllm import patches
+from harness import ports
 from harness.capability import Capability
 from harness.contract import (
     DetokenizeRequest,
@@ -173,7 +174,7 @@ class HttpStack(SkyRLStack):
         group = ServerGroup(
             cli_args=self._cli_arguments(),
             num_servers=self.request.topology.engines,
-            start_port=free_ports(1)[0],
+            start_port=ports.free(1)[0],
             placement_group=self.colocation_group(),
             enable_dp=self.request.topology.data_parallel > 1,
             server_actor_cls=loopback_server_actor(),
@@ -198,7 +199,7 @@ class HttpStack(SkyRLStack):
             own.get_node_ip = lambda: "127.0.0.1"
             config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
             own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
-            self._router = own.InferenceRouter(self._servers_of_client, host="127.0.0.1", port=free_ports(1)[0])
+            self._router = own.InferenceRouter(self._servers_of_client, host="127.0.0.1", port=ports.free(1)[0])
             return str(self._router.start())
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
         from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args

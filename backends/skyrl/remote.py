@@ -18,7 +18,7 @@ import httpx
 from backends.skyrl.release import installed
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
-from harness.ports import holder
+from harness.ports import free, holder
 
 START_DEADLINE_S = 240
 SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
@@ -93,10 +93,7 @@ class RemoteServers:
 
     def _port(self, index: int) -> int:
         if self._request.base_port is None:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port: int = free.getsockname()[1]
-                return port
+            return free(1)[0]
         port = self._request.base_port + index
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

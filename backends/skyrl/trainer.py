@@ -6,12 +6,12 @@ It runs in the host. Which strategy is SkyRL's choice (`get_transfer_strategy_cl
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 from fixtures import fsdp2, policy
 from fixtures.trainer import PolicyTrainer
+from harness import ports
 from harness.contract import Layout, TrainRequest, TrainResult
 
 
@@ -85,7 +85,5 @@ def _join_own_group() -> None:
 
     if dist.is_initialized():
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = ports.free(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
