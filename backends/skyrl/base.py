@@ -7,6 +7,7 @@ Where the harness deviates from what SkyRL ships, it is a named patch or a note,
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import os
 from pathlib import Path
@@ -117,6 +118,13 @@ class SkyRLStack:
         self._trainer: Trainer
         self._staleness: Any = None
         self._description: Description | None = None
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The model's, as SkyRL's entry points load it."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.request.model_path)
 
     # --- lifecycle
 
@@ -374,11 +382,7 @@ class SkyRLStack:
         )
 
     async def gym_generate(self, request: GymRequest) -> GymOutput:
-        from transformers import AutoTokenizer
-
-        return await gym.generate(
-            self.cfg, self.client, AutoTokenizer.from_pretrained(self.request.model_path), request
-        )
+        return await gym.generate(self.cfg, self.client, self.tokenizer, request)
 
     async def sleep(self, request: SleepRequest) -> Empty:
         await self.client.sleep(level=request.level)

@@ -217,7 +217,6 @@ class HttpStack(SkyRLStack):
     def _make_client(self, proxy: str) -> Any:
         """The client as SkyRL's entry point makes it, local tokenizer included."""
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
-        from transformers import AutoTokenizer
 
         if self.release.first:
             return RemoteInferenceClient(
@@ -228,7 +227,7 @@ class HttpStack(SkyRLStack):
             server_urls=self._servers_of_client,
             model_name=self.request.model_path,
             data_parallel_size=self.request.topology.data_parallel,
-            tokenizer=AutoTokenizer.from_pretrained(self.request.model_path),
+            tokenizer=self.tokenizer,
         )
 
     async def _stop_engines(self) -> None:

@@ -72,15 +72,13 @@ class LegacyStack(SkyRLStack):
 
     async def _start_engines(self) -> None:
         from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
-        from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.request.model_path)
         if self.remote:
-            self._engines = await self._connect(tokenizer)
+            self._engines = await self._connect()
         elif self.request.start == "fork":
             self._engines = await asyncio.to_thread(self._engines_in_process)
         else:
-            self._engines = await asyncio.to_thread(self._engines_as_shipped, tokenizer)
+            self._engines = await asyncio.to_thread(self._engines_as_shipped)
         engine_cfg = self.cfg.generator.inference_engine
         if self.request.start == "fork":
             self._endpoint = endpoint.InProcess()
@@ -90,7 +88,7 @@ class LegacyStack(SkyRLStack):
         self.client = await asyncio.to_thread(
             InferenceEngineClient,
             self._tapped(self._engines),
-            tokenizer,
+            self.tokenizer,
             self.request.model_path,
             self.cfg.trainer.policy.model.lora,
             engine_cfg,
@@ -104,7 +102,7 @@ class LegacyStack(SkyRLStack):
         self.fault_taps = [FaultyEngine(engine, number) for number, engine in enumerate(engines)]
         return list(self.fault_taps)
 
-    async def _connect(self, tokenizer: Any) -> list[Any]:
+    async def _connect(self) -> list[Any]:
         from skyrl.backends.skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
 
         self._servers = RemoteServers(self.request, self.on_cpu)
@@ -114,14 +112,14 @@ class LegacyStack(SkyRLStack):
             urls=[url.removeprefix("http://") for url in self._urls],
             model_name=self.request.model_path,
             engine_backend="vllm",
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer,
             tensor_parallel_size=self.request.topology.tensor_parallel,
             pipeline_parallel_size=self.request.topology.pipeline_parallel,
             data_parallel_size=self.request.topology.data_parallel,
         )
         return engines
 
-    def _engines_as_shipped(self, tokenizer: Any) -> list[Any]:
+    def _engines_as_shipped(self) -> list[Any]:
         import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
         from skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine import (
             create_ray_wrapped_inference_engines,
@@ -149,7 +147,7 @@ class LegacyStack(SkyRLStack):
             async_engine=engine.async_engine,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             max_num_seqs=engine.max_num_seqs,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer,
             engine_init_kwargs=dict(engine.engine_init_kwargs),
             **backend,
         )

@@ -24,11 +24,6 @@ class Release:
     first: bool
     """0.1.x: the left column of the table."""
 
-    @property
-    def patched(self) -> str:
-        """As the report names it beside a patch."""
-        return f"skyrl {self.version}"
-
 
 def installed() -> Release:
     """The release in this process's environment. A checkout without a version counts as the newest that has both stacks."""

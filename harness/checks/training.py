@@ -8,6 +8,7 @@ from itertools import chain, pairwise
 
 import msgspec
 
+from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import BOUND, CONSTANT, TEMPERATURE
@@ -89,14 +90,8 @@ GAP = Check(
 )
 
 
-def evaluations(evidence: Evidence) -> list[float]:
-    """Mean reward of each evaluation, in the order of the steps."""
-    marks = sorted(evidence.marks("evaluation"), key=lambda mark: mark.step)
-    return [mark.numbers["reward"] for mark in marks]
-
-
 def _judge_rise(evidence: Evidence) -> Finding:
-    curve = evaluations(evidence)
+    curve = curves.rewards(evidence.trace)
     trained = [call for call in evidence.calls("train") if call.error is None]
     if len(curve) < 2 or not trained:
         return untestable("nothing was trained between two evaluations")

@@ -400,32 +400,33 @@ class OneMoreOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
-class KeepAbortsTheQueue(Engine):
-    """pause(keep) ends the requests that wait for their turn."""
+class _CutsTheQueue(Engine):
+    """A pause in this mode ends the requests that wait for their turn."""
+
+    cut_by: PauseMode
 
     async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
-        if mode == "keep":
+        if mode == self.cut_by:
             waiting, self.waiting = self.waiting, []
             for request in waiting:
                 self.fired += 1
                 request.reason = "abort"
                 self.finish(request)
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
+
+
+@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
+class KeepAbortsTheQueue(_CutsTheQueue):
+    """pause(keep) ends the requests that wait for their turn."""
+
+    cut_by = "keep"
 
 
 @seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"])
-class WaitCutsTheQueue(Engine):
+class WaitCutsTheQueue(_CutsTheQueue):
     """pause(wait) waits for what runs, and ends what has not begun."""
 
-    async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
-        if mode == "wait":
-            waiting, self.waiting = self.waiting, []
-            for request in waiting:
-                self.fired += 1
-                request.reason = "abort"
-                self.finish(request)
-        await super().pause_generation(mode=mode, clear_cache=clear_cache)
+    cut_by = "wait"
 
 
 @seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"])
