@@ -29,8 +29,8 @@ ROLLOUT, TRAIN, SYNC = "rollout", "train", "sync"
 """Labels are one of these and the number of the step: "rollout 3"."""
 LEAST_STEPS = 10
 """Training and generation were under way together long enough to judge if an engine would have made this many steps in it."""
-STANDING_STILL = 0.1
-"""An engine that makes fewer than this share of the steps that it has time for stands still."""
+UNDER_WAY = 1
+"""Steps that an engine makes during a training step though it stands still: the one that was under way."""
 WEIGHT_OPS = ("start_weight_update", "update_weights", "finish_weight_update", "update_weights_chunk")
 SOURCE = "SkyRL #1014, task 4; SkyRL documentation, One-Step Off-Policy Pipeline"
 
@@ -101,7 +101,7 @@ def _judge_overlap(evidence: Evidence) -> Finding:
         made = max((sum(began <= at <= ended for at in ns) for ns in times), default=0)
         if not 0 < LEAST_STEPS * usual < ended - began:
             facts += made
-        elif made < STANDING_STILL * (ended - began) / usual:
+        elif made <= UNDER_WAY:
             told += 1
             shown = {"milliseconds of both": (ended - began) / 1e6, "of an engine step": usual / 1e6, "steps": made}
             idle.append({"step": number, **shown})
