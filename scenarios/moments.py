@@ -27,6 +27,10 @@ SETTLED = 30
 """So often the same number of held requests was seen that no more are on their way."""
 
 
+FREEZES = {Moment.BEFORE_FIRST_TOKEN: 2, Moment.QUEUED: 4, Moment.LAST_TOKEN: 40}
+"""How often pause(keep) freezes the same requests: from their first step on, the last of them for as many steps as they take."""
+
+
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and how many tokens it may be answered with."""
 
@@ -100,7 +104,8 @@ async def with_and_without_a_pause(
 ) -> None:
     """The same requests alone, then again with a pause at that moment. What the first ones left in the cache goes.
 
-    Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before.
+    Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before. pause(keep) then
+    comes again and again: it only stops them, so that one of many meets the moment on any machine.
     """
     asks = asks_for(moment, prompts)
     await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
@@ -113,6 +118,25 @@ async def with_and_without_a_pause(
         if together:
             await until_all_are_there(stack, len(asks), 1 if batched else len(asks))
             await stack.resume()
+        if together and mode == "keep":
+            await freeze_repeatedly(stack, FREEZES[moment])
+            return
         await until(stack, moment, len(asks))
         await stack.pause(mode)
         await stack.resume()
+
+
+async def freeze_repeatedly(stack: Stack, times: int) -> None:
+    """pause(keep) and resume() over and over, a step or few between two, however busy the machine. As often on every stack."""
+    for _ in range(times):
+        await stack.pause("keep")
+        frozen = await stack.in_flight()
+        await stack.resume()
+        await _until_a_step_after(stack, frozen)
+
+
+async def _until_a_step_after(stack: Stack, frozen: InFlightResult) -> None:
+    def moved(seen: InFlightResult) -> bool:
+        return seen.requests == 0 or seen.tokens != frozen.tokens
+
+    await stack.until(moved, "a step after resume()", every_s=POLL_S)

@@ -5,6 +5,7 @@ A *pause* here is the time from a pause() call's return to the start of the resu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,6 +81,7 @@ def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
     ]
 
 
+@functools.lru_cache(maxsize=1)
 def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
     """(server, request) → when its caller was gone, as after another row of its batch had failed."""
     aborts = (seen for seen in evidence.trace.observations if seen.kind == "abort")
