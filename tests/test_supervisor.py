@@ -28,13 +28,14 @@ daemonize(Path(sys.argv[1]))
 """
 STAYS, ENDS = "time.sleep(3600)", "sys.exit(7)"
 DRIVER = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from harness.contract import GenerateRequest, StartRequest
 from harness.stack import HostProcess
 from harness.topology import Topology
 from tests.adapters import TRIGGER
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if whoever started the tests ignores it
 logs = Path(sys.argv[1])
 host = HostProcess(python=Path(sys.executable), adapter="tests.adapters:Daemonizes", variables={}, logs=logs)
 
@@ -169,7 +170,10 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
             os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the foreground group
         else:
             driver.kill()
-        driver.wait(timeout=60)
+        try:
+            driver.wait(timeout=60)
+        finally:
+            driver.kill()  # or the tests would wait for it for ever
     seen.wait_until_gone()
 
 
