@@ -28,14 +28,13 @@ daemonize(Path(sys.argv[1]))
 """
 STAYS, ENDS = "time.sleep(3600)", "sys.exit(7)"
 DRIVER = """
-import asyncio, signal, sys
+import asyncio, sys
 from pathlib import Path
 from harness.contract import GenerateRequest, StartRequest
 from harness.stack import HostProcess
 from harness.topology import Topology
 from tests.adapters import TRIGGER
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if whoever started the tests ignores it
 logs = Path(sys.argv[1])
 host = HostProcess(python=Path(sys.executable), adapter="tests.adapters:Daemonizes", variables={}, logs=logs)
 
