@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from harness.contract import METHODS, Description, Message
+from harness.contract import METHODS, Description, KillServerRequest, Message
 from harness.errors import Blame, NotOffered, StackDied, StackError
 from harness.reference import QUERIES
 
@@ -111,6 +111,8 @@ class Host:
             return self._reply(error=ErrorReply(error="NotOffered", kind="NotOffered", message=method))
         try:
             request = msgspec.json.decode(body, type=request_type)
+            if isinstance(request, KillServerRequest):
+                self._give_up(request.server)
             result = await self._unless_dead(function(request), method)
             checked = msgspec.convert(msgspec.to_builtins(result), result_type)
         except asyncio.CancelledError:
@@ -147,6 +149,10 @@ class Host:
         self._processes = description.processes
         self._died = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._look_after(self._died))
+
+    def _give_up(self, server: str) -> None:
+        """Its end is wanted: none of its processes is missed."""
+        self._processes = {role: pid for role, pid in self._processes.items() if not role.startswith(f"{server}/")}
 
     async def _look_after(self, died: asyncio.Future[str]) -> None:
         while (dead := self._dead()) is None:

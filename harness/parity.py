@@ -14,6 +14,7 @@ import msgspec
 
 from harness import curves
 from harness.checks.base import Evidence
+from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.errors import Blame
 from harness.facets import ERRORS, LOGPROBS, error_of
 from harness.judge import NEXT_STEP
@@ -345,9 +346,10 @@ class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judges_errors(check: str, label: str | None) -> bool:
-    """Does a check of that name judge errors of calls of that label? By convention it is called "errors.…:label"."""
+    """Does a check of that name judge errors of calls of that label? By convention it is called "errors.…:label"; where a
+    server dies, one judges all."""
     kind, _, about = check.partition(":")
-    return kind.startswith("errors.") and about == (label or "")
+    return check == EVERY_CALL_ENDS.name or (kind.startswith("errors.") and about == (label or ""))
 
 
 def _name(error: dict[str, Any] | None) -> str:

@@ -146,7 +146,10 @@ class Parity:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Order by stack and topology, comparisons last; refuse what cannot work before anything is started."""
+        """Order by stack and topology, comparisons last; refuse what cannot work before anything is started.
+
+        What spoils a stack comes after all else that is driven on it: whatever follows waits for a fresh start.
+        """
         bare = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
         unasked = bare and "wave" not in self._config.getoption("markexpr")  # `pytest` alone tests the harness
         dropped = {
@@ -159,7 +162,12 @@ class Parity:
         if not mine:
             return
         order = _in_order([_place(item) for item in mine])
-        items.sort(key=lambda item: order.index(place) if (place := _place(item)) is not None else -1)
+
+        def at(item: pytest.Item) -> tuple[int, bool]:
+            place, scenario = _place(item), declaration(getattr(item, "obj", None))
+            return -1 if place is None else order.index(place), scenario is not None and scenario.spoils
+
+        items.sort(key=at)
         try:
             self._validate()
         except HarnessError as e:

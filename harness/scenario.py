@@ -31,6 +31,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None
     """Engines hold their weights so: a start of its own."""
 
+    @property
+    def spoils(self) -> bool:
+        """Does it break the stack, so that the next one has to wait for a fresh start?"""
+        return Capability.KILL_SERVER in self.needs
+
     def topologies(self, engines: int, placements: Iterable[Placement]) -> list[Topology]:
         """Where it is driven, of these placements."""
         return [

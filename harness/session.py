@@ -81,9 +81,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def compares(self) -> bool:
         return not self.stacks
 
-    def takes(self, target: str) -> int:
-        """How often each scenario is driven on a target: the baseline once more, for its twin."""
-        twin = self.compares and self.twin and target == self.baseline
+    def takes(self, target: str, *, spoils: bool = False) -> int:
+        """How often a scenario is driven on a target: on the baseline once more, for its twin, unless that costs a start."""
+        twin = self.compares and self.twin and target == self.baseline and not spoils
         return max(self.repeat, 2 if twin else 1)
 
     def compared(self, target: str) -> int:
@@ -235,7 +235,7 @@ class Session:
             return lacking
         kept: list[ScenarioTrace] = []
         judged: list[list[Verdict]] = []
-        for take in range(1, self.options.takes(seat.target) + 1):
+        for take in range(1, self.options.takes(seat.target, spoils=scenario.spoils) + 1):
             trace = self._take(scenario, seat, take, body)
             self._ask_the_oracle(scenario, trace)
             with self.timed("judge"):

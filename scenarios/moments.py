@@ -38,20 +38,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
 
 
-def ragged_budgets(prompts: Prompts) -> list[Ask]:
-    """Budgets next to each other: in each step from the 24th to the 39th some request has one token left."""
-    return [Ask(prompt=prompt, max_tokens=24 + at % 16) for at, prompt in enumerate(prompts.unique(64))]
+def ragged_budgets(prompts: Prompts, steps: int = 16) -> list[Ask]:
+    """Budgets next to each other: in each of so many steps from the 24th on some request has one token left."""
+    return [Ask(prompt=prompt, max_tokens=24 + at % steps) for at, prompt in enumerate(prompts.unique(64))]
 
 
-def asks_for(moment: Moment, prompts: Prompts) -> list[Ask]:
-    """Requests that a pause can meet at this moment."""
+def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
+    """Requests that a pause can meet at this moment. pause(abort) comes once: they last until it is there, however late."""
+    once = mode == "abort"
     match moment:
         case Moment.BEFORE_FIRST_TOKEN:
-            return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(40, length=120)]
+            return [Ask(prompt=prompt, max_tokens=64 if once else 16) for prompt in prompts.unique(40, length=120)]
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
-            return ragged_budgets(prompts)
+            return ragged_budgets(prompts, 32 if once else 16)
         case Moment.UNDER_WAY:
             return [Ask(prompt=prompt, max_tokens=200) for prompt in prompts.unique(8)]
 
@@ -107,7 +108,7 @@ async def with_and_without_a_pause(
     Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before. pause(keep) then
     comes again and again: it only stops them, so that one of many meets the moment on any machine.
     """
-    asks = asks_for(moment, prompts)
+    asks = asks_for(moment, prompts, mode)
     await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
     await stack.reset_prefix_cache()
     async with asyncio.TaskGroup() as tasks:

@@ -203,6 +203,19 @@ class LosesEngineUnnoticed(LosesEngine):
         self.engine.kill()
 
 
+class LosesServers(LosesEngine):
+    """The process is its server's, and it can be told to kill it."""
+
+    async def start(self, request):
+        await super().start(request)
+        self.processes = {"server-0/worker-0": self.engine.pid}
+        return self.description()
+
+    async def kill_server(self, _request):
+        self.engine.kill()
+        return Empty()
+
+
 class NeverClean(Toy):
     async def digests(self, _request):
         raise Refused("nobody reads this worker")

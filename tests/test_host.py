@@ -17,7 +17,7 @@ import pytest_asyncio
 import respx
 
 from harness.capability import Capability
-from harness.contract import Empty, GenerateRequest, Generation, HealthResult, StartRequest
+from harness.contract import Empty, GenerateRequest, Generation, HealthResult, KillServerRequest, StartRequest
 from harness.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
 from harness.stack import HostProcess, as_stack_error, read_answer
 from harness.topology import Topology
@@ -165,6 +165,13 @@ async def test_a_call_that_waits_for_a_dead_process_is_ended(hosts: MakeHost):
     assert error.message.endswith("died while generate was waiting")
     assert host.died is not None
     assert host.died in error.message
+
+
+async def test_a_server_that_is_killed_on_purpose_is_not_missed(hosts: MakeHost):
+    host = await up(hosts("LosesServers"))
+    await host.call("kill_server", KillServerRequest(server="server-0"), 60)
+    assert isinstance(await host.call("generate", GENERATE, 60), Generation)
+    assert host.died is None
 
 
 async def test_the_stacks_own_error_comes_first_and_the_death_is_told_beside_it(hosts: MakeHost):

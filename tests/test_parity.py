@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.checks.base import Check, Evidence, passed
+from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.errors import Blame
 from harness.facets import deterministic
 from harness.noise import noise_floors
@@ -315,6 +316,11 @@ def test_equal_errors_earn_parity_only_where_a_check_judged_their_cause():
 def test_an_error_of_another_call_than_the_one_that_was_to_fail_earns_nothing():
     other = [*failing(), traces.generate([[2]], error=traces.error(), params=GREEDY, label="good")]
     assert both(other, other, scenario=WITH_ERRORS)["outputs.errors"].status == Parity.BOTH_WRONG
+
+
+def test_where_a_server_dies_every_error_is_judged():
+    dying = recordings.declared(checks=(msgspec.structs.replace(EVERY_CALL_ENDS, judge=lambda e: passed(1)),))
+    assert both(failing("EngineDeadError"), failing(), scenario=dying)["outputs.errors"].status == Parity.OPEN
 
 
 def test_a_call_that_the_scenario_gave_up_is_no_error_of_either_stack():

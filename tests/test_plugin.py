@@ -42,6 +42,16 @@ async def test_greedy(stack, prompts):
     """Nowhere."""
     await stack.generate(prompts.unique(3), temperature=0, max_tokens=4, ignore_eos=True)
 '''
+SPOILS = '''
+from harness.capability import Capability
+from harness.checks.tokens import greedy
+from harness.scenario import scenario
+
+@scenario(task=0, promise="a server dies", needs=[Capability.KILL_SERVER], checks=[greedy()])
+async def test_death(stack, prompts):
+    """Nowhere."""
+    await stack.kill_server(stack.servers[0])
+'''
 PLAN = """
 [[task]]
 number = 0
@@ -131,6 +141,17 @@ def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_start
         "test_greedy[toy:legacy~toy:http@colocated-2x1]",
     ]
     assert not (project.path / ".parity").exists(), "collecting starts nothing"
+
+
+def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
+    (project.path / "scenarios" / "wave1" / "test_a_death.py").write_text(SPOILS)
+    shown = run(project, "--collect-only", "-q")
+    ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
+    assert ids[:3] == [
+        "test_trigger[toy:legacy@disaggregated-2x1]",
+        "test_greedy[toy:legacy@disaggregated-2x1]",
+        "test_death[toy:legacy@disaggregated-2x1]",
+    ]
 
 
 def test_a_single_stack_is_compared_with_nothing(project: pytest.Pytester):

@@ -89,3 +89,4 @@ def test_no_more_takes_are_kept_than_are_compared(changes: dict, driven: tuple[i
     options = Options(baseline="old", candidate="new", engine="cpu", **changes)
     assert (options.takes("old"), options.takes("new")) == driven
     assert (options.compared("old"), options.compared("new")) == kept
+    assert options.takes("old", spoils=True) == options.repeat, "a twin is not worth a start"

@@ -7,11 +7,14 @@ Where the harness deviates from what SkyRL ships, it is a named patch or a note,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.metadata
 import os
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from backends.skyrl import gym
 from backends.skyrl.release import installed
@@ -33,6 +36,7 @@ from harness.contract import (
     InFlightResult,
     InjectRequest,
     InjectResult,
+    KillServerRequest,
     ObserveRequest,
     ObserveResult,
     OpenAIRequest,
@@ -457,6 +461,13 @@ class SkyRLStack:
             one.inject(request.fault)
         return InjectResult(fired=fired)
 
+    async def kill_server(self, request: KillServerRequest) -> Empty:
+        """SIGKILL to every process of the server. A forked legacy engine keeps its frontend: that is this process."""
+        assert self._description is not None
+        processes = self._description.processes
+        _kill([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
+        return Empty()
+
     async def in_flight(self, _request: Empty) -> InFlightResult:
         live = list(self.tap.in_flight())
         servers: dict[str, int] = {}
@@ -474,6 +485,15 @@ def generation(output: Any) -> Generation:
         stop_reasons=list(output["stop_reasons"]),
         response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
     )
+
+
+def _kill(pids: list[int]) -> None:
+    """SIGKILL to these processes and their children, all at once."""
+    roots = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    doomed = {process for root in roots for process in (root, *root.children(recursive=True))}
+    for process in doomed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _installed() -> dict[str, str]:

@@ -60,7 +60,7 @@ class RemoteServers:
         return [path for path in wanted if path not in document["paths"]]
 
     def pids(self) -> dict[str, int]:
-        return {f"external-{index}": server.pid for index, server in enumerate(self._servers)}
+        return {f"server-{index}/external": server.pid for index, server in enumerate(self._servers)}
 
     def stop(self) -> None:
         for server in self._servers:

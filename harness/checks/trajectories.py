@@ -7,6 +7,7 @@ Queries are asked along the way, since each turn's prompt depends on the text of
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 
@@ -196,12 +197,16 @@ class _Walk:
         return tuple(full[end + 1 :])
 
     def _take(self, call: Call, index: int, prompt: tuple[int, ...], context: tuple[int, ...]) -> Execution | None:
-        """An execution of this prompt in the call's time: the one whose tokens the result has here, if there is one."""
+        """An execution of this prompt in the call's time: the one whose tokens the result has here, if there is one. One that
+        its engine did not end, because it died, comes last: the request may have been sent to another. What a generator that
+        failed left behind may go on later."""
+        until_ns = call.ended_ns if call.error is None else math.inf
         open_ = [
             number
             for number in self._by_prompt.get(context, ())
-            if number not in self._taken and call.started_ns <= self._execution(number).started_ns <= call.ended_ns
+            if number not in self._taken and call.started_ns <= self._execution(number).started_ns <= until_ns
         ]
+        open_.sort(key=lambda number: self._execution(number).finish_reason is None)
         rows = (call.result or {}).get("response_ids") or []
         here = rows[index][len(context) - len(prompt) :] if index < len(rows) else []
 

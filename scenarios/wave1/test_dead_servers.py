@@ -46,6 +46,7 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
     promise="when a server dies, every pending request ends: well, or with an error that has a name",
     needs={Capability.KILL_SERVER},
     checks=[EVERY_CALL_ENDS],
+    deadline_s=120.0,
 )
 async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone."""
@@ -56,5 +57,6 @@ async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Pr
             callers.create_task(stack.attempt(answer))
         await stack.until_generating(requests=len(batch), tokens=4 * len(batch))
         await stack.kill_server(stack.servers[0])
-    for prompt in prompts.unique(8):
-        await stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0))
+    async with asyncio.TaskGroup() as callers:
+        for prompt in prompts.unique(8):
+            callers.create_task(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fixtures.prompts import ENDOFTEXT, EOS, IM_START, Prompts, plain_ids
 from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
-from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
+from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.contract import GymRequest, TrajectoryId
 from harness.scenario import scenario
@@ -183,27 +182,3 @@ async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Pr
             sampling_params={"max_tokens": 24, "temperature": 2.0, "seed": 11, **letters},
         )
     )
-
-
-@scenario(
-    task=7,
-    promise="when a server dies, every batch of trajectories ends: well, or with an error that has a name",
-    needs=NEEDS | {Capability.KILL_SERVER},
-    checks=[EVERY_CALL_ENDS],
-)
-async def test_a_server_dies(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 7: "Server errors handled"."""
-    async with asyncio.TaskGroup() as callers:
-        for number in range(4):
-            request = GymRequest(
-                prompts=prompts.conversations(3),
-                env_extras=[{}] * 3,
-                trajectory_ids=[TrajectoryId(instance_id=f"batch-{number}", repetition_id=row) for row in range(3)],
-                max_turns=3,
-                sampling_params={**FULL, "max_tokens": 60},
-            )
-            callers.create_task(stack.attempt(stack.gym_generate(request)))
-        await stack.until_generating(requests=8, tokens=24)
-        await stack.kill_server(stack.servers[0])
-    request = GymRequest(prompts=prompts.conversations(4), env_extras=[{}] * 4, batched=True, sampling_params=GREEDY)
-    await stack.attempt(stack.gym_generate(request))

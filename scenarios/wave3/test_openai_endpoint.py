@@ -16,7 +16,7 @@ from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
 from harness.checks.wire import LOGPROBS, STATUS, STREAMS, answered
-from harness.contract import HttpRequest
+from harness.contract import GymRequest, HttpRequest
 from harness.scenario import scenario
 from harness.stack import Stack
 
@@ -50,10 +50,10 @@ async def chat(stack: Stack, client: Any, messages: list[dict[str, str]], **more
     return await unless_refused(client.chat.completions.create(**asked))
 
 
-async def still_answers(stack: Stack, prompts: Prompts) -> None:
-    """A good request for each server and some more."""
+async def still_answers(stack: Stack, prompts: Prompts, *, requests: int = 4) -> None:
+    """Good requests, labelled "after": so many that servers that are chosen at random have some each."""
     async with openai_client(stack, label="after") as client:
-        for prompt in prompts.unique(2 * stack.topology.engines):
+        for prompt in prompts.unique(requests):
             await complete(stack, client, prompt)
 
 
@@ -320,16 +320,28 @@ async def test_an_unknown_route(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=7,
-    promise="when a server dies, each pending request is answered or refused by name, and the next ones are answered",
-    needs=ENDPOINT | {Capability.KILL_SERVER},
+    promise="when a server dies, each request and each batch of trajectories ends, well or by a named error; the next are answered",
+    needs=ENDPOINT | {Capability.GYM_GENERATOR, Capability.KILL_SERVER},
     checks=[EVERY_CALL_ENDS, STATUS, answered("after")],
+    deadline_s=120.0,
 )
 async def test_a_server_dies(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 7: "Server errors handled"."""
+    """SkyRL #1014, task 7: "Server errors handled". Users of the address and SkyRL's generator side by side."""
+
+    async def trajectories(rows: int) -> None:
+        asked = {**GREEDY, "max_tokens": 60, "ignore_eos": True}
+        conversations = prompts.conversations(rows)
+        request = GymRequest(prompts=conversations, env_extras=[{}] * rows, max_turns=3, sampling_params=asked)
+        await stack.attempt(stack.gym_generate(request))
+
+    await trajectories(1)  # what a generator imports first takes longer than requests last
     batch = prompts.unique(16)
     async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
+        for _ in range(4):
+            callers.create_task(trajectories(3))
         for prompt in batch:
             callers.create_task(complete(stack, client, prompt, max_tokens=200))
-        await stack.until_generating(requests=len(batch), tokens=4 * len(batch))
+        await stack.until_generating(requests=len(batch) + 8, tokens=4 * len(batch))
         await stack.kill_server(stack.servers[0])
-    await still_answers(stack, prompts)
+    await trajectories(4)
+    await still_answers(stack, prompts, requests=16)

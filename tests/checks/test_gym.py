@@ -11,8 +11,10 @@ from fixtures.prompts import rendered
 from harness.checks import gym
 from harness.checks.conservation import CONSERVATION
 from harness.contract import GymOutput, GymRequest, TrajectoryId
+from harness.errors import Blame
+from harness.recording import CallError
 from tests import traces
-from tests.checks.scene import GREEDY, STEP, Scene, home
+from tests.checks.scene import GREEDY, SERVERS, STEP, Scene, home
 
 PROMPTS = [[{"role": "user", "content": word}] for word in ("three", "blind", "mice")]
 TURNS = [1, 2, 3]
@@ -80,6 +82,30 @@ def test_right_trajectories_pass(check):
 def test_every_turn_is_a_row_that_an_engine_served():
     scene = Scene()
     trajectories(scene)
+    assert scene.judge(CONSERVATION).status == "pass"
+
+
+def test_a_turn_whose_server_died_was_made_by_the_other():
+    scene = Scene()
+    trajectories(scene)
+    whole = next(one for one in scene.seen if one.kind == "request" and one.data["sampling_params"] == GREEDY)
+    other = next(server for server in SERVERS if server != whole.server)
+    prompt = whole.data["prompt_token_ids"]
+    begun = scene.reference.greedy(prompt, 2, version=0)
+    scene.seen += traces.executed(
+        prompt, begun, server=other, params=GREEDY, reason=None, from_ns=whole.at_ns - 1, step_ns=1
+    )
+    scene.calls.append(traces.call("kill_server", {"server": other}, {}))
+    for check in (gym.TOKENS, gym.REWARDS, CONSERVATION):
+        assert scene.judge(check).status == "pass"
+
+
+def test_what_a_generator_that_failed_left_behind_goes_on():
+    scene = Scene()
+    trajectories(scene)
+    first = min(one.at_ns for one in scene.seen if one.data.get("sampling_params") == GREEDY)
+    failed = CallError(kind="ConnectionError", message="the server is gone", blame=Blame.STACK)
+    scene.change(scene.calls[-1], result=None, error=failed, ended_ns=first + 1)
     assert scene.judge(CONSERVATION).status == "pass"
 
 
