@@ -380,13 +380,17 @@ def compare(
 def report(
     run: Run,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
 ) -> None:
     """Render a run's reports again from its report.json: nothing is judged, and recordings, if there, only give the pictures.
 
     \b
-    Example:
+    Examples:
       parity report .parity/runs/20261121-1500
+      parity report 20261121-1500 --readme
     """
+    from harness.plan import load_plan
+    from reports import plan_figures
     from reports.json_report import read_report
     from reports.render import write_all
 
@@ -396,6 +400,8 @@ def report(
         raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {run}")
     judgement = read_report(source)
     write_all(judgement, folder, all_pictures=all_pictures)
+    if readme:
+        plan_figures.renew(ROOT / "README.md", judgement, load_plan())
     _show(judgement)
 
 

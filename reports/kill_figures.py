@@ -1,4 +1,4 @@
-"""The figures of the kill matrix in README.md: a table between two markers, a row a stack, taken from a run."""
+"""The figures of the kill matrix in README.md: a row a stack, taken from a run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.kill_matrix import KillMatrix, Proof
+from reports.readme import block, with_block
 
-OPENS, CLOSES = "<!-- kill matrix -->", "<!-- /kill matrix -->"
+NAME = "kill matrix"
 HEAD = (
     "| stack | faults killed | checks killed | scenarios | drives under a fault | correct stack |",
     "| --- | --- | --- | --- | --- | --- |",
 )
 ROW = re.compile(r"\| `(?P<stack>[^`|]+)` \| (\d+) of (\d+) \| (\d+) of (\d+) \| (\d+) \| (\d+) \| (green|red) \|")
 """Stack, faults killed and all, checks killed and all, scenarios, drives, and whether the control is green."""
-BLOCK = re.compile(rf"{re.escape(OPENS)}\n(?P<rows>.*?){re.escape(CLOSES)}", re.DOTALL)
 
 
 def row(proof: Proof) -> str:
@@ -32,19 +32,13 @@ def renewed(text: str, proofs: Iterable[Proof]) -> str:
 
     Raises UsageError for a text without the two markers.
     """
-    found = BLOCK.search(text)
-    if found is None:
-        raise UsageError(f"there is no block {OPENS} … {CLOSES}", next_step="put the two markers back into README.md")
     rows = rows_of(text) | {proof.target: row(proof) for proof in proofs}
-    block = "\n".join((OPENS, *HEAD, *rows.values(), CLOSES))
-    return text[: found.start()] + block + text[found.end() :]
+    return with_block(text, NAME, [*HEAD, *rows.values()])
 
 
 def rows_of(text: str) -> dict[str, str]:
-    """Stack → its line, of all that the block holds."""
-    found = BLOCK.search(text)
-    lines = found["rows"].splitlines() if found is not None else []
-    return {match["stack"]: line for line in lines if (match := ROW.fullmatch(line))}
+    """Stack → its line, of all that the block holds. Raises UsageError for a text without the two markers."""
+    return {match["stack"]: line for line in block(text, NAME) if (match := ROW.fullmatch(line))}
 
 
 def renew(readme: Path, matrix: KillMatrix) -> None:

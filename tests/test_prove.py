@@ -20,6 +20,7 @@ from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Out
 from harness.prove import Request, plan, plans
 from harness.targets import registry
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
+from reports.readme import block
 from tests import kill_matrices
 from tests.kill_matrices import FAULTS, Script, planned, target, verdict
 from tests.test_reports import HOSTILE, Page
@@ -471,7 +472,7 @@ def test_the_command_writes_both_reports_and_ends_with_the_figures(driven, monke
 
 
 def test_the_command_is_green_and_renews_the_readme(driven, monkeypatch, tmp_path):
-    (tmp_path / "README.md").write_text(f"before\n{kill_figures.OPENS}\n{kill_figures.CLOSES}\nafter\n")
+    (tmp_path / "README.md").write_text(f"before\n{BLOCK}after\n")
     driven["matrix"] = green()
     assert parity(monkeypatch, "prove", "--stack", "toy", "--readme") == 0
     text = (tmp_path / "README.md").read_text()
@@ -584,11 +585,12 @@ def test_what_a_stack_says_is_text_in_the_page_and_in_the_terminal(tmp_path):
 # --- the README
 
 
+BLOCK = "<!-- kill matrix -->\n<!-- /kill matrix -->\n"
 README = Path(cli.__file__).resolve().parents[1] / "README.md"
 
 
 def test_the_figures_are_renewed_a_row_a_stack_and_of_whole_runs_only(tmp_path):
-    text = f"a\n{kill_figures.OPENS}\n{kill_figures.CLOSES}\nb\n"
+    text = f"a\n{BLOCK}b\n"
     once = kill_figures.renewed(text, green().proofs)
     other = [msgspec.structs.replace(p, target="other") for p in matrix().proofs]
     twice = kill_figures.renewed(once, other)
@@ -604,9 +606,7 @@ def test_the_figures_are_renewed_a_row_a_stack_and_of_whole_runs_only(tmp_path):
 def test_the_figures_in_the_readme_are_of_a_green_run_of_todays_faults():
     text = README.read_text()
     rows = kill_figures.rows_of(text)
-    block = kill_figures.BLOCK.search(text)
-    assert block is not None
-    assert block["rows"].splitlines() == [*kill_figures.HEAD, *rows.values()], "written by `parity prove --readme`"
+    assert block(text, kill_figures.NAME) == [*kill_figures.HEAD, *rows.values()], "written by `parity prove --readme`"
     assert set(prove.MINIATURES) <= set(rows), "run `parity prove --readme`"
     for name, line in rows.items():
         found = kill_figures.ROW.fullmatch(line)

@@ -9,6 +9,8 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -19,9 +21,10 @@ from rich.console import Console
 
 from harness.errors import UsageError
 from harness.ledger import Ledger
-from harness.plan import Plan
+from harness.plan import Plan, load_plan
 from harness.verdict import Gate, Judgement, Margin, NoiseFloor, RunInfo
-from reports import json_report, markdown, reproduce
+from reports import json_report, markdown, plan_figures, reproduce
+from reports.readme import block
 from reports.render import read_report, write_all
 from reports.terminal import show
 from reports.text import sides, visible
@@ -375,3 +378,54 @@ def test_a_report_needs_no_plan_or_ledger_of_its_own(tmp_path):
     assert set(write_all(synthetic.judgement(), tmp_path)) == set(FORMATS)
     written_without = write_all(synthetic.judgement(), tmp_path / "b", plan=Plan(task=[]), ledger=Ledger())
     assert "not in the ledger at hand" in written_without["report.html"].read_text()
+
+
+# --- the plan in the README -----------------------------------------------------------------------------------------
+
+PLAN_BLOCK = "a\n<!-- plan -->\n<!-- /plan -->\nb\n"
+
+
+def of_waves(*waves: int, created_at: str = "2026-11-22T10:00:00+00:00", **changes: Any) -> Judgement:
+    """The synthetic run as one of whole waves."""
+    base = synthetic.judgement()
+    run = msgspec.structs.replace(base.run, whole_waves=list(waves), created_at=created_at, **changes)
+    return msgspec.structs.replace(base, run=run)
+
+
+def test_the_plan_in_the_readme_has_a_row_a_task_and_keeps_those_that_a_run_did_not_drive():
+    plan = synthetic.plan()
+    waves = sorted({task.wave for task in plan.task})
+    once = plan_figures.renewed(PLAN_BLOCK, of_waves(waves[0]), plan)
+    rows = block(once, plan_figures.NAME)
+    assert rows[0] == f"| task of the plan | {LEGACY} | {HTTP} | {LEGACY} → {HTTP} | driven |"
+    assert [row.split()[1] for row in rows[2:]] == [str(task.number) for task in plan.task]
+    driven = [row for row in rows if row.endswith("| ray, cpu, 2026-11-22 |")]
+    assert driven
+    assert all(row.endswith(f"| {plan_figures.UNDRIVEN} |") for row in rows[2:] if row not in driven)
+    later = of_waves(99, created_at="2026-12-01T10:00:00+00:00")
+    assert plan_figures.renewed(once, later, plan) == once, "its waves are none of the plan's"
+    again = of_waves(*waves, created_at="2026-12-01T10:00:00+00:00")
+    assert "2026-11-22" not in plan_figures.renewed(once, again, plan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"whole_waves": []}, "whole waves only"),
+        ({"outcome": "interrupted"}, "whole waves only"),
+        ({"baseline": None}, "whole waves only"),
+        ({"candidate": "local:http"}, "which this run is not about"),
+    ],
+)
+def test_a_run_that_the_readme_cannot_show_is_refused(changes: dict[str, Any], said: str):
+    text = plan_figures.renewed(PLAN_BLOCK, of_waves(1), synthetic.plan())
+    judgement = of_waves(1)
+    other = msgspec.structs.replace(judgement, run=msgspec.structs.replace(judgement.run, **changes))
+    with pytest.raises(UsageError, match=said):
+        plan_figures.renewed(text, other, synthetic.plan())
+
+
+def test_the_readme_has_a_row_for_every_task_of_the_plan():
+    rows = block((Path(__file__).parents[1] / "README.md").read_text(), plan_figures.NAME)
+    tasks = [f"{task.number} {task.title}" for task in load_plan().task]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == tasks, "parity report RUN --readme"
