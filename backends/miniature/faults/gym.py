@@ -83,7 +83,7 @@ class MaskOneShort(Generator):
 @seeded(
     "last_turn_dropped",
     caught_by=["gym.tokens"],
-    also=["all_complete", "conservation", "gym.loss_masks", "gym.metrics", "gym.rewards"],
+    also=["all_complete", "conservation", "every_call_ends", "gym.loss_masks", "gym.metrics", "gym.rewards"],
 )
 class LastTurnDropped(Generator):
     """What the policy said last is not in the trajectory, if it said more than one thing."""

@@ -113,6 +113,7 @@ class SyncWithoutEffect(Client):
         "training.gap",
         "uniform_servers",
         "whole_version",
+        "wire.logprobs",
     ],
 )
 class SyncOnlyOnce(Client):
@@ -330,6 +331,7 @@ class LastChunkLost(Engine):
         "routed_experts",
         "schedule.versions",
         "tokens.greedy",
+        "wire.logprobs",
     ],
 )
 class LastChunkLate(Engine):
