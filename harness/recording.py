@@ -84,6 +84,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
 
     =================  ==================================================================================
     `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
+    `late_request`     the same, of a batch that had failed in an earlier scenario: not this one's
     `step`             one engine step: tokens = {request_id: [new token ids]}
     `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
     `abort`            the frontend dropped requests: request_ids

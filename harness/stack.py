@@ -376,6 +376,9 @@ class Stack:
         self._paused = False
         self._adapters: set[str] = set()
         self._spoiled = False
+        self._scenario = ""
+        self._abandoned: dict[tuple[int, ...], str] = {}
+        """Prompts of batches that failed, and in which scenario: their other rows may reach an engine at any time."""
         self._generating = 0
         """Calls of the data plane, counted when they begin; `_pending` are those that have not ended."""
         self._pending = 0
@@ -441,7 +444,7 @@ class Stack:
         """
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
-        self._events = []
+        self._scenario, self._events = name, []
         self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         for attempts in range(1, MOST_ATTEMPTS + 1):
             try:
@@ -461,6 +464,7 @@ class Stack:
         if self._host.died is not None and not self._spoiled:
             error = _with_death(error, self._host.died)
         end = self._end(name, take, error, attempts)
+        self._abandon()
         if refusal is not None or (error is not None and (error.kind in FATAL or self._host.died is not None)):
             await self._host.end()
         return ScenarioTrace(
@@ -494,6 +498,14 @@ class Stack:
             return _as_call_error(e)
         return None
 
+    def _abandon(self) -> None:
+        """Remember the batches of this scenario that failed as a whole (SkyRL, RemoteInferenceClient: rows that wait for their
+        turn, or to be tried again, are not called off)."""
+        for call in self._events:
+            if isinstance(call, Call) and call.method == "generate" and call.error is not None:
+                for prompt in call.request.get("prompt_token_ids") or ():
+                    self._abandoned[tuple(prompt)] = self._scenario
+
     def _end(self, name: str, take: int, error: CallError | None, attempts: int) -> ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
         end = ScenarioEnd(scenario=name, take=take, outcome=outcome, attempts=attempts, error=error, at_ns=now_ns())
@@ -518,7 +530,11 @@ class Stack:
     async def _observe(self) -> None:
         seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
         for raw in seen.observations:
-            self._record(Observation(kind=raw["kind"], server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
+            kind = raw["kind"]
+            if kind == "request":
+                of = self._abandoned.get(tuple(raw["data"]["prompt_token_ids"]), self._scenario)
+                kind = "request" if of == self._scenario else "late_request"
+            self._record(Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
 
     async def _clean_room(self) -> None:
         """Resumed, awake, at policy version 0, empty prefix cache: done, then verified, and the instruments with it."""

@@ -231,6 +231,21 @@ class BreaksAtStart(Toy):
         raise Refused("no such option")
 
 
+class LeavesRows(Toy):
+    """Refuses a batch, and runs the rows that were fine with a batch that comes later."""
+
+    left = ()
+
+    async def generate(self, request):
+        if TRIGGER in request.prompt_token_ids:
+            self.left = [row for row in request.prompt_token_ids if row != TRIGGER]
+            raise Refused("not this row")
+        if len(request.prompt_token_ids) > 1:
+            for row in self.left:
+                self.run(row, request.sampling_params)
+        return await super().generate(request)
+
+
 class Swaps(Toy):
     """Wrong, and healthy otherwise: results in the reverse order of the prompts."""
 

@@ -115,6 +115,32 @@ async def test_every_bad_end_is_recorded_by_name(rigs, adapter: str, kind: str, 
         assert before.left() == []
 
 
+async def test_rows_of_a_batch_that_failed_are_not_the_next_scenarios(rigs):
+    rig = await rigs("LeavesRows")
+
+    async def fails(stack: Stack) -> None:
+        await stack.attempt(stack.generate([[7, 8], TRIGGER], max_tokens=2))
+
+    async def goes_on(stack: Stack) -> None:
+        await stack.generate([[5, 6], [9, 9]], max_tokens=2)
+
+    async def again(stack: Stack) -> None:
+        await fails(stack)
+        await goes_on(stack)
+
+    async def ran(scenario: str, take: int, body: Body) -> dict[str, list[list[int]]]:
+        trace = await rig.stack.drive(scenario, take, 60, lambda: body(rig.stack))
+        found: dict[str, list[list[int]]] = {"request": [], "late_request": []}
+        for seen in trace.observations:
+            if seen.kind in found and seen.at_ns >= trace.began_ns:
+                found[seen.kind].append(seen.data["prompt_token_ids"])
+        return found
+
+    assert await ran("first", 1, fails) == {"request": [], "late_request": []}
+    assert await ran("second", 1, goes_on) == {"request": [[5, 6], [9, 9]], "late_request": [[7, 8]]}
+    assert await ran("first", 2, again) == {"request": [[7, 8], [5, 6], [9, 9]], "late_request": []}
+
+
 async def _until_told(stack: Stack) -> None:
     """A call that succeeds although a process has died; then wait until the host has noticed."""
     await misbehave(stack)
