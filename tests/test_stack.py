@@ -139,6 +139,7 @@ async def test_rows_of_a_batch_that_failed_are_not_the_next_scenarios(rigs):
     assert await ran("first", 1, fails) == {"request": [], "late_request": []}
     assert await ran("second", 1, goes_on) == {"request": [[5, 6], [9, 9]], "late_request": [[7, 8]]}
     assert await ran("first", 2, again) == {"request": [[7, 8], [5, 6], [9, 9]], "late_request": []}
+    rig.recorder.close("completed")
 
 
 async def _until_told(stack: Stack) -> None:
