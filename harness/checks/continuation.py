@@ -6,6 +6,7 @@ answer. Each *attempt* is an engine's execution of the row's prompt, or of one t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ def _shown(row: Row, attempts: list[Execution]) -> dict[str, Any]:
     }
 
 
-def _judge(evidence: Evidence, moment: Moment | None) -> Finding:
+def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
     if not tap_works(evidence):
         return untestable(BLIND)
     facts, continued = 0, 0
@@ -143,27 +144,28 @@ def _judge(evidence: Evidence, moment: Moment | None) -> Finding:
             continue
         attempts = _attempts(evidence, row)
         facts += 1 + len(attempts)
-        if moment is None:
-            continued += sum(bool(attempt.tokens) for attempt in attempts) > 1
+        if moments:
+            continued += len(attempts) > 1 and caught_at(evidence, row, *moments) > 0
         else:
-            continued += len(attempts) > 1 and caught_at(evidence, row, moment) > 0
+            continued += sum(bool(attempt.tokens) for attempt in attempts) > 1
         if why := _wrong(row, attempts, len(aborts)):
             wrong.append((why, _shown(row, attempts)))
     if wrong:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
     if not continued:
-        nowhere = NOT_CONTINUED if moment is None else f"{NOT_CONTINUED} {moment}"
+        nowhere = " ".join([NOT_CONTINUED, *([" or ".join(moments)] if moments else [])])
         return untestable(nowhere if facts else NOTHING_PAUSED)
     return passed(facts, continued=continued)
 
 
-def continuation(moment: Moment | None = None) -> Check:
-    """What was cut short was continued as it should be; at `moment` at least once, if one is named."""
+def continuation(*moments: Moment) -> Check:
+    """What was cut short was continued as it should be; at one of `moments` at least once, if any are named. Else one at least
+    went on with tokens that it had."""
     return Check(
         name="continuation",
         fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
-        judge=lambda evidence: _judge(evidence, moment),
+        judge=lambda evidence: _judge(evidence, moments),
         queries=queries,
     )
 
@@ -171,14 +173,14 @@ def continuation(moment: Moment | None = None) -> Check:
 CONTINUATION = continuation()
 
 
-def same_as_uninterrupted(moment: Moment) -> Check:
-    """`pausing.SAME_AS_UNINTERRUPTED`, where the pause met at least one request at `moment`, in whichever mode."""
+def same_as_uninterrupted(*moments: Moment) -> Check:
+    """`pausing.SAME_AS_UNINTERRUPTED`, where the pause met at least one request at one of `moments`, in whichever mode."""
 
     def judge(evidence: Evidence) -> Finding:
         return same(
             evidence,
-            lambda paused: any(caught_at(evidence, row, moment) for row in paused),
-            f"the pause met no request {moment}",
+            lambda paused: any(caught_at(evidence, row, *moments) for row in paused),
+            f"the pause met no request {' or '.join(moments)}",
         )
 
     return msgspec.structs.replace(SAME_AS_UNINTERRUPTED, judge=judge)

@@ -26,12 +26,12 @@ class Moment(StrEnum):
     QUEUED = "while it waited for its turn"
 
 
-def caught_at(evidence: Evidence, row: Row, moment: Moment) -> int:
-    """How many times a pause met the row at this moment, all its attempts counted."""
+def caught_at(evidence: Evidence, row: Row, *moments: Moment) -> int:
+    """How many times a pause met the row at one of these moments, all its attempts counted."""
     prompt = row.prompt or ()
     return sum(
-        moment in moments
-        for execution, moments in _met(evidence)
+        not met.isdisjoint(moments)
+        for execution, met in _met(evidence)
         if execution.prompt[: len(prompt)] == prompt
         and row.call.started_ns <= execution.started_ns <= row.call.ended_ns
     )
@@ -52,7 +52,7 @@ def _by_then(evidence: Evidence, pause: Pause, execution: Execution) -> tuple[in
     """(when the pause met it, how many tokens it had); None if the pause did not meet it."""
     gone_ns = dropped(evidence).get((execution.server, execution.request_id))
     ended_ns = execution.ended_ns if execution.ended_ns is not None else gone_ns
-    if execution.started_ns > pause.asked_ns:
+    if execution.started_ns > (pause.from_ns if pause.mode == "abort" else pause.asked_ns):
         return None
     if pause.mode == "abort":
         cut = execution.finish_reason == "abort" or (execution.finish_reason is None and gone_ns is not None)

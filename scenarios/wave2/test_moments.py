@@ -5,11 +5,10 @@ from __future__ import annotations
 from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.base import Check
-from harness.checks.continuation import CONTINUATION, same_as_uninterrupted
+from harness.checks.continuation import continuation, same_as_uninterrupted
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.moments import Moment
-from harness.checks.pausing import SAME_AS_UNINTERRUPTED
 from harness.scenario import scenario
 from harness.stack import Stack
 from scenarios.moments import with_and_without_a_pause
@@ -20,7 +19,7 @@ KEEP = {Capability.PAUSE_KEEP, RESET}
 WAIT = {Capability.PAUSE_WAIT, RESET}
 
 
-WHEREVER: list[Check] = [CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE]
+WHEREVER: list[Check] = [continuation(*Moment), same_as_uninterrupted(*Moment), ALL_COMPLETE]
 """What is promised wherever pause(abort) met them: a client that asks now and then whether it may go on, or a router that lets
 few requests through at a time, keeps the moment that is aimed at out of reach."""
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from harness.checks.conservation import CONSERVATION
-from harness.checks.continuation import CONTINUATION, NOT_CONTINUED
+from harness.checks.continuation import CONTINUATION, NOT_CONTINUED, continuation
 from harness.checks.echo import ECHO
+from harness.checks.moments import Moment
 from harness.checks.pausing import NOTHING_PAUSED
 from harness.checks.staleness import WHOLE_VERSION
 from tests import traces
@@ -81,6 +82,14 @@ def test_a_right_retry_passes(cuts):
 def test_what_is_interrupted_before_its_first_token_has_nothing_to_go_on_with():
     assert Retried(0).judge(CONTINUATION).reason == NOT_CONTINUED
     assert Retried(0).judge(CONSERVATION).status == "pass"
+
+
+def test_what_is_asked_again_whole_is_put_to_the_test_where_any_moment_will_do():
+    anywhere = continuation(*Moment)
+    assert Retried(0).judge(anywhere).status == "pass"
+    assert Retried(10).judge(anywhere).status == "pass"
+    assert Retried(0, left=lambda params, _: {**params, "max_tokens": 5}).judge(anywhere).status == "fail"
+    assert Retried(0).judge(continuation(Moment.LAST_TOKEN)).reason == f"{NOT_CONTINUED} {Moment.LAST_TOKEN}"
 
 
 @pytest.mark.parametrize(
