@@ -133,8 +133,10 @@ class HttpStack(SkyRLStack):
             as_shipped = self._start_first_as_shipped if self.release.first else self._start_as_shipped
             proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
-        # Out of band: never through the client under test.
-        self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2))
+        # Out of band and users' requests: never through the client under test. No connection is used twice: one that a server is
+        # about to close, as 0.1.0's router does after an error of its own, would fail a request that is good.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2, limits=limits))
 
     def _cli_arguments(self) -> Any:
         from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
