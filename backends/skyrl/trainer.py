@@ -6,7 +6,6 @@ It runs in the host. Which strategy is SkyRL's choice (`get_transfer_strategy_cl
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +13,6 @@ from fixtures import fsdp2, policy
 from fixtures.trainer import PolicyTrainer
 from harness import ports
 from harness.contract import Layout, TrainRequest, TrainResult
-
-SWITCH_S = 0.0005
-"""How long a thread may keep the others waiting; CPython's own is ten times that (sys.setswitchinterval)."""
 
 
 class Trainer:
@@ -65,12 +61,7 @@ class Trainer:
         await self._sender.send_chunks(self._chunks(tensors, chunks), weight_metadata=metadata)
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """One optimizer step, in a thread of its own: rollouts go on meanwhile.
-
-        SkyRL trains in other processes than the client's. So that the client need not wait for this thread at each of its steps,
-        threads of this process take turns as often as is worth while.
-        """
-        sys.setswitchinterval(SWITCH_S)
+        """One optimizer step, in a thread of its own: rollouts go on meanwhile."""
         return await asyncio.to_thread(self._learner.train, request)
 
     def _chunks(self, tensors: dict[str, Any], count: int) -> Iterator[Any]:

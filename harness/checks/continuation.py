@@ -153,7 +153,7 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
     if wrong:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
     if not continued:
-        nowhere = " ".join([NOT_CONTINUED, *([" or ".join(moments)] if moments else [])])
+        nowhere = f"{NOT_CONTINUED} {' or '.join(moments)}" if moments else NOT_CONTINUED
         return untestable(nowhere if facts else NOTHING_PAUSED)
     return passed(facts, continued=continued)
 

@@ -50,10 +50,10 @@ async def chat(stack: Stack, client: Any, messages: list[dict[str, str]], **more
     return await unless_refused(client.chat.completions.create(**asked))
 
 
-async def still_answers(stack: Stack, prompts: Prompts, *, requests: int = 4) -> None:
-    """Good requests, labelled "after": so many that servers that are chosen at random have some each."""
+async def still_answers(stack: Stack, prompts: Prompts, *, each: int = 2) -> None:
+    """So many good requests a server, labelled "after"."""
     async with openai_client(stack, label="after") as client:
-        for prompt in prompts.unique(requests):
+        for prompt in prompts.unique(each * stack.topology.engines):
             await complete(stack, client, prompt)
 
 
@@ -344,4 +344,4 @@ async def test_a_server_dies(stack: Stack, prompts: Prompts) -> None:
         await stack.until_generating(requests=len(batch) + 8, tokens=4 * len(batch))
         await stack.kill_server(stack.servers[0])
     await trajectories(4)
-    await still_answers(stack, prompts, requests=16)
+    await still_answers(stack, prompts, each=8)
