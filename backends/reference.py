@@ -1,6 +1,9 @@
-"""The oracle: Hugging Face forward pass, full context each step, no cache, no batching, float32, eager attention.
+"""The oracle: Hugging Face forward pass, full context each step, no batching, float32, eager attention; no cache, but where a
+question is about one that outlived its weights.
 
-It shares no code with the adapters. Policy versions and the model come from `fixtures`, as for everybody.
+It shares no code with the adapters. Policy versions, quantized weights and the model come from `fixtures`, as for everybody.
+Of quantized engines it computes what their kernels stand for: weights that are 8-bit steps times a scale an output channel, inputs of
+the same layers rounded to steps of a scale a token, all products and sums in float32.
 """
 
 from __future__ import annotations
@@ -8,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import os
+import re
 from typing import Any
 
+import msgspec
+
 from backends.vllm.probes import tensor_digest
-from fixtures import policy
+from fixtures import lora, policy, quantized
 from harness.capability import Capability
 from harness.contract import Description, Empty, StartRequest
 from harness.errors import NotOffered
@@ -20,6 +26,9 @@ from harness.reference import (
     EncodeRequest,
     ExpectedDigests,
     ExpectedDigestsRequest,
+    Experts,
+    ExpertShard,
+    ExpertsRequest,
     Next,
     NextRequest,
     RenderRequest,
@@ -27,7 +36,18 @@ from harness.reference import (
     ScoreRequest,
     Text,
     Tokens,
+    Weights,
 )
+from harness.topology import Quantization
+
+SPLIT = {
+    0: ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"),
+    1: ("o_proj.weight", "down_proj.weight"),
+}
+"""Dimension → the parameters of which each tensor-parallel worker holds a part along it (Megatron-LM's column- and row-parallel
+layers; vLLM, linear.py). Every worker holds the whole of all others."""
+VOCABULARY_BLOCK = 64
+"""Rows of embedding and output layer are padded to a multiple of this (vLLM, vocab_parallel_embedding.py)."""
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -35,8 +55,14 @@ FUSED = {
 }
 """vLLM's fused parameter → the Hugging Face parameters that it is made of, in order, along the first dimension (vLLM, Qwen2)."""
 
-UNKNOWN = {"adapter": Capability.LORA, "quantization": Capability.QUANTIZED}
-"""What may be asked and is not modelled here: refused by name, not answered for the plain model."""
+EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+"""A Hugging Face parameter of one expert (Qwen3-MoE, OLMoE)."""
+
+DRAWS = 4
+"""How often a score of quantized weights is worked out again with activations moved at random (`Score.rounding`)."""
+AT_A_BOUNDARY = 1e-3
+"""By so many steps at most each is moved before it is rounded. Float32 moves it by about 1e-6 of a token's largest number, which
+is 1e-4 steps of int8: what may part in an engine parts here, and more."""
 
 
 class Reference:
@@ -46,7 +72,10 @@ class Reference:
         self._request: StartRequest
         self._model: Any = None
         self._tokenizer: Any = None
-        self._version: int | None = None
+        self._holds: tuple[int, int | None, Quantization | None] | None = None
+        """(policy version, adapter version, quantization) that the model is under."""
+        self._dice: Any = None
+        """A torch generator while activations are moved at random before they are rounded; None: they are not."""
         self._one_at_a_time = asyncio.Lock()
 
     async def start(self, request: StartRequest) -> Description:
@@ -77,6 +106,11 @@ class Reference:
     async def expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
         return await self._run(self._expected_digests, request)
 
+    async def experts(self, request: ExpertsRequest) -> Experts:
+        if not getattr(self._model.config, "num_experts", 0):
+            raise NotOffered(Capability.ROUTED_EXPERTS, self._request.target)
+        return await self._run(self._experts, request)
+
     async def render(self, request: RenderRequest) -> Tokens:
         ids = self._tokenizer.apply_chat_template(request.messages, add_generation_prompt=True, tokenize=True)
         return Tokens(tokens=[int(t) for t in ids])
@@ -90,9 +124,11 @@ class Reference:
         return Tokens(tokens=[int(t) for t in ids])
 
     async def _run(self, function: Any, request: Any) -> Any:
-        for field, capability in UNKNOWN.items():
-            if getattr(request, field, None) is not None:
-                raise NotOffered(capability, self._request.target)
+        """The answer. What is not modelled here is refused by name, and not answered for another model: quantized weights under an
+        adapter, or in shards."""
+        apart = getattr(request, "tensor_parallel", 1) > 1 or getattr(request, "experts", None) is not None
+        if getattr(request, "quantization", None) and (apart or getattr(request, "adapter", None) is not None):
+            raise NotOffered(Capability.QUANTIZED, self._request.target)
         async with self._one_at_a_time:
             return await asyncio.to_thread(function, request)
 
@@ -106,51 +142,191 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(
             self._request.model_path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-        self._version = 0
+        for name, module in self._model.named_modules():
+            if quantized.is_quantized(f"{name}.weight"):
+                module.register_forward_pre_hook(lambda _module, inputs: (self._rounded(inputs[0]),))
+        self._holds = (0, None, None)
 
-    def _at(self, version: int) -> Any:
-        """The model under a policy version."""
-        if version != self._version:
-            tensors = policy.version(self._request.model_path, version, self._request.policies)
+    def _at(self, weights: Weights) -> Any:
+        """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized."""
+        wanted = (weights.version, weights.adapter, weights.quantization)
+        if wanted != self._holds:
+            path = self._request.model_path
+            tensors = policy.version(path, weights.version, self._request.policies)
+            if weights.adapter is not None:
+                tensors = lora.merged(tensors, policy.checkpoint(path), weights.adapter)
+            if weights.quantization is not None:
+                tensors = {
+                    name: self._dequantized(name, tensor, weights.quantization) for name, tensor in tensors.items()
+                }
             self._model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
-            self._version = version
+            self._holds = wanted
         return self._model
 
-    def _logprobs(self, version: int, tokens: list[int]) -> Any:
+    def _dequantized(self, name: str, tensor: Any, kind: Quantization) -> Any:
+        """What an engine computes with in place of a parameter that it is sent."""
+        if not quantized.is_quantized(name):
+            return tensor
+        steps, scale = quantized.quantize(tensor.to(self._dtype), kind)
+        return steps.float() * scale
+
+    def _rounded(self, inputs: Any) -> Any:
+        """Inputs of a quantized layer (… × tokens × features) as its kernel sees them."""
+        import torch
+
+        assert self._holds is not None
+        kind = self._holds[2]
+        if kind is None:
+            return inputs
+        scale = inputs.abs().amax(-1, keepdim=True) / quantized.LARGEST[kind]
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        numbers = inputs / scale
+        step: Any = 1.0
+        if kind == "fp8":  # E4M3: three bits after the leading one, evenly spaced below 2^-6
+            step = 2.0 ** (numbers.abs().clamp(min=2.0**-6).log2().floor() - 3)
+        steps = numbers / step
+        if self._dice is not None:
+            steps = steps + AT_A_BOUNDARY * (2 * torch.rand(steps.shape, generator=self._dice) - 1)
+        return steps.round() * step * scale
+
+    @property
+    def _dtype(self) -> Any:
+        import torch
+
+        return getattr(torch, self._request.dtype)
+
+    def _logprobs(self, weights: Weights, tokens: list[int]) -> Any:
         """Rows: positions of `tokens`; columns: log-probabilities of the token after it."""
         import torch
 
         with torch.no_grad():
-            return self._at(version)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+            return self._at(weights)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+
+    def _logprobs_on_cache(self, request: ScoreRequest, tokens: list[int]) -> Any:
+        """As `_logprobs`, for the positions behind the tokens that other versions have read."""
+        import torch
+
+        cache, at = None, 0
+        with torch.no_grad():
+            for number, version in request.cached:
+                ids = torch.tensor([tokens[at : at + number]])
+                earlier = self._at(msgspec.structs.replace(request, version=version))
+                cache = earlier(input_ids=ids, past_key_values=cache, use_cache=True).past_key_values
+                at += number
+            model = self._at(request)
+            logits = model(input_ids=torch.tensor([tokens[at:]]), past_key_values=cache, use_cache=True).logits
+        return logits[0].log_softmax(-1)
 
     def _score(self, request: ScoreRequest) -> Score:
         import torch
 
         if not request.tokens:
             return Score(logprobs=[], ranks=[], margins=[])
-        rows = self._logprobs(request.version, request.prompt + request.tokens)[len(request.prompt) - 1 : -1]
+        rows = self._rows(request)
         chosen = rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
         best = rows.topk(2, dim=1).values
         return Score(
             logprobs=chosen.tolist(),
             ranks=(rows > chosen[:, None]).sum(1).tolist(),
             margins=(best[:, 0] - best[:, 1]).tolist(),
+            rounding=() if request.quantization is None else self._moved_by_rounding(request, chosen),
         )
 
-    def _next(self, request: NextRequest) -> Next:
-        return Next(logprobs=self._logprobs(request.version, request.prompt)[-1].tolist())
+    def _rows(self, request: ScoreRequest) -> Any:
+        """Rows: the request's tokens; columns: log-probabilities at the position of each."""
+        context = request.prompt + request.tokens
+        if request.cached:
+            read = sum(number for number, _ in request.cached)
+            return self._logprobs_on_cache(request, context)[len(request.prompt) - 1 - read : -1]
+        return self._logprobs(request, context)[len(request.prompt) - 1 : -1]
 
-    def _expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
+    def _moved_by_rounding(self, request: ScoreRequest, chosen: Any) -> tuple[float, ...]:
+        """The most that each of these log-probabilities moves with activations that lie between two steps: `Score.rounding`."""
         import torch
 
-        dtype = getattr(torch, self._request.dtype)
+        moved = torch.zeros_like(chosen)
+        for draw in range(DRAWS):
+            self._dice = torch.Generator().manual_seed(draw)
+            try:
+                rows = self._rows(request)
+            finally:
+                self._dice = None
+            moved = moved.maximum((rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0] - chosen).abs())
+        return tuple(moved.tolist())
+
+    def _next(self, request: NextRequest) -> Next:
+        return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
+
+    def _experts(self, request: ExpertsRequest) -> Experts:
+        import torch
+
+        model = self._at(request)
+        with torch.no_grad():
+            made = model(input_ids=torch.tensor([request.tokens]), use_cache=False, output_router_logits=True)
+        logits = torch.stack(list(made.router_logits), dim=1)  # positions × layers × experts
+        best = logits.topk(model.config.num_experts_per_tok + 1, dim=-1)
+        return Experts(
+            indices=best.indices[..., :-1].tolist(),
+            margins=(best.values[..., :-1] - best.values[..., 1:]).amin(dim=-1).tolist(),
+            count=logits.shape[-1],
+        )
+
+    def _expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
         made = policy.version(self._request.model_path, request.version, self._request.policies)
-        tensors = {n: t.to(dtype) for n, t in made.items()}
-        return ExpectedDigests(digests={n: tensor_digest(t) for n, t in _fused(tensors).items()})
+        heads = getattr(self._model.config, "num_key_value_heads", None)
+        share = request.experts or ExpertShard(rank=request.rank, workers=request.tensor_parallel, whole=False)
+        stacked = _stacked({name: tensor.to(self._dtype) for name, tensor in made.items()}, share)
+        held = _fused({n: _shard(n, t, request.tensor_parallel, request.rank, heads) for n, t in stacked.items()})
+        if request.quantization is not None:
+            held = _as_kernels_hold(held, request.quantization)
+        return ExpectedDigests(digests={n: tensor_digest(t) for n, t in held.items()})
+
+
+def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:
+    """The experts of each layer as one worker's `FusedMoE` holds them (vLLM), all other parameters as they are.
+
+    w13_weight has each expert's gate above its up projection: experts × 2·intermediate × hidden; w2_weight the down projections:
+    experts × hidden × intermediate.
+    """
+    import torch
+
+    experts = {name: found for name in tensors if (found := EXPERT.fullmatch(name))}
+    held = {name: tensor for name, tensor in tensors.items() if name not in experts}
+    for layer in dict.fromkeys(found["layer"] for found in experts.values()):
+        count = 1 + max(int(found["number"]) for found in experts.values() if found["layer"] == layer)
+        gate, up, down = (
+            torch.stack([tensors[f"{layer}.{number}.{part}_proj.weight"] for number in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        along = (0, 0, 0) if share.whole else (1, 1, 2)
+        gate, up, down = (
+            tensor.tensor_split(share.workers, dim=dim)[share.rank]
+            for tensor, dim in zip((gate, up, down), along, strict=True)
+        )
+        held[f"{layer}.w13_weight"] = torch.cat([gate, up], dim=1)
+        held[f"{layer}.w2_weight"] = down.contiguous()
+    return held
+
+
+def _shard(name: str, tensor: Any, tensor_parallel: int, rank: int, key_value_heads: int | None) -> Any:
+    """What worker `rank` of so many holds of a Hugging Face parameter. Key and value heads that are fewer than workers are
+    held by several (vLLM, QKVParallelLinear)."""
+    import torch
+
+    if "embed_tokens" in name or "lm_head" in name:
+        missing = -tensor.shape[0] % VOCABULARY_BLOCK
+        tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+    parts = tensor_parallel
+    if key_value_heads is not None and (".k_proj." in name or ".v_proj." in name):
+        parts = min(tensor_parallel, key_value_heads)
+    for dimension, names in SPLIT.items():
+        if any(part in name for part in names):
+            return tensor.chunk(parts, dim=dimension)[rank * parts // tensor_parallel].contiguous()
+    return tensor
 
 
 def _fused(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by vLLM's names, fused as vLLM fuses them for dense Llama-like models at TP=1."""
+    """Parameters by vLLM's names, fused as vLLM fuses them for dense Llama-like models."""
     import torch
 
     fused = dict(tensors)
@@ -159,3 +335,16 @@ def _fused(tensors: dict[str, Any]) -> dict[str, Any]:
             pieces = [fused.pop(name.replace(parts[0], part)) for part in parts]
             fused[name.replace(parts[0], whole)] = torch.cat(pieces)
     return fused
+
+
+def _as_kernels_hold(fused: dict[str, Any], kind: Quantization) -> dict[str, Any]:
+    """Fused parameters as vLLM's kernels hold them after loading (vLLM 0.19, compressed-tensors W8A8): the weight transposed
+    (inputs × outputs) and its scale (outputs × 1)."""
+    held: dict[str, Any] = {}
+    for name, tensor in fused.items():
+        if quantized.is_quantized(name):
+            weight, held[f"{name}_scale"] = quantized.quantize(tensor, kind)
+            held[name] = weight.t()
+        else:
+            held[name] = tensor
+    return held

@@ -1,4 +1,4 @@
-"""The oracle's answers, kept beside the recordings in ``reference.jsonl``, so that judging needs no oracle.
+"""The oracle's answers about one model, kept beside the recordings in ``reference.jsonl``, so that judging needs no oracle.
 
 JSON Lines: a header with the model's hash, then one line for each query. Lines are only ever appended, so a book that
 was cut off in the middle of a line is refused by name, and one that was cut off between lines lacks answers: the
@@ -15,7 +15,7 @@ from typing import IO, Self, TypeVar, final
 import msgspec
 
 from harness.contract import Message
-from harness.errors import RecordingError
+from harness.errors import RecordingError, UsageError
 from harness.reference import (
     QUERIES,
     Answer,
@@ -36,7 +36,7 @@ from harness.reference import (
     UnansweredQuery,
     key,
 )
-from harness.topology import Quantization
+from harness.run_folder import references_in
 
 FORMAT = 1
 """Version of this file format. A reader refuses any other."""
@@ -123,6 +123,21 @@ class Book:
         return cls(path, header.model_sha256, answers, None)
 
     @classmethod
+    def of(cls, model_sha256: str, folder: Path) -> Self:
+        """The book in a folder that answers about this model; an empty one where there is none.
+
+        Raises `RecordingError` for a book that is not whole, and UsageError where all that there are answer about others.
+        """
+        books = [cls.load(path) for path in references_in(folder)]
+        found = next((book for book in books if book.model_sha256 == model_sha256), None)
+        if books and found is None:
+            raise UsageError(
+                f"{folder} answers for another model than was recorded: {', '.join(b.path.name for b in books)}",
+                next_step="judge a recording with the reference answers of its own run",
+            )
+        return found or cls.empty()
+
+    @classmethod
     def empty(cls) -> Self:
         """A book without answers and without a file: whatever needs the oracle is untestable."""
         return cls(Path("reference.jsonl"), "", {}, None)
@@ -169,9 +184,8 @@ class Book:
     def experts(self, request: ExpertsRequest) -> Experts:
         return self._answer(request, Experts)
 
-    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]:
-        query = ExpectedDigestsRequest(version=version, quantization=quantization)
-        return self._answer(query, ExpectedDigests).digests
+    def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]:
+        return self._answer(request, ExpectedDigests).digests
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return self._answer(RenderRequest(messages=messages), Tokens).tokens

@@ -49,14 +49,6 @@ class StartChoice(StrEnum):
     FORK = "fork"
 
 
-class PlacementChoice(StrEnum):
-    """What --placement takes."""
-
-    COLOCATED = "colocated"
-    DISAGGREGATED = "disaggregated"
-    REMOTE = "remote"
-
-
 Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
 
@@ -105,11 +97,19 @@ def run(
     start: Annotated[
         StartChoice | None, typer.Option(help="ray: as SkyRL ships it (default). fork: seconds, for development.")
     ] = None,
-    engines: Annotated[int | None, typer.Option(min=1, help="Engines of each stack (default 2).")] = None,
-    placement: Annotated[
-        list[PlacementChoice] | None, typer.Option(help="Only this placement (repeatable; default all).")
+    engines: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each stack, where the topology leaves it open (default 2).")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Checkpoint folder (default: a tiny model, made now).")] = None,
+    topology: Annotated[
+        list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Checkpoint folder (default: a tiny model, made now). Topologies for one architecture (moe…) take it if it is "
+            "of that architecture, and a tiny model of theirs if it is not."
+        ),
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
@@ -134,7 +134,7 @@ def run(
     Your own checkout against the release:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
     On a GPU node, four engines, colocated, with your model:
-      parity run --wave 1 --engine cuda --engines 4 --placement colocated --model ~/models/qwen
+      parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
     Stop at the first red, look around:
       parity run --wave 1 -- -x --pdb
 
@@ -155,7 +155,7 @@ def run(
         "--engine": engine,
         "--start": start,
         "--engines": engines,
-        "--placement": placement,
+        "--topology": topology,
         "--model": model and model.expanduser().absolute(),
         "--run-dir": run_dir and run_dir.expanduser().absolute(),
         "--ledger": ledger and ledger.expanduser().absolute(),
@@ -296,6 +296,25 @@ def targets() -> None:
         home = "your interpreter (--python PATH)" if target.local else f"environment {target.environment}"
         home = "nothing but Python, driven in the driver's own process" if target.inline else home
         typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
+
+
+@app.command()
+def topologies() -> None:
+    """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects.
+
+    \b
+    Example:
+      parity topologies
+    """
+    from harness.catalogue import declared
+    from harness.topology import names, topology
+
+    for name in names():
+        one = topology(name)
+        waves = sorted({s.wave for s in declared().values() if name in s.topologies})
+        typer.echo(
+            f"{name}\n    {one.about}\n    {one.world_size} workers; waves {', '.join(map(str, waves)) or 'none'}"
+        )
 
 
 @app.command()

@@ -18,7 +18,7 @@ from harness.topology import Topology
 
 PauseMode = Literal["abort", "keep", "wait"]
 SessionId = str | int
-Layout = Literal["single", "fsdp2"]
+Layout = Literal["single", "fsdp2", "megatron"]
 FIRST_TRAINED = 2**32
 """Policy versions from here on were trained; those below are made by rule (`fixtures/policy.py`)."""
 Start = Literal["ray", "fork", "inline"]
@@ -44,7 +44,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     sampling_params: dict[str, Any] = {}
     session_ids: list[SessionId] | None = None
     lora_adapter: str | None = None
-    """Name of the loaded adapter that answers; None is the base model."""
+    """Name of the loaded adapter that answers; None is the base model. In an OpenAI-style body "model" says it."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
@@ -214,12 +214,15 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
     `chunks` is how many pieces the trainer sends the parameters in: 1 is whole. `layout` is how the trainer holds them: whole
-    in one process, or as FSDP2's shards in two, gathered for the sync.
+    in one process, as FSDP2's shards in two, or as Megatron-core's in four (TP2×PP2), gathered for the sync. With
+    `fail_after_chunks` the trainer fails once it has sent so many of them: the call fails with the error TrainerFailed, and the
+    trainer that comes back joins anew (`prepare_weight_sync`).
     """
 
     version: int
     chunks: int = 1
     layout: Layout = "single"
+    fail_after_chunks: int | None = None
 
 
 class TrainRequest(Message, frozen=True, kw_only=True):
@@ -279,7 +282,7 @@ class TrainedRequest(Message, frozen=True, kw_only=True):
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. A name that is loaded is replaced
-    (vLLM documentation, /v1/load_lora_adapter with load_inplace)."""
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace). Its prefix cache is the caller's to reset."""
 
     name: str
     version: int
@@ -293,6 +296,22 @@ class DigestsResult(Message, frozen=True, kw_only=True):
     """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
 
     servers: dict[str, list[dict[str, str]]]
+
+
+class WorkerDescription(Message, frozen=True, kw_only=True):
+    """What takes weights in one worker (out of band). `extensions` are the classes that its class was extended by (vLLM,
+    worker_extension_cls), by their full names. `transport` is the way on which weights come; None before the first sync
+    is prepared."""
+
+    rank: int
+    extensions: list[str] = []
+    transport: Literal["broadcast", "ipc"] | None = None
+
+
+class WorkersResult(Message, frozen=True, kw_only=True):
+    """server → its workers."""
+
+    servers: dict[str, list[WorkerDescription]]
 
 
 # --- observation and lifecycle --------------------------------------------------------------------------------------
@@ -314,10 +333,51 @@ class InFlightResult(Message, frozen=True, kw_only=True):
     servers: dict[str, int]
 
 
-class ProbeRouterResult(Message, frozen=True, kw_only=True):
-    """Control-plane route ("POST /pause") → HTTP status with which the data-plane address answered it."""
+class Listener(Message, frozen=True, kw_only=True):
+    """A TCP socket of the stack's process tree that waits for connections."""
 
-    routes: dict[str, int]
+    address: str
+    """IP address; "0.0.0.0" and "::" are every interface."""
+    port: int
+    process: str
+    """Role of the process that holds it ("router", "server-0/worker-0"), or its name."""
+    shipped: str | None = None
+    """Where the stack asked to bind, if the harness's loopback patch changed that."""
+
+
+class ProbedAddress(Message, frozen=True, kw_only=True):
+    """An HTTP address of the stack. `data_plane`: the one that callers of generation are given."""
+
+    name: str
+    """"router", "endpoint", or the server's name."""
+    data_plane: bool
+    port: int | None = None
+    """None where the stack has it without a socket."""
+
+
+RouteKind = Literal["control", "weights", "information", "pickle", "nothing"]
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """How an address answered one request that showed no credentials. Requests change nothing that the clean room would find."""
+
+    address: str
+    route: str
+    """Method and path: "POST /pause"."""
+    kind: RouteKind
+    """"pickle": a serialized object was sent along. "nothing": a path that nobody has, for comparison."""
+    status: int
+    unpickled: bool = False
+    """The marker that unpickling leaves was there afterwards."""
+
+
+class ProbeSecurityResult(Message, frozen=True, kw_only=True):
+    """What was found open. `canaries`: instrument ("sockets", "pickle") → did it see what the harness itself put there?"""
+
+    addresses: list[ProbedAddress]
+    listeners: list[Listener]
+    answers: list[Answer]
+    canaries: dict[str, bool]
 
 
 class KillServerRequest(Message, frozen=True, kw_only=True):
@@ -432,7 +492,7 @@ class StackAdapter(Protocol):
     async def world_size(self, request: Empty) -> WorldSizeResult: ...
 
     async def prepare_weight_sync(self, request: Empty) -> Empty:
-        """Join trainer and workers into the group that weights travel through. Idempotent."""
+        """Join trainer and workers into the group that weights travel through. Idempotent; after a sync that failed, anew."""
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
 
@@ -458,8 +518,14 @@ class StackAdapter(Protocol):
     async def pickle_client(self, request: Empty) -> Empty:
         """Replace the client by itself, serialized and read back, as handing it to another process does."""
 
+    async def forget_adapters(self, request: Empty) -> Empty:
+        """Out of band: no engine holds an adapter any more. For the clean room of stacks of `LORA`."""
+
     async def digests(self, request: Empty) -> DigestsResult:
         """Out of band: what the workers hold now."""
+
+    async def workers(self, request: Empty) -> WorkersResult:
+        """Out of band: by what the workers take weights."""
 
     async def observe(self, request: ObserveRequest) -> ObserveResult:
         """Out of band: what the engine taps saw since the last call."""
@@ -467,8 +533,8 @@ class StackAdapter(Protocol):
     async def in_flight(self, request: Empty) -> InFlightResult:
         """Out of band: what engines work on now."""
 
-    async def probe_router(self, request: Empty) -> ProbeRouterResult:
-        """Out of band: ask the data plane's own address for routes of the control plane, with harmless arguments."""
+    async def probe_security(self, request: Empty) -> ProbeSecurityResult:
+        """Out of band: which addresses are bound, and what each HTTP address does for a caller without credentials."""
 
     async def kill_server(self, request: KillServerRequest) -> Empty:
         """Out of band: kill a server's processes. The stack is not used again after the scenario."""
@@ -516,12 +582,14 @@ METHODS: dict[str, Method] = {
         Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
-        Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.LORA),
+        Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("forget_adapters", Empty, Empty),
         Method("digests", Empty, DigestsResult),
+        Method("workers", Empty, WorkersResult),
         Method("observe", ObserveRequest, ObserveResult),
         Method("in_flight", Empty, InFlightResult),
-        Method("probe_router", Empty, ProbeRouterResult, Capability.ROUTER),
+        Method("probe_security", Empty, ProbeSecurityResult),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
         Method("inject", InjectRequest, InjectResult),
     )

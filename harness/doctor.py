@@ -19,6 +19,7 @@ import uv
 from harness.environments import NEEDED_BYTES, REQUIREMENTS, Engine, detect_engine, list_gpus, location, problems
 from harness.errors import EnvironmentBroken
 from harness.interpreters import STACK_PYTHON, find_interpreter
+from harness.memory import available_and_total
 from harness.ports import holder
 
 GIB = 2**30
@@ -57,7 +58,7 @@ def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
         interpreters,
         installer,
         lambda: disk(root),
-        lambda: memory(*_memory_bytes()),
+        lambda: memory(*available_and_total()),
         cores,
         lambda: gpus(engine),
         ports,
@@ -213,15 +214,6 @@ def _unwatched() -> Iterator[tuple[int, str]]:
                 yield process.pid, process.name()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue  # ended meanwhile, or another user's: not ours to judge
-
-
-def _memory_bytes() -> tuple[int, int]:
-    """Available and total memory, by the machine and by this container's limit (cgroup v2), whichever is less."""
-    machine = psutil.virtual_memory()
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if not limit.is_file() or not used.is_file() or not (allowed := limit.read_text().strip()).isdigit():
-        return machine.available, machine.total
-    return min(machine.available, int(allowed) - int(used.read_text())), min(machine.total, int(allowed))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -53,7 +53,19 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
         found.add(Capability.ROUTED_EXPERTS)
     if answered and trace.header.topology.quantization is not None:
         found.add(Capability.QUANTIZED)
-    return found
+        if any(call.method == "sync_weights" for call in own):
+            found.add(Capability.QUANTIZED_SYNC)
+    if any(call.method == "sync_weights" for call in own):
+        found |= {Capability.NATIVE_WEIGHT_SYNC, Capability.CUDA_IPC} & promised
+    return found | _of_adapters(own, answered)
+
+
+def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:
+    """Answers without an adapter while one is loaded, answers under several."""
+    loads = [call for call in own if call.method == "load_lora_adapter"]
+    names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
+    found = {Capability.ADAPTER_BY_NAME} if None in names and len(names) > 1 else set()
+    return found | ({Capability.SEVERAL_ADAPTERS} if len(names - {None}) > 1 else set())
 
 
 def _overlaps(pauses: Iterable[Call], call: Call) -> bool:

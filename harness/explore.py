@@ -34,7 +34,7 @@ from harness.progress import silent
 from harness.scenario import Scenario
 from harness.session import Options, Seat, Session
 from harness.targets import Target, known
-from harness.topology import Placement, Topology
+from harness.topology import Topology
 from harness.verdict import Conformance, Verdict
 
 EXAMPLES = 200
@@ -146,7 +146,7 @@ class Explorer:
 
     def drive_scenario(self, scenario: Scenario, function: Body, fault: Fault | None = None) -> Outcome:
         """A scenario on a fresh stack, judged by its own checks."""
-        [topology] = scenario.topologies(ENGINES, Placement)
+        [topology] = scenario.driven_in(ENGINES)
         seat = Seat(target=self.target.name, topology=topology)
         session = self._session(topology)
         session.inject(seat, fault)

@@ -34,6 +34,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     also: frozenset[str] = frozenset()
     scenarios: frozenset[str] = frozenset()
     """Drive only these; empty is every scenario of the suite."""
+    changes: frozenset[str] = frozenset()
+    """Functions that behave otherwise under it, by their qualified names ("Engine.draw"): a scenario in which the correct stack calls
+    none of them is the same under the fault, and is not driven. Empty: unknown, every scenario is driven."""
 
     @property
     def id(self) -> str:

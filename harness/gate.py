@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from harness.coverage import Column, State, cell
 from harness.ledger import Ledger
 from harness.plan import Bullet, Plan, Task
@@ -122,10 +124,19 @@ def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
 
 
 def _evident(bullet: Bullet, judgement: Judgement) -> bool:
-    """Was every scenario of the bullet judged on the candidate, and compared with the baseline?"""
+    """Was every scenario of the bullet judged on the candidate, and compared with the baseline?
+
+    One that neither of them offers is left out: removing the baseline loses nothing there."""
     run = judgement.run
-    if not (bullet.scenarios and run.candidate and run.baseline):
+    if not (run.candidate and run.baseline):
         return False
+    asked = [v for v in judgement.verdicts if v.target in (run.candidate, run.baseline)]
+    offered = {v.scenario for v in asked if v.status != Conformance.MISSING}
+    nobodys = {v.scenario for v in asked} - offered
+    left = tuple(name for name in bullet.scenarios if name.partition("@")[0] not in nobodys)
+    if not left:
+        return False
+    bullet = msgspec.structs.replace(bullet, scenarios=left)
     judged = [v for v in judgement.verdicts if v.status not in (Conformance.MISSING, Conformance.UNTESTABLE)]
     stack, pair = Column(target=run.candidate), Column(target=run.candidate, baseline=run.baseline)
     return all(

@@ -15,7 +15,7 @@ from harness.errors import Blame
 from harness.recording import CallError, ScenarioTrace
 from harness.reference import Query, ReferenceBook, UnansweredQuery
 from harness.scenario import Scenario
-from harness.verdict import Conformance, Verdict
+from harness.verdict import UNTESTABLE_HERE, Conformance, Verdict
 
 NEXT_STEP = {
     Blame.STACK: "compare the evidence with the rule's source; mend the stack, or enter the difference in the ledger",
@@ -110,15 +110,25 @@ def run(check: Check, evidence: Evidence) -> Finding | None:
         )
 
 
-def missing(scenario: Scenario, target: str, topology: str, declared: Iterable[Capability]) -> list[Verdict]:
-    """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none."""
-    lacks = sorted(scenario.needs - frozenset(declared))
+def missing(
+    scenario: Scenario,
+    target: str,
+    topology: str,
+    offered: Iterable[Capability],
+    declared: Iterable[Capability] = (),
+) -> list[Verdict]:
+    """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none.
+
+    `offered` is what this start can do, `declared` what the target can where it is given all that it needs, such as a GPU.
+    """
+    lacks = sorted(scenario.needs - frozenset(offered))
     if not lacks:
         return []
+    reason = f"does not declare {', '.join(lacks)}"
+    if set(lacks) <= set(declared):
+        reason = f"is {UNTESTABLE_HERE}: needs {', '.join(lacks)}"
     return [
-        _about(
-            scenario, check, target, topology, status=Conformance.MISSING, reason=f"does not declare {', '.join(lacks)}"
-        )
+        _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason)
         for check in scenario.checks
     ]
 
@@ -181,7 +191,12 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         blame=blame,
     )
     return msgspec.structs.replace(
-        about, facts=finding.facts, numbers=finding.numbers, evidence=finding.evidence, margin=finding.margin
+        about,
+        facts=finding.facts,
+        numbers=finding.numbers,
+        evidence=finding.evidence,
+        margin=finding.margin,
+        exposures=finding.exposures,
     )
 
 

@@ -74,6 +74,8 @@ class Lap(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     timings: Timings = {}
     """How long the calls took."""
+    called: dict[str, frozenset[str]] = {}
+    """Of the control of a stack of nothing but Python: scenario → the functions in which it came by, of those that faults change."""
 
 
 @final
@@ -518,6 +520,7 @@ def together(laps: Sequence[Lap]) -> Lap:
         error=next((lap.error for lap in laps if lap.error), ""),
         seconds=sum(lap.seconds for lap in laps),
         timings={key: times for lap in laps for key, times in lap.timings.items()},
+        called={name: functions for lap in laps for name, functions in lap.called.items()},
     )
 
 

@@ -169,7 +169,7 @@ def apply(
 
     Verdicts come back in their order. Within an entry's cap the first by `Verdict.id` are explained, so that the same
     run gives the same answer. Entries about what was not judged in this run are left alone: `elsewhere` names scenarios
-    that were not driven in each of their placements, so that an entry whose pattern covers one of them is called neither
+    that were not driven in each of their topologies, so that an entry whose pattern covers one of them is called neither
     stale nor changed.
     """
     live = [entry for entry in ledger.entries if entry.expires >= today]

@@ -200,7 +200,8 @@ def _facets(
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
     verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
-    verdicts.extend(_logprobs(about, found, floor))
+    quantized = candidate.evidence.header.topology.quantization is not None
+    verdicts.extend(_logprobs(about, found, floor, quantized=quantized))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     return verdicts
@@ -268,7 +269,8 @@ def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
     ]
 
 
-def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None) -> list[Verdict]:
+def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, quantized: bool) -> list[Verdict]:
+    """Of quantized engines no noise is known: where roundings part, a difference is left open. The reference has judged both."""
     numbers = found.logprobs
     if not numbers.facts:
         if not found.incomparable:
@@ -284,7 +286,7 @@ def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None) -> lis
         "numbers": measured,
         "evidence": [d.shown for d in sorted(numbers.beyond, key=lambda d: d.size)[:3]],
     }
-    if numbers.largest > 0:
+    if numbers.largest > 0 and not quantized:
         useless = _useless(floor)
         if useless:
             return [about(LOGPROBS, Parity.UNTESTABLE, useless, Blame.HARNESS, **details)]

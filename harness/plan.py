@@ -13,11 +13,11 @@ from typing import Any, Literal, final
 
 import msgspec
 
+from harness import topology
 from harness.errors import UsageError
-from harness.topology import Placement
 from harness.verdict import Verdict
 
-SCENARIO = re.compile(rf"[a-z]\w*\.test_\w+(@({'|'.join(Placement)}))?")
+SCENARIO = re.compile(rf"[a-z]\w*\.test_\w+(@({'|'.join(topology.names())}))?")
 
 
 @final
@@ -28,7 +28,7 @@ class Bullet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """"<task>.<position>", such as "1.3"."""
     text: str
     scenarios: list[str]
-    """"module.function" of the scenarios that give evidence; "…@colocated" counts only that placement."""
+    """"module.function" of the scenarios that give evidence; "…@colocated" counts only that topology."""
     engine: Literal["any", "cuda"] = "any"
     """"cuda" where a run without an accelerator exercises the code path but cannot keep the promise."""
 
@@ -55,9 +55,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def counts_for(name: str, verdict: Verdict) -> bool:
-    """Is `verdict` about the scenario that a bullet names, in the placement that it names?"""
-    scenario, _, placement = name.partition("@")
-    return verdict.scenario == scenario and (not placement or verdict.topology.partition("-")[0] == placement)
+    """Is `verdict` about the scenario that a bullet names, in the topology that it names?"""
+    scenario, _, where = name.partition("@")
+    return verdict.scenario == scenario and where in ("", verdict.topology)
 
 
 def load_plan(path: Path | None = None) -> Plan:
@@ -108,7 +108,7 @@ def _validate(plan: Plan, path: Path) -> None:
                 if not SCENARIO.fullmatch(name):
                     raise wrong(
                         f"bullet {bullet.id} names {name!r}",
-                        f'write "module.test_function", or with a placement "…@{Placement.COLOCATED}"',
+                        f'write "module.test_function", or with a topology "…@{topology.names()[0]}"',
                     )
             if len(set(bullet.scenarios)) != len(bullet.scenarios):
                 raise wrong(f"bullet {bullet.id} names a scenario twice", "name each once")

@@ -1,6 +1,6 @@
 """The pytest plugin: scenarios become items, one a stack and topology, and one a comparison.
 
-``…[skyrl-0.2.0:legacy@disaggregated-2x1]`` drives, records and judges; ``…[skyrl-0.2.0:legacy~skyrl-0.2.0:http@…]``
+``…[skyrl-0.2.0:legacy@disaggregated]`` drives, records and judges; ``…[skyrl-0.2.0:legacy~skyrl-0.2.0:http@…]``
 compares the two recordings and drives nothing. Items are ordered so that each stack is started once per topology.
 """
 
@@ -18,18 +18,20 @@ import msgspec
 import pytest
 
 from fixtures.prompts import Prompts
-from harness import environments, ledger
+from harness import environments, ledger, outlook
+from harness import topology as topology_table
 from harness.catalogue import declared
 from harness.errors import HarnessError, UsageError
 from harness.ledger import Ledger
 from harness.logs import LogStream
+from harness.outlook import Start
 from harness.progress import console_progress
 from harness.run import judge_run
 from harness.scenario import Scenario, declaration
 from harness.session import Options, Seat, Session, check_model
 from harness.stack import Stack
-from harness.targets import resolve
-from harness.topology import Placement, Topology
+from harness.targets import known, resolve
+from harness.topology import DEFAULT_ENGINES, Topology
 from harness.verdict import Judgement, Verdict
 
 BASELINE, CANDIDATE = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
@@ -67,12 +69,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="vLLM for CPU or CUDA (default: what is there)",
     )
     add("--start", choices=("ray", "fork"), default="ray", help="as SkyRL ships it, or forked in seconds (development)")
-    add("--engines", type=int, default=2, metavar="N", help="engines of each stack (default 2)")
     add(
-        "--placement", action="append", default=[], choices=[p.value for p in Placement],
-        help="only this placement; repeatable (default: all that the scenarios name)",
+        "--engines", type=int, default=DEFAULT_ENGINES, metavar="N",
+        help=f"engines of each stack, in topologies that leave it open (default {DEFAULT_ENGINES})",
     )  # fmt: skip
-    add("--model", type=Path, metavar="PATH", help="checkpoint folder (default: a tiny model made on the spot)")
+    add(
+        "--topology", action="append", default=[], choices=topology_table.names(),
+        help="only this topology; repeatable (default: all that the scenarios name)",
+    )  # fmt: skip
+    add(
+        "--model", type=Path, metavar="PATH",
+        help="checkpoint folder (default: a tiny model made on the spot); topologies for one architecture take it if it is of that",
+    )  # fmt: skip
     add("--run-dir", type=Path, metavar="PATH", help="where recordings and report go (default .parity/runs/<run id>)")
     add("--target-python", type=Path, metavar="PATH", help="interpreter of local:legacy and local:http")
     add(
@@ -107,8 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     options = metafunc.config
     targets = options.getoption("--stack") or [options.getoption("--baseline"), options.getoption("--candidate")]
-    wanted = [Placement(p) for p in options.getoption("--placement")] or list(Placement)
-    topologies = scenario.topologies(options.getoption("--engines"), wanted)
+    topologies = scenario.driven_in(options.getoption("--engines"), options.getoption("--topology"))
     places: list[Seat | Duel] = [Seat(target=name, topology=t) for t in topologies for name in targets]
     if not options.getoption("--stack"):
         places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]
@@ -140,6 +147,7 @@ class Parity:
         self._broken: HarnessError | None = None
         self._known = Ledger()
         self._whole_waves: list[int] = []
+        self._starts: list[Start] = []
         self._logs: LogStream | None = None
 
     # --- before anything runs
@@ -155,7 +163,7 @@ class Parity:
         dropped = {
             item for item in items if declaration(getattr(item, "obj", None)) and (unasked or _place(item) is None)
         }
-        if dropped:  # scenarios that nobody asked for, or in none of the placements asked for
+        if dropped:  # scenarios that nobody asked for, or in none of the topologies asked for
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
@@ -173,6 +181,33 @@ class Parity:
         except HarnessError as e:
             raise pytest.UsageError(str(e)) from e
         self._whole_waves = _whole_waves(mine)
+        self._starts = self._outlook(mine)
+
+    def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
+        """What will be started, in its order. Scenarios that a target lacks the abilities for start nothing."""
+        options = self._options()
+        driven: dict[Seat, list[Scenario]] = {}
+        for item in items:
+            scenario, seat = declaration(getattr(item, "obj", None)), _place(item)
+            if scenario is not None and isinstance(seat, Seat):
+                able = scenario.needs <= set(known(seat.target).capabilities)
+                driven.setdefault(seat, []).extend([scenario] if able else [])
+        return [
+            Start(
+                target=seat.target,
+                topology=seat.topology,
+                scenarios=len(scenarios),
+                takes=options.takes(seat.target),
+                spoiling=sum(scenario.spoils for scenario in scenarios),
+                kind="inline" if known(seat.target).inline else options.start,
+            )
+            for seat, scenarios in driven.items()
+            if scenarios
+        ]
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        real = [start for start in self._starts if start.kind != "inline"]
+        return list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else []
 
     def _validate(self) -> None:
         option = self._config.getoption
@@ -331,9 +366,9 @@ def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
 
 
 def _whole_waves(items: Sequence[pytest.Item]) -> list[int]:
-    """Waves of which every declared scenario is among the items, in every placement that it names."""
+    """Waves of which every declared scenario is among the items, in every topology that it names."""
     selected = {
-        (scenario.name, place.topology.placement)
+        (scenario.name, place.topology.name)
         for item in items
         if (scenario := declaration(getattr(item, "obj", None))) and isinstance(place := _place(item), Seat)
     }
@@ -341,7 +376,7 @@ def _whole_waves(items: Sequence[pytest.Item]) -> list[int]:
     return sorted(
         wave
         for wave in waves
-        if all((s.name, p) in selected for s in declared().values() if s.wave == wave for p in s.placements)
+        if all((s.name, t) in selected for s in declared().values() if s.wave == wave for t in s.topologies)
     )
 
 

@@ -11,12 +11,15 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import CodeType, FrameType
 from typing import Literal, Protocol, final
 
 import msgspec
@@ -46,15 +49,12 @@ from harness.scenario import Scenario
 from harness.session import Options, Seat, Session
 from harness.stack import PROJECT, Stack
 from harness.targets import Target, known, resolve
-from harness.topology import Placement
 from harness.verdict import Conformance, Verdict
 
 MINIATURES = ("miniature", "miniature:retry")
 """What is proved unless the command line names others."""
 STALLED_S = 600.0
 """How long the workers may bring nothing before the run is given up."""
-FIRST = (Placement.DISAGGREGATED, Placement.COLOCATED, Placement.REMOTE)
-"""A scenario is proved in the first of these placements that it names: where engines live changes no check."""
 
 
 @final
@@ -187,7 +187,8 @@ def _in(name: str) -> ExpressionMatcher:
 
 
 def _seat(target: str, scenario: Scenario, engines: int) -> Seat:
-    return Seat(target=target, topology=scenario.topologies(engines, FIRST)[0])
+    """A scenario is proved in the first of its topologies."""
+    return Seat(target=target, topology=scenario.driven_in(engines)[0])
 
 
 def plans(request: Request) -> list[Plan]:
@@ -218,21 +219,64 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     fault: Fault | None
     seats: tuple[tuple[Seat, tuple[str, ...]], ...]
+    watch: frozenset[str] = frozenset()
+    """Functions whose calls are watched in each scenario."""
+
+    @property
+    def may_be_narrowed(self) -> bool:
+        """Is it known what the fault changes?"""
+        return self.fault is not None and bool(self.fault.changes)
+
+    def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
+        """Without the scenarios in which nothing is called that the fault changes."""
+        if self.fault is None or not self.may_be_narrowed:
+            return self
+        changes = self.fault.changes
+        some = ((seat, tuple(name for name in names if changes & called[name])) for seat, names in self.seats)
+        return msgspec.structs.replace(self, seats=tuple((seat, names) for seat, names in some if names))
 
 
-def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None) -> Lap:
-    """Drive scenarios on a seat under a fault, or under none."""
+@contextmanager
+def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
+    """Yields what says which of these functions (by their qualified names) were called since it was last asked."""
+    called: set[CodeType] = set()
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    def since() -> frozenset[str]:
+        seen = list(called)  # first, since looking at it is a call as well
+        called.clear()
+        return frozenset(functions & {code.co_qualname for code in seen})
+
+    if not functions:
+        yield frozenset
+        return
+    sys.setprofile(see)
+    try:
+        yield since
+    finally:
+        sys.setprofile(None)
+
+
+def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, watch: Set[str] = frozenset()) -> Lap:
+    """Drive scenarios on a seat under a fault, or under none; `watch` which of them call these functions."""
     began = time.monotonic()
     verdicts: list[Verdict] = []
     timings: Timings = {}
+    called: dict[str, frozenset[str]] = {}
     fired, error = 0, ""
     try:
-        session.inject(seat, fault)
-        for name in names:
-            scenario = catalogue.declared()[name]
-            verdicts += session.drive(scenario, seat, catalogue.body(name))
-            timings |= pace.timings(session.driven(scenario, seat))
-        fired = session.inject(seat, None)
+        with _watched(watch) as since:
+            session.inject(seat, fault)
+            always = since()
+            for name in names:
+                scenario = catalogue.declared()[name]
+                verdicts += session.drive(scenario, seat, catalogue.body(name))
+                called[name] = always | since()
+                timings |= pace.timings(session.driven(scenario, seat))
+            fired = session.inject(seat, None)
     except StackError as e:
         error = f"{type(e).__name__}: {e.message}"
     able = {v.scenario for v in verdicts if v.status != Conformance.MISSING}
@@ -245,6 +289,7 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None) 
         error=error,
         seconds=time.monotonic() - began,
         timings=timings,
+        called=called if watch else {},
     )
 
 
@@ -259,13 +304,12 @@ def _quiet(_message: str) -> AbstractContextManager[None]:
 
 
 _KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
-"""Oracle → what it has answered in this process: the answers do not depend on the stack that is asked about."""
+"""Model → what its oracle has answered in this process: the answers do not depend on the stack that is asked about."""
 
 
 def _knowing(options: Options, progress: Progress) -> Driver:
     """A session that knows what the oracle answered to those before it."""
-    [name] = options.targets
-    session = Session(options, progress, _KNOWN.setdefault(resolve(name).reference, {}))
+    session = Session(options, progress, _KNOWN)
     gc.collect()
     gc.freeze()  # hundreds of thousands of answers, which no collection needs to look at again
     return session
@@ -289,7 +333,8 @@ def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
         session = begin(job.options, _quiet)
         try:
             with _uncollected():
-                return together([lap(session, seat, names, job.fault) for seat, names in job.seats])
+                laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+                return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
         finally:
             session.close()
             if job.options.run_dir is not None:
@@ -303,21 +348,41 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides, and ends its workers
 
 
-def inline_laps(jobs: Sequence[Job], workers: int, begin: Begin = _knowing) -> Iterator[Lap]:
-    """The laps of all jobs, as they are done; in this process for one worker. Raises HarnessError if they stall."""
+def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin = _knowing) -> Iterator[Lap]:
+    """The laps of all jobs, as they are done; in this process for one worker. Raises HarnessError if they stall.
+
+    The control says which scenarios a fault cannot change: those are left out. Faults that may change any are begun beside it.
+    """
     if workers == 1:
-        yield from (drive_job(job, begin) for job in jobs)
+        correct = drive_job(control, begin)
+        yield correct
+        yield from (drive_job(job if correct.error else job.narrowed(correct.called), begin) for job in faults)
         return
+    done: SimpleQueue[Lap | BaseException] = SimpleQueue()
     with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupts) as pool:
-        laps = pool.imap_unordered(drive_job, jobs)
-        for _ in jobs:
+
+        def begin_job(job: Job) -> None:
+            pool.apply_async(drive_job, (job,), callback=done.put, error_callback=done.put)
+
+        begin_job(control)
+        for job in faults:
+            if not job.may_be_narrowed:
+                begin_job(job)
+        for _ in (control, *faults):
             try:
-                yield laps.next(timeout=STALLED_S)
-            except multiprocessing.TimeoutError:
+                found = done.get(timeout=STALLED_S)
+            except Empty:
                 raise HarnessError(
                     f"no fault was driven to its end within {STALLED_S:.0f} s",
                     next_step="drive the next one alone, in this process: --fault … --jobs 1",
                 ) from None
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+            if found.fault is None:
+                for job in faults:
+                    if job.may_be_narrowed:
+                        begin_job(job if found.error else job.narrowed(found.called))
 
 
 def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
@@ -430,11 +495,14 @@ def options(request: Request, target: str, folder: Path) -> Options:
 def _laps(request: Request, planned: Plan, folder: Path, progress: Progress, begin: Begin | None) -> Iterator[Lap]:
     base = folder / "stacks" / stem(planned.target, "all")
     if planned.inline:
-        jobs = [
+        control, *faults = [
             Job(options=options(request, planned.target, base / str(n)), fault=fault, seats=planned.of(fault))
             for n, fault in enumerate((None, *planned.faults))
         ]
-        yield from inline_laps(jobs, min(request.jobs or os.cpu_count() or 1, len(jobs)), begin or _knowing)
+        watched = frozenset(name for fault in planned.faults for name in fault.changes)
+        control = msgspec.structs.replace(control, watch=watched)
+        workers = min(request.jobs or os.cpu_count() or 1, 1 + len(faults))
+        yield from inline_laps(control, faults, workers, begin or _knowing)
         return
     session = (begin or Session)(options(request, planned.target, base), progress)
     outcome = "interrupted"

@@ -18,7 +18,7 @@ from harness.contract import Start
 from harness.errors import RecordingError
 from harness.topology import Topology
 
-FORMAT = 1
+FORMAT = 2
 """Version of this file format. A reader refuses any other."""
 
 
@@ -46,6 +46,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     servers: list[str]
     patches: list[dict[str, str]] = []
     notes: list[str] = []
+
+    @property
+    def model_sha256(self) -> str:
+        """What tells the checkpoint from all others; empty if it was not recorded."""
+        return self.model.get("sha256", "")
 
 
 class CallError(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +93,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     `step`             one engine step: tokens = {request_id: [new token ids]}
     `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
     `abort`            the frontend dropped requests: request_ids
-    `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none)
+    `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
+                       of add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}
     =================  ==================================================================================
     """
 

@@ -25,10 +25,15 @@ class Weights(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ScoreRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
-    """Teacher-forced scores of `tokens` after `prompt`."""
+    """Teacher-forced scores of `tokens` after `prompt`.
+
+    `cached` is a cache that outlived its weights: (number of tokens, policy version that read them), from the first token on, at
+    most all but the last of `prompt`. Their keys and values are read; everything after them is computed by `version`.
+    """
 
     prompt: list[int]
     tokens: list[int]
+    cached: tuple[tuple[int, int], ...] = ()
 
 
 class Score(Message, frozen=True, kw_only=True):
@@ -41,6 +46,18 @@ class Score(Message, frozen=True, kw_only=True):
     logprobs: list[float]
     ranks: list[int]
     margins: list[float]
+    rounding: tuple[float, ...] = ()
+    """Of quantized weights: the most that each log-probability moves, in nats, when activations that lie nearly between two
+    steps are rounded to either at random. Of full precision: empty."""
+
+    def near(self, bound: float) -> float:
+        """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
+
+        `bound` is for what floating point rounds. Where activations are quantized, one that lies between two steps goes
+        either way for it, and what follows goes with it. Few do in an engine, far more in the reference's trials: twice
+        the most that these moved any token of the answer is allowed.
+        """
+        return bound + 2 * max(self.rounding, default=0.0)
 
 
 class NextRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,12 +88,26 @@ class Experts(Message, frozen=True, kw_only=True):
     count: int
 
 
+class ExpertShard(Message, frozen=True, kw_only=True):
+    """A worker's share of the experts of each layer: number `rank` of `workers` equal ones. `whole`: so many experts, in their
+    order (vLLM, expert parallelism with linear placement); else the same part of every expert's intermediate dimension, as vLLM
+    shards a mixture over data-parallel workers without expert parallelism."""
+
+    rank: int
+    workers: int
+    whole: bool
+
+
 class ExpectedDigestsRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, per rank 0 of
-    TP=1; as held in `quantization` if the engines quantize. An adapter moves none of them."""
+    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, as worker `rank` of
+    `tensor_parallel` holds them; in `quantization` if the engines quantize. Of the experts it holds the share `experts`; None: as
+    tensor parallelism alone splits them. An adapter moves none of them."""
 
     version: int
     quantization: Quantization | None = None
+    tensor_parallel: int = 1
+    rank: int = 0
+    experts: ExpertShard | None = None
 
 
 class ExpectedDigests(Message, frozen=True, kw_only=True):
@@ -148,7 +179,7 @@ class ReferenceBook(Protocol):
 
     def experts(self, request: ExpertsRequest) -> Experts: ...
 
-    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]: ...
+    def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]: ...
 
     def render(self, messages: list[dict[str, str]]) -> list[int]: ...
 

@@ -28,9 +28,10 @@ from harness.noise import floors, noise_floors
 from harness.parity import Absent, Judged, Missing, Side, compare
 from harness.plan import load_plan
 from harness.recording import CallError, ScenarioTrace
-from harness.run_folder import RunFolder
+from harness.run_folder import RunFolder, references_in
 from harness.scenario import Scenario
 from harness.takes import merge
+from harness.topology import Topology
 from harness.verdict import Conformance, Judgement, NoiseFloor, RunInfo, Verdict
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
@@ -51,6 +52,11 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     def topology(self) -> str:
         return self.index.header.topology.name
 
+    @property
+    def shape(self) -> Topology:
+        """The topology, but for the words that describe it."""
+        return msgspec.structs.replace(self.index.header.topology, about="")
+
 
 def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None) -> Judgement:
     """Judge the run in `folder` with today's checks, and compare its candidate with its baseline.
@@ -60,11 +66,7 @@ def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date 
     """
     started = time.perf_counter()
     run = RunFolder.existing(folder)
-    info = run.info()
-    recordings = [index(path) for path in run.recorded()]
-    book = Book.load(run.reference) if run.reference.exists() else Book.empty()
-    found = [Recorded(index=one, book=book) for one in recordings]
-    return _judgement(info, found, ledger, today, started)
+    return _judgement(run.info(), _with_books(run.recorded(), run.path), ledger, today, started)
 
 
 def compare_recordings(
@@ -79,7 +81,7 @@ def compare_recordings(
     started = time.perf_counter()
     left, right = _source(baseline, "baseline"), _source(candidate, "candidate")
     left, right = _told_apart(left, baseline), _told_apart(right, candidate, taken=left[0].target)
-    if not {r.topology for r in left} & {r.topology for r in right}:
+    if not {r.shape for r in left} & {r.shape for r in right}:
         raise UsageError(
             f"{baseline} ({_topologies(left)}) and {candidate} ({_topologies(right)}) have no topology in common",
             next_step="compare recordings of one topology",
@@ -99,13 +101,11 @@ def compare_recordings(
 
 def _source(path: Path, role: str) -> list[Recorded]:
     if not path.is_dir():
-        beside = [p / "reference.jsonl" for p in (path.parent, path.parent.parent)]
-        book = next((Book.load(p) for p in beside if p.is_file()), None) or Book.empty()
-        return [Recorded(index=index(path), book=book)]
+        beside = next((p for p in (path.parent, path.parent.parent) if references_in(p)), path.parent)
+        return _with_books([path], beside)
     run = RunFolder.existing(path)
     wanted = run.info().baseline if role == "baseline" else run.info().candidate
-    book = Book.load(run.reference) if run.reference.exists() else Book.empty()
-    found = [Recorded(index=index(p), book=book) for p in run.recorded()]
+    found = _with_books(run.recorded(), run.path)
     targets = sorted({r.target for r in found})
     chosen = wanted if wanted in targets else (targets[0] if len(targets) == 1 else None)
     if chosen is None:
@@ -114,6 +114,13 @@ def _source(path: Path, role: str) -> list[Recorded]:
             next_step="name the recording's file",
         )
     return [r for r in found if r.target == chosen]
+
+
+def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
+    """Recordings, each with the answers about its model that lie in `folder`."""
+    indices = [index(path) for path in recordings]
+    books = {sha256: Book.of(sha256, folder) for sha256 in {one.header.model_sha256 for one in indices}}
+    return [Recorded(index=one, book=books[one.header.model_sha256]) for one in indices]
 
 
 def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
@@ -133,7 +140,8 @@ def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> 
 
 
 def _topologies(found: Iterable[Recorded]) -> str:
-    return ", ".join(sorted({r.topology for r in found}))
+    shapes = {r.shape for r in found}
+    return ", ".join(sorted(f"{shape.name}, {shape.engines} engines" for shape in shapes))
 
 
 # --- judging --------------------------------------------------------------------------------------------------------
@@ -147,12 +155,12 @@ def _judgement(
     started: float,
 ) -> Judgement:
     scenarios = declared()
-    _refuse_other_models(found)
+    _refuse_what_differs(found)
     entries = known.load(ledger)
     noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
     verdicts = list(_verdicts(info, found, scenarios, noise))
-    judged = {(v.scenario, v.topology.partition("-")[0]) for v in verdicts}
-    elsewhere = [s.name for s in scenarios.values() if any((s.name, p) not in judged for p in s.placements)]
+    judged = {(v.scenario, v.topology) for v in verdicts}
+    elsewhere = [s.name for s in scenarios.values() if any((s.name, t) not in judged for t in s.topologies)]
     day = today or datetime.datetime.now(datetime.UTC).date()
     verdicts, problems = known.apply(entries, verdicts, day, elsewhere)
     judgement = Judgement(
@@ -168,19 +176,21 @@ def _judgement(
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
 
 
-def _refuse_other_models(found: Sequence[Recorded]) -> None:
-    models = {r.index.header.model.get("sha256", "") for r in found}
-    if len(models) > 1:
-        raise UsageError(
-            f"the recordings were made with {len(models)} different models: nothing can be compared",
-            next_step="record both stacks with one checkpoint",
-        )
-    for r in found:
-        answered_by = r.book.model_sha256
-        if answered_by and answered_by not in models:
+def _refuse_what_differs(found: Sequence[Recorded]) -> None:
+    """Topologies may have models of their own; within one all recordings must have the same, and the same shape."""
+    for topology in dict.fromkeys(r.topology for r in found):
+        shapes = {r.shape for r in found if r.topology == topology}
+        if len(shapes) > 1:
+            sizes = " and ".join(str(n) for n in sorted(shape.engines for shape in shapes))
             raise UsageError(
-                f"{r.book.path} answers for another model than {r.index.path} was recorded with",
-                next_step="judge a recording with the reference answers of its own run",
+                f"the recordings of {topology} were made of different shapes ({sizes} engines): nothing can be compared",
+                next_step="record both stacks in one topology with as many --engines",
+            )
+        models = {r.index.header.model_sha256 for r in found if r.topology == topology}
+        if len(models) > 1:
+            raise UsageError(
+                f"the recordings of {topology} were made with {len(models)} different models: nothing can be compared",
+                next_step="record both stacks with one checkpoint",
             )
 
 
@@ -215,21 +225,25 @@ def _verdicts(
 
 
 def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
-    """The candidate's pace beside the baseline's, in each topology in which both were driven."""
+    """The candidate's pace beside the baseline's, in each topology in which enough was driven; without any, the first says so."""
+    told: list[tuple[bool, Verdict]] = []
     for topology in _topology_names(info, found) if info.baseline != info.candidate else ():
         here = {r.target: r.index for r in found if r.topology == topology}
         baseline, candidate = here.get(info.baseline or ""), here.get(info.candidate or "")
         if baseline is None or candidate is None:
             continue
         usual = _timings(baseline, take=1)
-        yield pace.verdict(
-            pace.between(usual, _timings(candidate, take=1)),
+        measured = pace.between(usual, _timings(candidate, take=1))
+        verdict = pace.verdict(
+            measured,
             pace.between(usual, _timings(baseline, take=2)),
             baseline=baseline.header.target,
             candidate=candidate.header.target,
             topology=topology,
             wave=info.whole_waves[0],
         )
+        told.append((measured.enough, verdict))
+    yield from [verdict for enough, verdict in told if enough] or [verdict for _, verdict in told[:1]]
 
 
 def _timings(recorded: Index, *, take: int) -> pace.Timings:
@@ -246,7 +260,7 @@ def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
 def _names(info: RunInfo, topology: str, here: Iterable[Recorded], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
     """Scenarios that were driven here on any stack, and those that should have been."""
     driven = (name for r in here for name in r.index.scenarios)
-    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and s.belongs(topology))
+    due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and topology in s.topologies)
     yield from dict.fromkeys([*driven, *due])
 
 
@@ -325,7 +339,8 @@ class _Judging:
 
     def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:
         able = self.info.declared.get(target) if recorded is None else recorded.index.header.capabilities
-        lacking = [] if able is None else missing(scenario, target, self.topology, able)
+        said = self.info.declared.get(target, ())
+        lacking = [] if able is None else missing(scenario, target, self.topology, able, said)
         if lacking:
             return Missing(target=target, topology=self.topology, reason=lacking[0].reason), lacking
         reason, blame = self._why_absent(target, recorded)

@@ -4,7 +4,8 @@
 
     run.json                              RunInfo
     recordings/<target>@<topology>.jsonl  one per start of a stack; ":" in a target becomes "_"
-    reference.jsonl                       the oracle's answers
+    reference.jsonl                       the oracle's answers about the run's model
+    reference-<architecture>.jsonl        about the model of topologies that are for one architecture
     logs/<target>@<topology>/             what the stack wrote
     report.*                              json, html, md, junit.xml
 """
@@ -35,6 +36,11 @@ RUNNING = "running"
 def stem(target: str, topology: str) -> str:
     """The name of one start of one target, fit for a file."""
     return f"{target.replace(':', '_')}@{topology}"
+
+
+def references_in(folder: Path) -> list[Path]:
+    """The books of the oracle's answers in a folder, one a model."""
+    return sorted(folder.glob("reference*.jsonl"))
 
 
 @final
@@ -68,7 +74,7 @@ class RunFolder:
                 next_step="wait until it has ended, or give another --run-dir",
             ) from e
         folder = cls(path, lock)
-        if folder.run_json.exists() or any(folder.recordings.glob("*")) or folder.reference.exists():
+        if folder.run_json.exists() or any(folder.recordings.glob("*")) or folder.references():
             folder.close()
             raise UsageError(f"{path} holds a run already", next_step="give another --run-dir; no run is overwritten")
         (path / "run.pid").write_text(str(os.getpid()))
@@ -93,6 +99,14 @@ class RunFolder:
     @property
     def reference(self) -> Path:
         return self.path / "reference.jsonl"
+
+    def reference_of(self, architecture: str | None) -> Path:
+        """Where answers about the model of such topologies are kept; None is the run's own model."""
+        return self.reference if architecture is None else self.path / f"reference-{architecture}.jsonl"
+
+    def references(self) -> list[Path]:
+        """All of these that there are."""
+        return references_in(self.path)
 
     @property
     def policies(self) -> Path:

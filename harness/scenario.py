@@ -10,7 +10,7 @@ import msgspec
 
 from harness.capability import Capability
 from harness.checks.base import Check
-from harness.topology import Placement, Quantization, Topology
+from harness.topology import Topology, in_order, topology
 
 
 @final
@@ -24,32 +24,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     promise: str
     needs: frozenset[Capability]
     checks: tuple[Check, ...]
-    placements: frozenset[Placement]
+    topologies: tuple[str, ...]
+    """Where it is driven: names of ``scenarios/topologies.toml``, in their order there."""
     deadline_s: float
     source: str
     """The function's docstring: where the promise is written."""
-    quantization: Quantization | None = None
-    """Engines hold their weights so: a start of its own."""
+    spoils: bool = False
+    """Does it break the stack, so that the next one has to wait for a fresh start? It is driven last, and once."""
 
-    @property
-    def spoils(self) -> bool:
-        """Does it break the stack, so that the next one has to wait for a fresh start?"""
-        return Capability.KILL_SERVER in self.needs
-
-    def topologies(self, engines: int, placements: Iterable[Placement]) -> list[Topology]:
-        """Where it is driven, of these placements."""
-        return [
-            Topology(engines=engines, placement=p, quantization=self.quantization)
-            for p in placements
-            if p in self.placements
-        ]
-
-    def belongs(self, topology: str) -> bool:
-        """Is it driven in a topology of that name?"""
-        return (
-            Topology.placement_of(topology) in self.placements
-            and Topology.quantization_of(topology) == self.quantization
-        )
+    def driven_in(self, engines: int, wanted: Iterable[str] = ()) -> list[Topology]:
+        """Its topologies, or those of them that are wanted; of so many engines where the table leaves that open."""
+        chosen = set(wanted) or set(self.topologies)
+        return [topology(name, engines) for name in self.topologies if name in chosen]
 
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
@@ -63,21 +49,26 @@ def scenario(
     promise: str,
     checks: Iterable[Check],
     needs: Iterable[Capability] = (),
-    placements: Iterable[Placement] = (Placement.DISAGGREGATED,),
-    quantization: Quantization | None = None,
+    topologies: Iterable[str] = ("disaggregated",),
     deadline_s: float = 60.0,
+    spoils: bool = False,
 ) -> Callable[[F], F]:
     """Declare a test function as a scenario.
 
     `task` is the plan's task that it belongs to, `promise` one sentence, `checks` what judges its recording (at
-    least one), `needs` the capabilities without which it is `missing`, `placements` where it is driven, `quantization`
-    in which the engines are to hold their weights, `deadline_s` how long driving may take in all. The function's
+    least one), `needs` the capabilities without which it is `missing`, `topologies` where it is driven
+    (names of ``scenarios/topologies.toml``), `deadline_s` how long driving may take in all, `spoils` whether it
+    leaves a stack that the next one has to wait for (always with `KILL_SERVER`). The function's
     docstring names the source of the promise.
 
-    Raises ValueError for a scenario without checks, docstring or placement: it could not go red.
+    Raises ValueError for a scenario without checks, docstring or topology: it could not go red; UsageError for an
+    unknown topology.
     """
     judged_by = tuple(checks)
-    placed = frozenset(placements)
+    placed = tuple(topologies)
+    needed = frozenset(needs)
+    for one in placed:
+        topology(one)
 
     def declare(function: F) -> F:
         name = f"{function.__module__.rpartition('.')[2].removeprefix('test_')}.{function.__name__}"
@@ -87,7 +78,7 @@ def scenario(
         if not source:
             raise ValueError(f"scenario {name} has no docstring: say where the promise is written")
         if not placed:
-            raise ValueError(f"scenario {name} is driven in no placement")
+            raise ValueError(f"scenario {name} is driven in no topology")
         names = [check.name for check in judged_by]
         if len(set(names)) != len(names):
             raise ValueError(f"scenario {name} names a check twice: {names}")
@@ -100,12 +91,12 @@ def scenario(
                 wave=wave,
                 task=task,
                 promise=promise,
-                needs=frozenset(needs),
+                needs=needed,
                 checks=judged_by,
-                placements=placed,
+                topologies=tuple(in_order(placed)),
                 deadline_s=deadline_s,
                 source=source,
-                quantization=quantization,
+                spoils=spoils or Capability.KILL_SERVER in needed,
             ),
         )
         return function

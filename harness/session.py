@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 import harness
-from harness import environments, judge, parity
+from harness import environments, judge, outlook, parity
 from harness.book import Book
 from harness.checks.base import Evidence
 from harness.clock import SimulatedLoop
@@ -39,7 +39,7 @@ from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
 from harness.takes import merge
 from harness.targets import Target, known, resolve
-from harness.topology import Topology
+from harness.topology import Architecture, Topology
 from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
 
 MAX_STARTS = 4
@@ -102,13 +102,29 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.target}@{self.topology.name}"
 
 
-class Session:
-    """Owns the run's folder, the live stack, the oracle and the recordings."""
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and the hash that tells it from all others."""
 
-    def __init__(self, options: Options, progress: Progress, known: dict[str, msgspec.Raw] | None = None) -> None:
-        """`known`: what the oracle has answered to earlier sessions of the same model, and will have to this one."""
+    path: Path
+    sha256: str
+
+
+class Oracle(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answers about one model, and the book of the answers."""
+
+    host: HostProcess | InlineHost
+    book: Book
+
+
+class Session:
+    """Owns the run's folder, the live stack, the oracles and the recordings."""
+
+    def __init__(
+        self, options: Options, progress: Progress, known: dict[str, dict[str, msgspec.Raw]] | None = None
+    ) -> None:
+        """`known`: model → what its oracle has answered to earlier sessions, and will have to this one."""
         self.options = options
-        self._known = known
+        self._known = {} if known is None else known
         _refuse_two_models(options)
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
@@ -120,8 +136,7 @@ class Session:
         self._inline = all(target.inline for target in self._targets.values())
         self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
         self._pythons: dict[str, Path] = {}
-        self._model: Path | None = None
-        self._model_sha256 = ""
+        self._models: dict[Architecture | None, Model] = {}
         self._seat: Seat | None = None
         self._stack: Stack | None = None
         self._recorder: Recorder | None = None
@@ -133,8 +148,8 @@ class Session:
         self.not_started: dict[str, CallError] = {}
         """Seats whose very first start failed: they have no recording."""
         self._hopeless: dict[str, CallError] = {}
-        self._oracle: HostProcess | InlineHost | None = None
-        self._book: Book | None = None
+        self._oracles: dict[str, Oracle] = {}
+        """Hash of a model → its oracle."""
         self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
         self._noise: list[NoiseFloor] | None = None
@@ -191,24 +206,28 @@ class Session:
                 )
         return self._pythons[target.environment]
 
-    def _model_path(self) -> Path:
-        """The checkpoint: the user's, or the tiny one, made on the spot and kept."""
-        if self._model is None and self._inline:
-            self._model = Path("miniature")
-            self._model_sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
-        if self._model is None:
-            given = self.options.model
-            if given is not None:
-                check_model(given)
-                self._model = given
-            else:
-                python = self._python("reference")
-                with self.timed("environment"):
-                    self._model = tiny_model(python, self._progress)
-            from fixtures.models import checkpoint_hash
+    def _model(self, topology: Topology) -> Model:
+        """What a topology is driven with: the user's checkpoint if it fits, or a tiny one, made on the spot and kept."""
+        if topology.model not in self._models:
+            self._models[topology.model] = self._own_model() if self._inline else self._checkpoint(topology.model)
+        return self._models[topology.model]
 
-            self._model_sha256 = checkpoint_hash(self._model)
-        return self._model
+    def _own_model(self) -> Model:
+        """The one that an inline target has of its own, whatever the topology."""
+        sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
+        return Model(path=Path("miniature"), sha256=sha256)
+
+    def _checkpoint(self, architecture: Architecture | None) -> Model:
+        from fixtures import models
+
+        path = self.options.model
+        if path is not None:
+            check_model(path)
+        if path is None or architecture not in (None, models.architecture(path)):
+            python = self._python("reference")
+            with self.timed("environment"):
+                path = tiny_model(python, self._progress, architecture or "qwen2")
+        return Model(path=path, sha256=models.checkpoint_hash(path))
 
     # --- driving
 
@@ -229,7 +248,8 @@ class Session:
             )
             self._verdicts[scenario.name, seat.name] = verdicts
             return verdicts
-        lacking = judge.missing(scenario, seat.target, seat.topology.name, self._recorder.header.capabilities)
+        able, declared = self._recorder.header.capabilities, self._target(seat.target).capabilities
+        lacking = judge.missing(scenario, seat.target, seat.topology.name, able, declared)
         if lacking:
             self._verdicts[scenario.name, seat.name] = lacking
             return lacking
@@ -239,7 +259,7 @@ class Session:
             trace = self._take(scenario, seat, take, body)
             self._ask_the_oracle(scenario, trace)
             with self.timed("judge"):
-                judged.append(judge.judge(scenario, trace, self._reference()))
+                judged.append(judge.judge(scenario, trace, self._reference(seat)))
             kept += [trace] if take <= self.options.compared(seat.target) else []
         verdicts = merge(judged)
         self._traces[scenario.name, seat.name] = kept
@@ -305,8 +325,7 @@ class Session:
         if self._seat == seat:
             return
         self._rise()
-        self._model_path()
-        self._consult()
+        self._consult(seat.topology)
         self._seat = seat
         error = self._start(seat)
         if error is not None or self._stack is None or self._stack.description is None:
@@ -320,6 +339,11 @@ class Session:
 
     def _start(self, seat: Seat) -> CallError | None:
         """Start the seat's stack; what went wrong, if anything did."""
+        if self.options.engine == "cuda" and not self._target(seat.target).inline:
+            needed, there = outlook.gpus_needed(seat.topology), len(environments.list_gpus())
+            if needed > there:
+                message = f"untestable here: needs {needed} GPUs, there are {there}"
+                return CallError(kind="TooFewGPUs", message=message, blame=Blame.ENVIRONMENT)
         number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
@@ -331,7 +355,7 @@ class Session:
             capabilities=sorted(self._target(seat.target).capabilities),
             start=self._start_kind,
             engine=self.options.engine,
-            model_path=str(self._model_path()),
+            model_path=str(self._model(seat.topology).path),
             dtype=self._dtype,
             seed=SEED,
             scratch=str(host.scratch),
@@ -406,6 +430,7 @@ class Session:
         self._seat = None
 
     def _header(self, seat: Seat, description: Description) -> Header:
+        model = self._model(seat.topology)
         return Header(
             harness_version=harness.__version__,
             run_id=self.folder.run_id,
@@ -417,7 +442,7 @@ class Session:
             capabilities=description.capabilities,
             packages=description.packages,
             commit=_commit(),
-            model={"name": self._model_path().name, "sha256": self._model_sha256, "dtype": self._dtype},
+            model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype},
             hardware=hardware(),
             seed=SEED,
             servers=[server.name for server in description.servers],
@@ -436,43 +461,46 @@ class Session:
         """The target that answers as the oracle: the same for all targets of a run."""
         return self._target(self.options.targets[0]).reference
 
-    def _consult(self) -> None:
-        """Start the oracle and open its book, once."""
-        if self._book is not None:
+    def _consult(self, topology: Topology) -> None:
+        """Start the oracle of a topology's model and open its book, once."""
+        model = self._model(topology)
+        if model.sha256 in self._oracles:
             return
-        self._book = Book.create(self.folder.reference, self._model_sha256, self._known)
-        logs = self.folder.path / "logs" / "reference"
-        self._oracle = self._host(self._oracle_name, logs)
+        file = self.folder.reference_of(topology.model)
+        logs = self.folder.path / "logs" / file.stem
+        oracle = Oracle(
+            host=self._host(self._oracle_name, logs),
+            book=Book.create(file, model.sha256, self._known.setdefault(model.sha256, {})),
+        )
+        self._oracles[model.sha256] = oracle
         request = StartRequest(
             target=self._oracle_name,
             topology=Topology(engines=1),
             capabilities=sorted(self._target(self._oracle_name).capabilities),
             engine="cpu",
-            model_path=str(self._model_path()),
-            scratch=str(self._oracle.scratch),
+            model_path=str(model.path),
+            scratch=str(oracle.host.scratch),
             logs=str(logs.absolute()),
             policies=str(self.folder.policies),
         )
         progress = silent if self._inline else self._progress
         with progress("reference: loading the model"), self.timed("start"):
-            self._runner.run(self._oracle.launch())
-            self._runner.run(self._oracle.call("start", request, 180))
+            self._runner.run(oracle.host.launch())
+            self._runner.run(oracle.host.call("start", request, 180))
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask everything that the scenario's checks want to know, until nothing new comes up."""
-        assert self._book is not None
+        oracle = self._oracles[trace.header.model_sha256]
         with self.timed("reference"):
-            while new := self._book.missing(judge.queries(scenario, trace, self._book)):
-                self._runner.run(self._ask(new, self._book))
+            while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
+                self._runner.run(self._ask(new, oracle))
 
-    async def _ask(self, queries: Sequence[Query], book: Book) -> None:
-        assert self._oracle is not None
+    async def _ask(self, queries: Sequence[Query], oracle: Oracle) -> None:
         for query in queries:
-            book.add(query, await self._oracle.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
+            oracle.book.add(query, await oracle.host.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
 
-    def _reference(self) -> Book:
-        assert self._book is not None
-        return self._book
+    def _reference(self, seat: Seat) -> Book:
+        return self._oracles[self._model(seat.topology).sha256].book
 
     # --- comparing
 
@@ -502,7 +530,7 @@ class Session:
             )
         if traces is None:
             return _why_not_driven(seat, verdicts)
-        return parity.Judged(evidence=Evidence(traces[0], self._reference()), verdicts=verdicts)
+        return parity.Judged(evidence=Evidence(traces[0], self._reference(seat)), verdicts=verdicts)
 
     def _floors(self) -> list[NoiseFloor]:
         if self._noise is None:
@@ -513,17 +541,15 @@ class Session:
 
     def close(self, outcome: str = "completed") -> None:
         """End everything that runs and write down how the run went. Safe to call twice."""
-        try:
+        with ExitStack() as last:  # each of these, whatever becomes of the others
+            last.callback(self.folder.close)
+            last.callback(lambda: self.folder.write_info(self.info(outcome)))
+            last.callback(self._runner.close)
+            for oracle in self._oracles.values():
+                last.callback(self._runner.run, oracle.host.close())
+                last.callback(oracle.book.close)
+            self._oracles.clear()
             self._rise("completed" if outcome == "completed" else "failed")
-            if self._oracle is not None:
-                self._runner.run(self._oracle.close())
-                self._oracle = None
-            if self._book is not None:
-                self._book.close()
-        finally:
-            self._runner.close()
-            self.folder.write_info(self.info(outcome))
-            self.folder.close()
 
 
 def _refuse_two_models(options: Options) -> None:
@@ -543,16 +569,16 @@ def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
     return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
 
 
-def tiny_model(python: Path, progress: Progress) -> Path:
-    """The tiny checkpoint, made on first use by an interpreter that has torch, and kept. Raises UsageError."""
+def tiny_model(python: Path, progress: Progress, architecture: Architecture = "qwen2") -> Path:
+    """A tiny checkpoint, made on first use by an interpreter that has torch, and kept. Raises UsageError."""
     recipe = hashlib.sha256((PROJECT / "fixtures" / "models.py").read_bytes()).hexdigest()[:12]
-    folder = PROJECT / ".parity" / "models" / f"tiny-qwen2-{recipe}"
+    folder = PROJECT / ".parity" / "models" / f"tiny-{architecture}-{recipe}"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with progress("making the tiny model"):
+    with progress(f"making the tiny model ({architecture})"):
         made = subprocess.run(
-            [str(python), "-m", "fixtures.models", str(folder)],
+            [str(python), "-m", "fixtures.models", str(folder), "--architecture", architecture],
             cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip

@@ -52,7 +52,7 @@ from harness.contract import (
     OpenAIResponse,
     PauseMode,
     PauseRequest,
-    ProbeRouterResult,
+    ProbeSecurityResult,
     ResetPrefixCacheRequest,
     RolloutRequest,
     SampleRequest,
@@ -68,6 +68,8 @@ from harness.contract import (
     TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
+    WorkerDescription,
+    WorkersResult,
     WorldSizeResult,
     capabilities_of,
 )
@@ -376,6 +378,10 @@ class Stack:
         self._paused = False
         self._adapters: set[str] = set()
         self._spoiled = False
+        self._killed = False
+        """A scenario killed a server: that something died is no news."""
+        self._left = False
+        """A sync failed: the trainer has to join again (`prepare_weight_sync`)."""
         self._scenario = ""
         self._abandoned: dict[tuple[int, ...], str] = {}
         """Prompts of batches that failed, and in which scenario: their other rows may reach an engine at any time."""
@@ -461,7 +467,7 @@ class Stack:
             await self._observe()
         except StackError as e:
             error = error or _as_call_error(e)
-        if self._host.died is not None and not self._spoiled:
+        if self._host.died is not None and not self._killed:
             error = _with_death(error, self._host.died)
         end = self._end(name, take, error, attempts)
         self._abandon()
@@ -524,8 +530,8 @@ class Stack:
 
     @property
     def spoiled(self) -> bool:
-        """Did a scenario break it on purpose? Starting it anew is then no sign of a fault."""
-        return self._spoiled
+        """Did a scenario break it on purpose, and nothing else? Starting it anew is then no sign of a fault."""
+        return self._spoiled and (self._killed or self._host.died is None)
 
     async def _observe(self) -> None:
         seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
@@ -543,10 +549,14 @@ class Stack:
         await self._until_idle()
         if Capability.SLEEP in self.capabilities:
             await self.wake_up()
+        if self._left:
+            await self.prepare_weight_sync()
         if Capability.WEIGHT_SYNC in self.capabilities and self._version != 0:
-            await self.sync_weights(0)
-        for adapter in sorted(self._adapters):
-            await self.unload_lora_adapter(adapter)
+            paused = self.topology.data_parallel > 1 and Capability.PAUSE_KEEP in self.capabilities
+            await (self.sync_weights_paused(0) if paused else self.sync_weights(0))
+        if self._adapters:
+            await self._call("forget_adapters", Empty(), Empty)
+            self._adapters.clear()
         if Capability.RESET_PREFIX_CACHE in self.capabilities:
             await self.reset_prefix_cache()
         await self.digests(label="clean_room")
@@ -569,7 +579,7 @@ class Stack:
 
     async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
         plain = msgspec.to_builtins(request)
-        for needed in sorted(capabilities_of(method, plain) - self.capabilities):
+        for needed in sorted((capabilities_of(method, plain) | self._of_adapters(method, plain)) - self.capabilities):
             raise NotOffered(str(needed), self._request.target)
         left = self._deadline - monotonic()
         if left <= 0:
@@ -607,6 +617,17 @@ class Stack:
                 )
         assert isinstance(answer, result)
         return answer
+
+    def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
+        """What this call needs beyond `LORA`, by the adapters that are loaded already."""
+        meant: set[str | None] = {*self._adapters} if self._adapters else {None}
+        match method:
+            case "load_lora_adapter" if self._adapters - {request["name"]}:
+                return {Capability.SEVERAL_ADAPTERS}
+            case "generate" if {request.get("lora_adapter")} != meant:
+                return {Capability.ADAPTER_BY_NAME}
+            case _:
+                return set()
 
     # --- data plane
 
@@ -717,15 +738,37 @@ class Stack:
 
     async def prepare_weight_sync(self, *, label: str | None = None) -> None:
         await self._call("prepare_weight_sync", Empty(), Empty, label)
+        self._left = False
 
     async def sync_weights(
-        self, version: int, *, chunks: int = 1, layout: Layout = "single", label: str | None = None
+        self,
+        version: int,
+        *,
+        chunks: int = 1,
+        layout: Layout = "single",
+        fail_after_chunks: int | None = None,
+        label: str | None = None,
     ) -> None:
-        """Load a policy version into every engine through the stack's own weight sync."""
-        self._version = None  # unknown until it is done
-        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout)
+        """Load a policy version into every engine through the stack's own weight sync.
+
+        With `fail_after_chunks` the trainer fails in the middle: the call has to fail. The stack is started anew for the next
+        scenario.
+        """
+        self._spoiled = self._spoiled or fail_after_chunks is not None
+        self._version, self._left = None, True  # until it is done
+        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
         await self._call("sync_weights", request, Empty, label)
-        self._version = version
+        self._version, self._left = version, False
+
+    async def sync_weights_paused(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
+        """The same with generation paused (keep) around it, as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
+
+        Data-parallel engines need it: after their last answer they go on with dummy batches for a while, each for the sake of the
+        others, and a batch in the middle of a sync meets half of the weights. A pause returns once they have come to rest (vLLM).
+        """
+        await self.pause("keep")
+        await self.sync_weights(version, chunks=chunks, label=label)
+        await self.resume()
 
     async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
         """One optimizer step on rollouts: a new policy version, which no engine has before it is synced."""
@@ -734,6 +777,10 @@ class Stack:
     async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
         """server → rank → parameter → digest, out of band."""
         return (await self._call("digests", Empty(), DigestsResult, label)).servers
+
+    async def workers(self, *, label: str | None = None) -> dict[str, list[WorkerDescription]]:
+        """server → rank → by what it takes weights, out of band."""
+        return (await self._call("workers", Empty(), WorkersResult, label)).servers
 
     async def start_staleness_manager(
         self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
@@ -757,8 +804,13 @@ class Stack:
 
     async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
         """Load a version of a LoRA adapter under a name into every engine; one that is there is replaced."""
-        self._adapters.add(name)
-        await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty, label)
+        loaded = set(self._adapters)
+        self._adapters.add(name)  # also when it fails: it may have reached some servers
+        try:
+            await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty, label)
+        except NotOffered:
+            self._adapters = loaded
+            raise
 
     async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
         await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
@@ -769,13 +821,13 @@ class Stack:
 
     # --- probing and breaking, out of band
 
-    async def probe_router(self, *, label: str | None = None) -> dict[str, int]:
-        """Control-plane route → HTTP status with which the data plane's address answered it."""
-        return (await self._call("probe_router", Empty(), ProbeRouterResult, label)).routes
+    async def probe_security(self, *, label: str | None = None) -> ProbeSecurityResult:
+        """Which addresses are bound, and what they do for a caller without credentials."""
+        return await self._call("probe_security", Empty(), ProbeSecurityResult, label)
 
     async def kill_server(self, server: str, *, label: str | None = None) -> None:
         """Kill a server's processes. The stack is started anew for the next scenario."""
-        self._spoiled = True
+        self._spoiled = self._killed = True
         await self._call("kill_server", KillServerRequest(server=server), Empty, label)
 
     async def inject(self, fault: str | None) -> int:

@@ -1,13 +1,22 @@
-"""Where engines live: how many, how parallel, and how they share the machine with the trainer."""
+"""How engines are started and where they live. Topologies are data: ``scenarios/topologies.toml`` names them."""
 
 from __future__ import annotations
 
+import difflib
+import tomllib
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Literal, get_args
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Literal
 
 import msgspec
 
+from harness.errors import UsageError
+
 Quantization = Literal["int8", "fp8"]
+Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
+DEFAULT_ENGINES = 2
 
 
 class Placement(StrEnum):
@@ -21,41 +30,55 @@ class Placement(StrEnum):
     """Servers were started on their own; the stack only connects to them (task 3)."""
 
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """engines × (tensor × pipeline × data) parallelism, in one placement. All sizes are counts of workers."""
 
-    engines: int = 2
+    name: str = "disaggregated"
+    """Its key in the table: short, stable and fit for a file name."""
+    about: str = ""
+    engines: int = DEFAULT_ENGINES
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
     placement: Placement = Placement.DISAGGREGATED
     quantization: Quantization | None = None
     """In which the engines hold the weights that they are given in full precision (SkyRL #1014, task 12)."""
-
-    @property
-    def name(self) -> str:
-        """Short, stable and fit for a file name: ``disaggregated-2x1``."""
-        workers = f"{self.engines}x{self.tensor_parallel}"
-        extra = "".join(
-            f"-{label}{size}"
-            for label, size in (("pp", self.pipeline_parallel), ("dp", self.data_parallel))
-            if size > 1
-        )
-        quantized = f"-{self.quantization}" if self.quantization else ""
-        return f"{self.placement}-{workers}{extra}{quantized}"
-
-    @staticmethod
-    def placement_of(name: str) -> Placement:
-        """The placement in a topology's name."""
-        return Placement(name.partition("-")[0])
-
-    @staticmethod
-    def quantization_of(name: str) -> str | None:
-        """The quantization in a topology's name; None for full precision."""
-        last = name.rpartition("-")[2]
-        return last if last in get_args(Quantization) else None
+    model: Architecture | None = None
+    """The architecture that it is for: the user's checkpoint if that is of it, else a tiny model. None: the user's, whatever it
+    is, else a tiny Qwen2."""
+    expert_parallel: bool = False
+    """Experts are spread over the tensor- and data-parallel workers of an engine (SkyRL #1014, task 10)."""
+    lora: bool = False
+    """Engines are started able to take adapters (SkyRL #1014, task 11)."""
 
     @property
     def world_size(self) -> int:
         """Inference workers over all engines (SkyRL #1014, task 8: servers × TP)."""
         return self.engines * self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+@lru_cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("scenarios") / "topologies.toml").read_text(encoding="utf-8"))
+
+
+def names() -> tuple[str, ...]:
+    """Every topology that there is, in the order of the table."""
+    return tuple(_table())
+
+
+def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
+    """The topology of that name; of so many engines unless the table says how many. Raises UsageError for an unknown name."""
+    if name not in _table():
+        close = difflib.get_close_matches(name, names(), 1)
+        raise UsageError(
+            f"unknown topology {name!r}" + (f": did you mean {close[0]}?" if close else ""),
+            next_step=f"there are {', '.join(names())} (scenarios/topologies.toml)",
+        )
+    return msgspec.convert({"engines": engines, **_table()[name], "name": name}, Topology)
+
+
+def in_order(some: Iterable[str]) -> list[str]:
+    """These names in the order of the table."""
+    wanted = set(some)
+    return [name for name in names() if name in wanted]

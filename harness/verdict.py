@@ -70,6 +70,34 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.faults, key=self.faults.__getitem__, default=None)
 
 
+UNTESTABLE_HERE = "untestable here"
+"""What is said of a scenario that the target offers and this start cannot show, such as one that needs a GPU."""
+
+
+class Severity(StrEnum):
+    """How bad it is that something is open to a caller who shows no credentials."""
+
+    CRITICAL = "critical"
+    """Code of the caller's own runs."""
+    HIGH = "high"
+    """Control or weights where callers of generation are, or a port that other machines reach."""
+    MEDIUM = "medium"
+    """Control or weights at a server's own address."""
+    LOW = "low"
+    """Information."""
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is open to a caller without credentials. Critical and high ones fail their check."""
+
+    severity: Severity
+    where: str
+    """The address, or the process that holds a socket."""
+    what: str
+    by: list[str]
+    """Routes with the status of their answer, or addresses."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One statement about one check (or one compared facet) of one scenario."""
 
@@ -78,7 +106,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     task: int
     promise: str
     topology: str
-    """Name of the topology ("disaggregated-2x1")."""
+    """Name of the topology ("disaggregated")."""
     check: str
     """Name of the check; for compared outputs the facet ("outputs.tokens", "outputs.logprobs", …)."""
     target: str
@@ -101,6 +129,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """In how many of these takes the status was this one."""
     evidence: list[dict[str, Any]] = []
     """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
+    exposures: list[Exposure] = []
+    """What the check found open, red or not."""
     fault: str = ""
     """The fault that the check exists for."""
     source: str = ""

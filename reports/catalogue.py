@@ -16,7 +16,6 @@ from harness.catalogue import declared
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check
 from harness.scenario import Scenario
-from harness.topology import Placement
 
 HEAD = """\
 # The contract
@@ -25,7 +24,7 @@ What a rollout stack promises, one scenario a promise. Written by `python -m rep
 change the scenarios, not this file.
 
 *Needs* names the capabilities without which a stack is `missing` here (`harness/capability.py` says what each means).
-*Driven in* names the placements. Every scenario is also judged by the checks that belong to all of them.
+*Driven in* names the topologies (`parity topologies`). Every scenario is also judged by the checks that belong to all of them.
 """
 
 
@@ -50,14 +49,13 @@ def _scenarios(every: Iterable[Scenario]) -> Iterator[str]:
 
 
 def _scenario(scenario: Scenario) -> Iterator[str]:
-    placements = ", ".join(p for p in Placement if p in scenario.placements)
     yield f"### `{scenario.name}`\n"
     yield f"{scenario.promise}\n"
     yield f"- Source: {_line(scenario.source)}"
     yield f"- Checks: {_names(check.name for check in scenario.checks)}"
     if scenario.needs:
         yield f"- Needs: {_names(sorted(scenario.needs))}"
-    yield f"- Task {scenario.task}; driven in: {placements}\n"
+    yield f"- Task {scenario.task}; driven in: {', '.join(scenario.topologies)}\n"
 
 
 def _checks(every: Iterable[Scenario]) -> dict[str, Check]:

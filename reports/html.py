@@ -18,7 +18,19 @@ from reports import reproduce
 from reports.pictures import Pictures
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
-from reports.view import anchor, chance, count, divergences, known_ids, repetition, tally, task_rows, weakest_fault
+from reports.view import (
+    anchor,
+    chance,
+    count,
+    divergences,
+    exposures,
+    known_ids,
+    repetition,
+    severities,
+    tally,
+    task_rows,
+    weakest_fault,
+)
 
 SIDES = (("baseline", "candidate"), ("expected", "actual"), ("expected", "got"), ("wanted", "got"), ("given", "seen"))
 """Keys of a piece of evidence that are shown side by side."""
@@ -45,6 +57,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             rows=[row for row in rows if row.exercised],
             bare=[row.task for row in rows if not row.exercised],
             divergences=found,
+            exposures=exposures(judgement),
+            severities=severities(judgement),
             anchored={v.id for d in found for v in d.verdicts},
             ledger=ledger,
             known_ids=known_ids(judgement),

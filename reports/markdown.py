@@ -17,8 +17,10 @@ from reports.view import (
     chance,
     count,
     divergences,
+    exposures,
     known_ids,
     repetition,
+    severities,
     tally,
     task_rows,
     weakest_fault,
@@ -37,7 +39,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     """The text of report.md, below `LIMIT`. What does not fit is counted and left to report.html."""
     found = divergences(judgement)
     end = _end(judgement)
-    blocks = [_gate(judgement), _table(judgement, plan)]
+    blocks = [_gate(judgement), _table(judgement, plan), *_security(judgement)]
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
@@ -167,6 +169,20 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
         for item in verdict.evidence[:1]:
             yield "compared:" if verdict.baseline else f"{one_line(verdict.target)}:"
             yield from (f"  {one_line(str(key))}: {shortened(exact(value))}" for key, value in item.items())
+
+
+def _security(judgement: Judgement) -> Iterable[str]:
+    """What is open to callers without credentials: a table, where anything is."""
+    found = exposures(judgement)
+    if not found:
+        return
+    lines = [f"<details><summary>Open without credentials: {severities(judgement)}</summary>\n"]
+    lines += ["| Severity | Stack | What is open | By |", "| --- " * 4 + "|"]
+    for verdict, one in found:
+        where = f"{verdict.target} @ {verdict.topology}"
+        cells = (one.severity, text(where), text(one.what), text(shortened(", ".join(one.by), 600)))
+        lines.append(f"| {' | '.join(cells)} |")
+    yield "\n".join([*lines, "", "</details>\n"])
 
 
 def _end(judgement: Judgement) -> str:

@@ -7,7 +7,7 @@ pauses or memory change, with marks of their own, with several sessions, and whe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from harness.book import Book
 from harness.checks.base import Evidence
-from harness.errors import RecordingError
+from harness.errors import RecordingError, UsageError
 from harness.index import Index, index
 from harness.run_folder import RunFolder
 from harness.verdict import Judgement
@@ -89,19 +89,20 @@ def gather(judgement: Judgement, run_dir: Path, *, everything: bool = False) -> 
     run = RunFolder(run_dir)
     try:
         found = [index(path) for path in run.recorded()]
-        book = Book.load(run.reference) if found and run.reference.exists() else Book.empty()
-        return _drawn(judgement, found, book, everything)
-    except RecordingError as e:
+        models = {one.header.model_sha256 for one in found}
+        return _drawn(judgement, found, {sha256: Book.of(sha256, run.path) for sha256 in models}, everything)
+    except (RecordingError, UsageError) as e:
         return Pictures(problem=str(e))
 
 
-def _drawn(judgement: Judgement, found: Sequence[Index], book: Book, everything: bool) -> Pictures:
+def _drawn(judgement: Judgement, found: Sequence[Index], books: Mapping[str, Book], everything: bool) -> Pictures:
+    """`books`: hash of a model → the oracle's answers about it."""
     red = {(v.scenario, v.topology) for v in judgement.verdicts if v.red}
     shown: list[Picture] = []
     left_out = 0
     for topology, here in _by_topology(judgement, found):
         for name in dict.fromkeys(name for one in here for name in one.scenarios):
-            sides = [Evidence(one.trace(name), book) for one in here if 1 in one.takes(name)]
+            sides = [Evidence(one.trace(name), books[one.header.model_sha256]) for one in here if 1 in one.takes(name)]
             lines = [timeline(side) for side in sides]
             seen = [sessions(side) for side in sides]
             why = [*(["red"] if (name, topology) in red else []), *_why(lines, seen)]

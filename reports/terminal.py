@@ -11,15 +11,17 @@ from rich.text import Text
 
 from harness.coverage import State
 from harness.plan import Plan, load_plan
-from harness.verdict import Judgement
+from harness.verdict import Judgement, Severity
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
     Divergence,
     chance,
     count,
     divergences,
+    exposures,
     known_ids,
     repetition,
+    severities,
     tally,
     task_rows,
     weakest_fault,
@@ -50,6 +52,7 @@ def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[Render
         _tasks(judgement, plan),
         *_reds([d for d in found if d.red]),
         *_ledger(judgement),
+        *_security(judgement),
         *_noise(judgement),
         *_gate(judgement),
         *_end(judgement, report),
@@ -125,6 +128,18 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
     for problem in judgement.ledger_problems:
         lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
         lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
+    return lines
+
+
+def _security(judgement: Judgement) -> list[RenderableType]:
+    found = exposures(judgement)
+    if not found:
+        return []
+    lines: list[RenderableType] = [Text(), _line(("Open without credentials: ", "bold"), severities(judgement))]
+    for verdict, one in found:
+        if one.severity in (Severity.CRITICAL, Severity.HIGH):
+            said = f"{one_line(verdict.target)}: {one_line(one.what)}"
+            lines.append(Padding(_line((f"{one.severity} ", "bold"), said), (0, 0, 0, 2)))
     return lines
 
 

@@ -29,7 +29,20 @@ KINDS: dict[str, Kind] = {
     "load_lora_adapter": "weights", "unload_lora_adapter": "weights", "train": "training",
 }  # fmt: skip
 """Control calls by what they are about; what is not named is "other"."""
-OUT_OF_BAND = frozenset({"start", "describe", "teardown", "digests", "observe", "in_flight", "probe_router", "inject"})
+OUT_OF_BAND = frozenset(
+    {
+        "start",
+        "describe",
+        "teardown",
+        "digests",
+        "workers",
+        "observe",
+        "in_flight",
+        "probe_security",
+        "inject",
+        "forget_adapters",
+    }
+)
 """Calls of the harness's own instruments, which are not shown."""
 
 

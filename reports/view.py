@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -10,7 +11,7 @@ import msgspec
 
 from harness.coverage import Cell, Column, State, cell, columns, state_of, worst
 from harness.plan import Bullet, Plan, Task
-from harness.verdict import Conformance, Judgement, NoiseFloor, Parity, Verdict
+from harness.verdict import UNTESTABLE_HERE, Conformance, Exposure, Judgement, NoiseFloor, Parity, Severity, Verdict
 from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
@@ -136,11 +137,14 @@ def tally(verdicts: Iterable[Verdict]) -> str:
     counted: dict[str, int] = {}
     for verdict in verdicts:
         counted[_word(verdict)] = counted.get(_word(verdict), 0) + 1
-    order = ("red", "untestable", "missing", "known", "defect", "open", "ok")
+    here = sorted(word for word in counted if word.startswith(UNTESTABLE_HERE))
+    order = ("red", "untestable", *here, "missing", "known", "defect", "open", "ok")
     return ", ".join(f"{counted[word]} {word}" for word in order if word in counted)
 
 
 def _word(verdict: Verdict) -> str:
+    if verdict.status == Conformance.MISSING and verdict.reason.startswith(f"is {UNTESTABLE_HERE}"):
+        return verdict.reason.removeprefix("is ")
     if verdict.status == Parity.BASELINE_DEFECT and verdict.known is None:
         return "defect"
     state = state_of(verdict)
@@ -261,6 +265,19 @@ def chance(floor: NoiseFloor) -> str:
         return ""
     power = "" if floor.power is None else f", power {number(floor.power)}"
     return f"false alarms {number(floor.false_alarm_rate)}{power}"
+
+
+def exposures(judgement: Judgement) -> list[tuple[Verdict, Exposure]]:
+    """What was found open, each with the verdict that found it: the worst first, then by stack."""
+    order = list(Severity)
+    found = [(verdict, exposure) for verdict in judgement.verdicts for exposure in verdict.exposures]
+    return sorted(found, key=lambda item: (order.index(item[1].severity), item[0].target, item[1].where))
+
+
+def severities(judgement: Judgement) -> str:
+    """ "2 critical, 1 high": how much was found open of each severity; empty where nothing was."""
+    counted = Counter(exposure.severity for _, exposure in exposures(judgement))
+    return ", ".join(f"{counted[severity]} {severity}" for severity in Severity if counted[severity])
 
 
 def known_ids(judgement: Judgement) -> dict[str, int]:

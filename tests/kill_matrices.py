@@ -48,7 +48,7 @@ def verdict(scenario: str, check: str, status: str = "pass", reason: str = "", *
             "wave": 1,
             "task": 0,
             "promise": "p",
-            "topology": "disaggregated-2x1",
+            "topology": "disaggregated",
             "check": check,
             "target": TARGET,
             "status": status,
@@ -101,7 +101,7 @@ class Script:
 def planned(scenarios: Iterable[str], faults: Iterable[Fault] = FAULTS, *, inline: bool = True) -> Plan:
     """A plan of some declared scenarios in one topology."""
     names = tuple(scenarios)
-    topology = catalogue.declared()[names[0]].topologies(2, ["disaggregated"])[0]
+    topology = catalogue.declared()[names[0]].driven_in(2, ["disaggregated"])[0]
     return Plan(
         target=TARGET,
         inline=inline,

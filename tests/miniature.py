@@ -11,7 +11,7 @@ from harness.progress import silent
 from harness.scenario import Scenario
 from harness.session import Options, Seat, Session
 from harness.targets import known
-from harness.topology import Placement, Topology
+from harness.topology import topology
 
 
 class Bench:
@@ -21,11 +21,11 @@ class Bench:
         self.session, self.target = session, target
 
     def seat(self, scenario: Scenario) -> Seat:
-        return Seat(target=self.target, topology=scenario.topologies(2, Placement)[0])
+        return Seat(target=self.target, topology=scenario.driven_in(2)[0])
 
     def inject(self, fault: str | None) -> int:
         """Break the stack; how often the fault before took effect."""
-        seat = Seat(target=self.target, topology=Topology())
+        seat = Seat(target=self.target, topology=topology("disaggregated"))
         return self.session.inject(seat, None if fault is None else known(self.target).seeded()[fault])
 
     def drive(self, scenario: Scenario | str, body=None):

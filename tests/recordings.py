@@ -17,7 +17,6 @@ from harness.checks.routing import STICKY
 from harness.recording import Call, Event, Header, Observation, Recorder, ScenarioEnd, ScenarioStart
 from harness.run_folder import RunFolder
 from harness.scenario import Scenario
-from harness.topology import Placement
 from harness.verdict import RunInfo
 from tests import traces
 
@@ -35,7 +34,7 @@ def declared(name: str = "module.test_it", **changes: Any) -> Scenario:
         "promise": "sessions stick",
         "needs": frozenset(),
         "checks": (STICKY, ALL_COMPLETE),
-        "placements": frozenset({Placement.DISAGGREGATED}),
+        "topologies": ("disaggregated",),
         "deadline_s": 60.0,
         "source": "tests",
     }
@@ -119,11 +118,18 @@ def header(target: str, **changes: Any) -> Header:
 
 
 def write(
-    path: Path, target: str, names: list[str], *, takes: int = 1, change: Change | None = None, **size: int
+    path: Path,
+    target: str,
+    names: list[str],
+    *,
+    takes: int = 1,
+    change: Change | None = None,
+    about: dict[str, Any] | None = None,
+    **size: int,
 ) -> None:
-    """A whole recording of these scenarios. `change` may damage any event of the last take."""
+    """A whole recording of these scenarios. `change` may damage any event of the last take; `about` are fields of its header."""
     clock = Clock()
-    with Recorder(path).open(header(target)) as recorder:
+    with Recorder(path).open(header(target, **(about or {}))) as recorder:
         for take in range(1, takes + 1):
             for name in names:
                 for event in events(name, take=take, clock=clock, **size):

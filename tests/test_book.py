@@ -48,7 +48,7 @@ def test_every_kind_of_answer_is_read_back_typed(path: Path):
     assert book.model_sha256 == "model-hash"
     assert book.score(ScoreRequest(version=1, prompt=[1, 2], tokens=[3])) == SCORE
     assert book.next(NextRequest(version=0, prompt=[1])).logprobs == [-0.1, -2.3]
-    assert book.expected_digests(2) == {"weight": "ab:2x2:float32"}
+    assert book.expected_digests(ExpectedDigestsRequest(version=2)) == {"weight": "ab:2x2:float32"}
     assert book.render([{"role": "user", "content": "hé"}]) == [7, 8]
     assert book.decode([7], skip_special_tokens=True) == "h"
     assert book.encode("h", add_special_tokens=False) == [7]

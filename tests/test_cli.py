@@ -15,7 +15,7 @@ from harness.doctor import Diagnosis
 from harness.errors import EnvironmentBroken
 from harness.verdict import Judgement, RunInfo
 
-COMMANDS = ("run", "prove", "explore", "targets", "setup", "judge", "compare", "report", "doctor")
+COMMANDS = ("run", "prove", "explore", "targets", "topologies", "setup", "judge", "compare", "report", "doctor")
 
 
 def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -116,13 +116,13 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
             "--base-port",
             "9000",
         ),
-        *("--placement", "remote", "--placement", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
+        *("--topology", "remote", "--topology", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
         *("--repeat", "3", "--no-twin", "-vv", "--", "-x", "--pdb"),
     )
     assert given["arguments"] == [
         *("scenarios", "-m", "wave1 or wave2", "-k", "ordering", "--candidate=local:http"),
         *(f"--target-python={tmp_path}/venv/bin/python", "--engine=cuda", "--start=fork", "--engines=4"),
-        *("--placement=remote", "--placement=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
+        *("--topology=remote", "--topology=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
         *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path

@@ -37,9 +37,27 @@ def test_quantization_is_exercised_by_answers_in_a_quantized_topology():
     assert exercised(traces.trace(topology=quantized)) == set()
 
 
+def test_a_quantized_sync_is_exercised_by_a_sync_and_an_answer():
+    calls = [traces.generate([[5]], [[1]]), traces.call("sync_weights", {"version": 1, "chunks": 1})]
+    both = {Capability.WEIGHT_SYNC, Capability.QUANTIZED, Capability.QUANTIZED_SYNC}
+    assert exercised(traces.trace(*calls, topology=Topology(quantization="fp8"), capabilities=[*both])) == both
+    assert exercised(traces.trace(*calls, capabilities=[*both])) == {Capability.WEIGHT_SYNC}
+
+
 def test_an_adapter_in_a_request_exercises_lora():
     answer = traces.generate([[5]], [[1]], lora_adapter="a")
     assert exercised(traces.trace(answer)) == {Capability.LORA}
+
+
+def test_answers_under_names_exercise_naming_them():
+    load = traces.call("load_lora_adapter", {"name": "a", "version": 1}, {}, started_ns=1, ended_ns=2)
+
+    def under(name: str | None):
+        return traces.generate([[5]], [[1]], lora_adapter=name, started_ns=3, ended_ns=4)
+
+    assert exercised(traces.trace(under(None), under("a"))) == {Capability.LORA}
+    assert exercised(traces.trace(load, under(None), under("a"))) == {Capability.LORA, Capability.ADAPTER_BY_NAME}
+    assert exercised(traces.trace(load, under("a"), under("b"))) == {Capability.LORA, Capability.SEVERAL_ADAPTERS}
 
 
 def needing(wave: int, *needs: Capability) -> Scenario:
@@ -50,7 +68,7 @@ def needing(wave: int, *needs: Capability) -> Scenario:
         promise="",
         needs=frozenset(needs),
         checks=(ALL_COMPLETE,),
-        placements=frozenset(),
+        topologies=(),
         deadline_s=1.0,
         source="",
     )
@@ -63,11 +81,11 @@ def test_a_wave_has_to_exercise_what_it_has_scenarios_for_and_what_no_wave_has()
         needing(2, Capability.SLEEP),
         needing(5, Capability.LORA, Capability.HEALTH),
     ]
-    promised = {Capability.HEALTH, Capability.SLEEP, Capability.LORA, Capability.ROUTER}
-    assert due(promised, scenarios, [1]) == {Capability.HEALTH, Capability.ROUTER}, (
+    promised = {Capability.HEALTH, Capability.SLEEP, Capability.LORA, Capability.KILL_SERVER}
+    assert due(promised, scenarios, [1]) == {Capability.HEALTH, Capability.KILL_SERVER}, (
         "sleep: its scenario here needs more"
     )
-    assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.ROUTER}
+    assert due(promised, scenarios, [2]) == {Capability.SLEEP, Capability.KILL_SERVER}
     assert due(promised, scenarios, [1, 2, 5]) == promised
 
 

@@ -38,12 +38,12 @@ RUN = RunInfo(
 )
 
 
-def verdict(scenario: str, topology: str = "disaggregated-2x1", **fields) -> Verdict:
+def verdict(scenario: str, topology: str = "disaggregated", **fields) -> Verdict:
     defaults = {"wave": 1, "task": 0, "promise": "p", "check": "c", "target": HTTP, "status": "pass", "facts": 1}
     return Verdict(scenario=scenario, topology=topology, **(defaults | fields))
 
 
-def both(scenario: str, topology: str = "disaggregated-2x1") -> list[Verdict]:
+def both(scenario: str, topology: str = "disaggregated") -> list[Verdict]:
     return [
         verdict(scenario, topology, target=LEGACY),
         verdict(scenario, topology),
@@ -51,7 +51,7 @@ def both(scenario: str, topology: str = "disaggregated-2x1") -> list[Verdict]:
     ]
 
 
-GREEN = both("order.test_rows") + both("sync.test_all", "colocated-2x1")
+GREEN = both("order.test_rows") + both("sync.test_all", "colocated")
 
 
 def reasons(verdicts, *, plan=PLAN, ledger=None, problems=(), **run) -> list[str]:
@@ -71,7 +71,7 @@ def test_everything_green_on_the_real_stacks_opens_the_gate():
         ({"start": "fork"}, "started by fork"),
         ({"outcome": "stopped by Ctrl-C"}, "stopped by Ctrl-C"),
         (
-            {"not_started": {"skyrl-0.2.0:http@remote-2x1": CallError(kind="StartFailed", message="port in use")}},
+            {"not_started": {"skyrl-0.2.0:http@remote": CallError(kind="StartFailed", message="port in use")}},
             "port in use",
         ),
         ({"baseline": None}, "no comparison"),
@@ -146,8 +146,21 @@ def test_each_missing_piece_of_evidence_keeps_it_closed(dropped):
 
 
 def test_evidence_from_another_placement_does_not_count():
-    moved = both("order.test_rows") + both("sync.test_all", "remote-2x1")
+    moved = both("order.test_rows") + both("sync.test_all", "remote")
     assert reasons(moved) == ["task 1: not exercised (wave 1)"]
+
+
+@pytest.mark.parametrize(("lacking", "closed"), [((LEGACY, HTTP), False), ((HTTP,), True)])
+def test_what_neither_stack_offers_needs_no_evidence(lacking, closed):
+    first = msgspec.structs.replace(
+        PLAN.task[0].bullet[0], scenarios=[*PLAN.task[0].bullet[0].scenarios, "order.test_extra"]
+    )
+    plan = Plan(task=[msgspec.structs.replace(PLAN.task[0], bullet=[first, *PLAN.task[0].bullet[1:]]), *PLAN.task[1:]])
+    extra = [
+        verdict("order.test_extra", target=one, status="missing" if one in lacking else "pass")
+        for one in (LEGACY, HTTP)
+    ]
+    assert reasons([*GREEN, *extra], plan=plan) == (["task 0: not exercised (wave 1)"] if closed else [])
 
 
 def test_a_bullet_without_scenarios_has_no_evidence():

@@ -151,13 +151,13 @@ def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
 
 def test_a_lacking_capability_is_missing_for_each_check_and_red_only_in_a_comparison():
     scenario = recordings.declared(needs=frozenset({Capability.SLEEP, Capability.SAMPLE}))
-    verdicts = judge.missing(scenario, "stack:new", "disaggregated-2x1", [Capability.SAMPLE])
+    verdicts = judge.missing(scenario, "stack:new", "disaggregated", [Capability.SAMPLE])
     assert [(v.status, v.check, v.reason) for v in verdicts] == [
         ("missing", "sticky_sessions", "does not declare sleep"),
         ("missing", "all_complete", "does not declare sleep"),
     ]
     assert not any(v.red for v in verdicts)
-    assert judge.missing(scenario, "stack:new", "disaggregated-2x1", list(Capability)) == []
+    assert judge.missing(scenario, "stack:new", "disaggregated", list(Capability)) == []
 
 
 def test_a_declared_capability_that_nothing_exercised_with_success_is_red():

@@ -44,7 +44,7 @@ def verdict(name: str = "a", **fields) -> Verdict:
         "wave": 1,
         "task": 0,
         "promise": "stops",
-        "topology": "disaggregated-2x1",
+        "topology": "disaggregated",
         "check": "stops.text",
         "target": HTTP,
         "status": "fail",
@@ -125,10 +125,10 @@ def test_a_verdict_about_something_else_is_left_alone_and_the_entry_too(tmp_path
 
 
 def test_another_topology_is_left_alone(tmp_path):
-    entries = ledger(tmp_path, ("cap = 2", 'cap = 2\ntopology = "remote-*"'))
+    entries = ledger(tmp_path, ("cap = 2", 'cap = 2\ntopology = "remote"'))
     verdicts, problems = apply(entries, [verdict()], TODAY)
     assert (known(verdicts), problems) == ([None], [])
-    verdicts, _ = apply(entries, [verdict(topology="remote-2x1")], TODAY)
+    verdicts, _ = apply(entries, [verdict(topology="remote")], TODAY)
     assert known(verdicts) == ["stop-text"]
 
 

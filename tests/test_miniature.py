@@ -134,7 +134,7 @@ def test_versions_adapters_and_quantization_move_every_row():
     others = [
         model.policy(1),
         model.with_adapter(base, model.adapter(1)),
-        model.dequantize(model.quantize(base, "int8")),
+        *(model.dequantize(model.quantize(base, kind)) for kind in ("int8", "fp8")),
     ]
     row = [model.network(p).row(model.network(p).feed(model.network(p).root, 5)) for p in (base, *others)]
     assert all(abs(row[0] - other).max() > 1e-2 for other in row[1:])
@@ -144,6 +144,12 @@ def test_networks_of_equal_parameters_are_one():
     again = {name: tensor.copy() for name, tensor in model.policy(3).items()}
     assert model.network(model.policy(3)) is model.network(again)
     assert model.network(model.policy(3)) is not model.network(model.policy(4))
+
+
+def test_fp8_has_three_bits_after_the_leading_one():
+    numbers = model.np.array([448.0, -448.0, 17.0, 18.9, 1.06, 2**-6 * 1.06, 2**-9, 2**-10 * 1.01, 2**-11, 0.0])
+    held = [448.0, -448.0, 16.0, 18.0, 1.0, 2**-6, 2**-9, 2**-9, 0.0, 0.0]
+    assert model.e4m3(numbers).tolist() == held
 
 
 @pytest.mark.parametrize("text", ["", "the other", "naïve 日本語 🎉", "<|im_start|>user\nhi<|im_end|>", "\x00\t "])

@@ -14,6 +14,7 @@ from harness import pace, run
 from harness.errors import Blame
 from harness.pace import FAR, LEAST_PAIRS, Pace
 from harness.recording import Call, Event, ScenarioTrace
+from harness.topology import topology
 from harness.verdict import Judgement, Parity
 from tests import recordings, traces
 
@@ -33,7 +34,7 @@ def trace(seconds: float, **about: int) -> ScenarioTrace:
 
 
 def judged(found: Pace, twin: Pace = NONE):
-    about = {"baseline": "old", "candidate": "new", "topology": "disaggregated-2x1", "wave": 1}
+    about = {"baseline": "old", "candidate": "new", "topology": "disaggregated", "wave": 1}
     return pace.verdict(found, twin, **about)
 
 
@@ -124,10 +125,23 @@ def in_a_run(path: Path, monkeypatch: pytest.MonkeyPatch, *, by: int, **info) ->
 def test_a_whole_wave_has_its_pace_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: int, status: Parity):
     judgement = in_a_run(tmp_path, monkeypatch, by=by, whole_waves=[1])
     (verdict,) = [v for v in judgement.verdicts if v.check == pace.CHECK]
-    assert (verdict.id, verdict.status) == ("run.pace@disaggregated-2x1::pace[stack:old~stack:new]", status)
+    assert (verdict.id, verdict.status) == ("run.pace@disaggregated::pace[stack:old~stack:new]", status)
     assert verdict.facts == 12
     floors = [floor for floor in judgement.noise if floor.check == pace.CHECK]
     assert [floor.weakest_fault for floor in floors] == ([10.0] if by == 1 else [])
+
+
+@pytest.mark.parametrize(("least", "told"), [(LEAST_PAIRS, [Parity.PARITY]), (1000, [Parity.UNTESTABLE])])
+def test_a_topology_in_which_little_was_driven_has_none(tmp_path, monkeypatch, least, told):
+    colocated = topology("colocated")
+    monkeypatch.setattr(pace, "LEAST_PAIRS", least)
+    monkeypatch.setattr(run, "declared", lambda: {name: recordings.declared(name) for name in NAMES})
+    (tmp_path / "ledger.toml").write_text("")
+    folder = recordings.run_folder(tmp_path / "run", NAMES, whole_waves=[1])
+    for target in ("stack:old", "stack:new"):
+        recordings.write(folder.recording(target, colocated), target, NAMES[:1], about={"topology": colocated})
+    judgement = run.judge_run(folder.path, ledger=tmp_path / "ledger.toml", today=TODAY)
+    assert [v.status for v in judgement.verdicts if v.check == pace.CHECK] == told
 
 
 def test_a_part_of_a_wave_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

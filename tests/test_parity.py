@@ -18,6 +18,7 @@ from harness.facets import deterministic
 from harness.noise import noise_floors
 from harness.parity import Absent, Judged, Missing, compare
 from harness.recording import Call, CallError, Mark, ScenarioTrace
+from harness.topology import Topology
 from harness.verdict import Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
 
@@ -31,7 +32,7 @@ NOISE = [NoiseFloor(check="outputs.logprobs", unit="nats", floor=1e-6, bound=1e-
 
 
 def verdict(status: str, *, check: str = "order", reason: str = "", blame: Blame | None = None, **more: Any) -> Verdict:
-    fields = {"scenario": SCENARIO.name, "wave": 1, "task": 1, "promise": "p", "topology": "disaggregated-2x1"}
+    fields = {"scenario": SCENARIO.name, "wave": 1, "task": 1, "promise": "p", "topology": "disaggregated"}
     return Verdict(check=check, target="any", status=status, reason=reason, blame=blame, facts=3, **fields, **more)
 
 
@@ -80,10 +81,10 @@ SIDES = {
     "fail": lambda trace: side(trace, "fail", reason="lost a row", blame=Blame.STACK),
     "untestable": lambda trace: side(trace, "untestable", reason="the tap is blind", blame=Blame.ENVIRONMENT),
     "missing": lambda trace: Missing(
-        target=trace.header.target, topology="disaggregated-2x1", reason="does not declare sleep"
+        target=trace.header.target, topology="disaggregated", reason="does not declare sleep"
     ),
     "absent": lambda trace: Absent(
-        target=trace.header.target, topology="disaggregated-2x1", reason="did not start", blame=Blame.ENVIRONMENT
+        target=trace.header.target, topology="disaggregated", reason="did not start", blame=Blame.ENVIRONMENT
     ),
 }
 TABLE: dict[tuple[str, str], Parity | None] = {
@@ -150,7 +151,7 @@ def test_the_reason_is_that_of_the_side_that_is_wrong():
 
 
 def test_one_that_is_not_able_is_missing_or_added_or_nothing():
-    lacking = Missing(target="stack:x", topology="disaggregated-2x1", reason="does not declare sleep")
+    lacking = Missing(target="stack:x", topology="disaggregated", reason="does not declare sleep")
     [missing] = compare(SCENARIO, side(OLD), lacking, None, NOISE)
     [added] = compare(SCENARIO, lacking, side(NEW), None, NOISE)
     assert (missing.status, missing.red, missing.target) == (Parity.MISSING, True, "stack:x")
@@ -159,9 +160,7 @@ def test_one_that_is_not_able_is_missing_or_added_or_nothing():
 
 
 def test_one_that_was_not_recorded_is_untestable_with_its_blame():
-    gone = Absent(
-        target="stack:new", topology="disaggregated-2x1", reason="did not start: OOM", blame=Blame.ENVIRONMENT
-    )
+    gone = Absent(target="stack:new", topology="disaggregated", reason="did not start: OOM", blame=Blame.ENVIRONMENT)
     for pair, role in (((side(OLD), gone), "candidate"), ((gone, side(NEW)), "baseline")):
         [found] = compare(SCENARIO, *pair, None, NOISE)
         assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.ENVIRONMENT, True)
@@ -396,6 +395,25 @@ def test_the_bound_comes_from_the_baseline_and_its_twin():
     assert quiet.floor == 0
     assert quiet.bound == 64 * 2.0**-23 * (1 + 13 / 7), "64 roundings at the scale of the largest log-probability"
     assert noise_floors([]) == []
+
+
+@pytest.mark.parametrize(("by", "expected"), [(0.0, Parity.PARITY), (0.05, Parity.OPEN)])
+def test_quantized_engines_are_compared_and_left_open_where_they_differ(by, expected):
+    about = {"topology": Topology(quantization="int8")}
+    old, new = (
+        traces.trace(answer(), target="stack:old", **about),
+        traces.trace(shifted(by), target="stack:new", **about),
+    )
+    found = {v.check: v for v in compare(SCENARIO, side(old), side(new), None, [])}["outputs.logprobs"]
+    assert (found.status, found.red) == (expected, False)
+
+
+def test_the_noise_of_quantized_engines_hides_nothing_of_others():
+    about = {"topology": Topology(quantization="fp8")}
+    parted = (traces.trace(answer(), **about), traces.trace(shifted(0.05), take=2, **about))
+    [found] = noise_floors([parted, (traces.trace(answer()), traces.trace(answer(), take=2))])
+    assert found.floor == 0
+    assert noise_floors([parted]) == []
 
 
 # --- properties -----------------------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ def test_the_shipped_plan_has_the_fifteen_tasks_of_the_issue_and_the_contract():
     assert [task.wave for task in plan.task] == [1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 4, 5, 5, 6, 6, 6]
 
 
-def test_every_scenario_of_the_plan_exists_in_the_placement_that_it_names():
+def test_every_scenario_of_the_plan_exists_in_the_topology_that_it_names():
     scenarios_by_name = declared()
     for bullet in load_plan().bullets:
         for named in bullet.scenarios:
-            name, _, placement = named.partition("@")
+            name, _, where = named.partition("@")
             assert name in scenarios_by_name, f"bullet {bullet.id} names {name}, which does not exist"
-            assert not placement or placement in scenarios_by_name[name].placements, f"{bullet.id}: {named}"
+            assert not where or where in scenarios_by_name[name].topologies, f"{bullet.id}: {named}"
 
 
 def test_every_scenario_gives_evidence_for_some_bullet():

@@ -29,7 +29,6 @@ harness.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
 SCENARIOS = '''
 from harness.checks.tokens import greedy
 from harness.scenario import scenario
-from harness.topology import Placement
 
 @scenario(task=0, promise="a trigger is an ordinary prompt", checks=[greedy()])
 async def test_trigger(stack, prompts):
@@ -37,7 +36,7 @@ async def test_trigger(stack, prompts):
     await stack.generate([[500]], temperature=0, max_tokens=3, ignore_eos=True)
 
 @scenario(task=0, promise="greedy tokens are the model's", checks=[greedy()],
-          placements=[Placement.DISAGGREGATED, Placement.COLOCATED])
+          topologies=["disaggregated", "colocated"])
 async def test_greedy(stack, prompts):
     """Nowhere."""
     await stack.generate(prompts.unique(3), temperature=0, max_tokens=4, ignore_eos=True)
@@ -61,6 +60,13 @@ title = "The contract"
 id = "0.1"
 text = "Greedy tokens are the model's"
 scenarios = ["toy.test_greedy", "toy.test_trigger"]
+"""
+TOPOLOGIES = """
+[disaggregated]
+about = "apart"
+[colocated]
+about = "together"
+placement = "colocated"
 """
 ADAPTERS = {
     "toy:legacy": "Toy",
@@ -98,6 +104,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         "targets.toml": "\n".join(targets),
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,
+        "scenarios/topologies.toml": TOPOLOGIES,
         "scenarios/known_divergences.toml": "",
         "scenarios/wave1/__init__.py": "",
         "scenarios/wave1/test_toy.py": SCENARIOS,
@@ -114,8 +121,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") -> pytest.RunResult:
     """Run the scenarios, disaggregated unless told otherwise."""
     given = ["--baseline", "toy:legacy", "--candidate", candidate, "--engine", "cpu", "--model", "model"]
-    if not any(a.startswith("--placement") for a in arguments):
-        given += ["--placement", "disaggregated"]
+    if not any(a.startswith("--topology") for a in arguments):
+        given += ["--topology", "disaggregated"]
     return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *given, *arguments)
 
 
@@ -127,18 +134,18 @@ def report(project: pytest.Pytester) -> dict:
 
 
 def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_starts(project: pytest.Pytester):
-    shown = run(project, "--collect-only", "-q", "--placement=disaggregated", "--placement=colocated")
+    shown = run(project, "--collect-only", "-q", "--topology=disaggregated", "--topology=colocated")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids == [
-        "test_trigger[toy:legacy@disaggregated-2x1]",
-        "test_greedy[toy:legacy@disaggregated-2x1]",
-        "test_trigger[toy:http@disaggregated-2x1]",
-        "test_greedy[toy:http@disaggregated-2x1]",
-        "test_greedy[toy:legacy@colocated-2x1]",
-        "test_greedy[toy:http@colocated-2x1]",
-        "test_trigger[toy:legacy~toy:http@disaggregated-2x1]",
-        "test_greedy[toy:legacy~toy:http@disaggregated-2x1]",
-        "test_greedy[toy:legacy~toy:http@colocated-2x1]",
+        "test_trigger[toy:legacy@disaggregated]",
+        "test_greedy[toy:legacy@disaggregated]",
+        "test_trigger[toy:http@disaggregated]",
+        "test_greedy[toy:http@disaggregated]",
+        "test_greedy[toy:legacy@colocated]",
+        "test_greedy[toy:http@colocated]",
+        "test_trigger[toy:legacy~toy:http@disaggregated]",
+        "test_greedy[toy:legacy~toy:http@disaggregated]",
+        "test_greedy[toy:legacy~toy:http@colocated]",
     ]
     assert not (project.path / ".parity").exists(), "collecting starts nothing"
 
@@ -148,16 +155,16 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
     shown = run(project, "--collect-only", "-q")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids[:3] == [
-        "test_trigger[toy:legacy@disaggregated-2x1]",
-        "test_greedy[toy:legacy@disaggregated-2x1]",
-        "test_death[toy:legacy@disaggregated-2x1]",
+        "test_trigger[toy:legacy@disaggregated]",
+        "test_greedy[toy:legacy@disaggregated]",
+        "test_death[toy:legacy@disaggregated]",
     ]
 
 
 def test_a_single_stack_is_compared_with_nothing(project: pytest.Pytester):
     shown = run(project, "--collect-only", "-q", "--stack", "toy:http", "--engines", "4")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
-    assert ids == ["test_trigger[toy:http@disaggregated-4x1]", "test_greedy[toy:http@disaggregated-4x1]"]
+    assert ids == ["test_trigger[toy:http@disaggregated]", "test_greedy[toy:http@disaggregated]"]
 
 
 @pytest.mark.parametrize(("expression", "count"), [("wave1", 6), ("wave2", 0)])
@@ -247,7 +254,7 @@ def test_a_stack_that_does_not_start_is_red_with_its_blame(project: pytest.Pytes
     shown.assert_outcomes(passed=2, failed=4)
     assert shown.ret == 1
     shown.stdout.fnmatch_lines(["*UNTESTABLE tokens.greedy: did not start: StartFailed*", "*blame: stack*"])
-    error = report(project)["run"]["not_started"]["toy:never@disaggregated-2x1"]
+    error = report(project)["run"]["not_started"]["toy:never@disaggregated"]
     assert error["message"].startswith("server-1 is not up after 180 s")
 
 
@@ -256,8 +263,8 @@ def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(project: pytest
     assert shown.ret == 1
     shown.stdout.fnmatch_lines(
         [
-            "*test_trigger*toy:exits@disaggregated-2x1* FAILED*",
-            "*test_greedy*toy:exits@disaggregated-2x1* PASSED*",
+            "*test_trigger*toy:exits@disaggregated* FAILED*",
+            "*test_greedy*toy:exits@disaggregated* PASSED*",
             "*FAIL tokens.greedy: could not be driven: StackDied*",
         ]
     )
@@ -265,8 +272,8 @@ def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(project: pytest
 
 
 def test_ctrl_c_ends_the_stacks_and_keeps_what_was_recorded(project: pytest.Pytester):
-    recording = project.path / "run" / "recordings" / "toy_hangs@disaggregated-2x1.jsonl"
-    given = ["--stack", "toy:hangs", "--engine", "cpu", "--model", "model", "--placement", "disaggregated"]
+    recording = project.path / "run" / "recordings" / "toy_hangs@disaggregated.jsonl"
+    given = ["--stack", "toy:hangs", "--engine", "cpu", "--model", "model", "--topology", "disaggregated"]
     command = [sys.executable, "-mpytest", "scenarios", "-p", "no:cacheprovider", *given, "--run-dir", "run"]
     with project.popen(command, stdin=subprocess.DEVNULL) as driver:
         while not (recording.exists() and b'"canary"' in recording.read_bytes()):

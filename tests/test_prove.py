@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from harness import catalogue, cli, prove
+from harness import catalogue, cli, prove, targets
 from harness.errors import Blame, StackError, UsageError
 from harness.faults import DRIVEN, Fault
 from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
@@ -291,7 +291,7 @@ def test_the_control_is_driven_first_and_each_fault_after_it(tmp_path, inline):
         "toy: swapped/always: killed",
         "toy: moves: killed",
     ]
-    seat = "toy@disaggregated-2x1"
+    seat = "toy@disaggregated"
     drives = [("drive", seat, A), ("drive", seat, B)]
     assert script.calls[:4] == [("inject", seat, "none"), *drives, ("inject", seat, "none")]
     assert script.calls[4:8] == [("inject", seat, "swapped/one_server"), *drives, ("inject", seat, "none")]
@@ -307,7 +307,7 @@ def test_a_fault_is_driven_in_its_own_scenarios_only(tmp_path):
     [found] = [
         lap for lap in prove.started_laps(planned([A, B], [narrow], inline=False), script) if lap.fault is not None
     ]
-    assert [call for call in script.calls if call[0] == "drive"][2:] == [("drive", "toy@disaggregated-2x1", B)]
+    assert [call for call in script.calls if call[0] == "drive"][2:] == [("drive", "toy@disaggregated", B)]
     assert found.driven == 1
 
 
@@ -351,17 +351,39 @@ def test_a_named_error_ends_the_run_after_what_is_there_was_judged(tmp_path):
 def test_worker_processes_bring_back_what_one_process_finds(tmp_path):
     """The real miniature; that it does not know the fault is found out in the worker, and said."""
     unknown = Fault(name="nobody_knows_it", breaks="…", caught_by=frozenset({"ordering"}))
-    topology = catalogue.declared()[A].topologies(2, ["disaggregated"])[0]
+    topology = catalogue.declared()[A].driven_in(2, ["disaggregated"])[0]
     seats = ((prove.Seat(target="miniature", topology=topology), (A,)),)
     request = Request(run_dir=tmp_path)
-    jobs = [
+    control, fault = (
         prove.Job(options=prove.options(request, "miniature", tmp_path / str(n)), fault=fault, seats=seats)
         for n, fault in enumerate((None, unknown))
-    ]
-    laps = {lap.fault: lap for lap in prove.inline_laps(jobs, 2)}
+    )
+    laps = {lap.fault: lap for lap in prove.inline_laps(control, [fault], 2)}
     assert {v.status for v in laps[None].verdicts} == {"pass"}
     assert "nobody_knows_it" in laps["nobody_knows_it"].error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fault_is_driven_only_where_the_correct_stack_calls_what_it_changes(tmp_path, workers):
+    """The real miniature. Its router is asked for control routes by one scenario alone; all of them generate."""
+    exposure = next(name for name in catalogue.declared() if name.startswith("exposure."))
+    topology = catalogue.declared()[A].driven_in(2, ["disaggregated"])[0]
+    seats = ((prove.Seat(target="miniature", topology=topology), (A, exposure)),)
+    seeded = targets.known("miniature").seeded()
+    faults = [
+        seeded[id_] for id_ in ("control_plane_exposed/one_route", "results_swapped/in_a_batch", "rewards_shifted")
+    ]
+    watch = frozenset(function for fault in faults for function in fault.changes)
+    control, *jobs = (
+        prove.Job(options=prove.options(Request(), "miniature", tmp_path / str(n)), fault=fault, seats=seats)
+        for n, fault in enumerate((None, *faults))
+    )
+    control = msgspec.structs.replace(control, watch=watch)
+    laps = {lap.fault: lap for lap in prove.inline_laps(control, jobs, workers)}
+    assert [laps[key].driven for key in (None, *(fault.id for fault in faults))] == [2, 1, 2, 0]
+    assert {v.scenario for v in laps["control_plane_exposed/one_route"].verdicts} == {exposure}
+    assert laps["rewards_shifted"].fired == 0
 
 
 # --- what the command line selects

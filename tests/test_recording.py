@@ -121,7 +121,9 @@ def test_scenarios_that_do_not_begin_and_end_in_turn_are_refused(tmp_path: Path,
 
 def test_a_recording_of_another_format_is_refused(tmp_path: Path):
     Recorder(tmp_path / "old.jsonl").open(traces.header(format=recording.FORMAT + 1)).close()
-    with pytest.raises(RecordingError, match="has format 2, this harness reads 1"):
+    with pytest.raises(
+        RecordingError, match=f"has format {recording.FORMAT + 1}, this harness reads {recording.FORMAT}"
+    ):
         list(recording.read(tmp_path / "old.jsonl"))
 
 

@@ -22,13 +22,13 @@ from rich.console import Console
 from harness.errors import UsageError
 from harness.ledger import Ledger
 from harness.plan import Plan, load_plan
-from harness.verdict import Gate, Judgement, Margin, NoiseFloor, RunInfo
+from harness.verdict import Exposure, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
 from reports import json_report, markdown, plan_figures, reproduce
 from reports.readme import block
 from reports.render import read_report, write_all
 from reports.terminal import show
 from reports.text import sides, visible
-from reports.view import count, divergences
+from reports.view import count, divergences, tally
 from tests import synthetic
 from tests.synthetic import HTTP, LEGACY, verdict
 
@@ -73,6 +73,7 @@ def hostile() -> Judgement:
                 {text: text, "baseline": text, "candidate": text * 2, "nested": {text: [text]}},
                 {"long": text * 2000},
             ],
+            exposures=[Exposure(severity=Severity.HIGH, where=text, what=text, by=[text])],
         )
         for number, text in enumerate(HOSTILE)
     ]
@@ -294,6 +295,22 @@ def test_every_format_shows_each_numeric_check_and_how_steady_the_verdicts_were(
     assert "of which" not in html.unescape(written(base, tmp_path)["report.md"]), "nothing was driven twice"
 
 
+def test_every_format_shows_what_is_open_the_worst_first(tmp_path):
+    low = Exposure(severity=Severity.LOW, where="router", what="router answers information routes", by=["GET /metrics"])
+    high = Exposure(severity=Severity.HIGH, where="router", what="router answers control routes", by=["POST /pause"])
+    found = verdict("exposure", "probe", "control_plane_closed", HTTP, exposures=[low, high])
+    shown = msgspec.structs.replace(synthetic.judgement(), verdicts=[found])
+    contents = written(shown, tmp_path)
+    for name in ("report.md", "report.html"):
+        page = html.unescape(contents[name])
+        assert page.index("router answers control routes") < page.index("router answers information routes"), name
+        assert "1 high, 1 low" in page
+        assert "GET /metrics" in page
+    assert "Open without credentials: 1 high, 1 low" in in_terminal(shown)
+    assert "router answers control routes" in in_terminal(shown)
+    assert 'id="security"' not in written(synthetic.judgement(), tmp_path)["report.html"]
+
+
 def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):
     odd = verdict(
         "ordering", "x", "logprobs.finite", HTTP, status="fail", reason="nan", numbers={"worst": math.nan, "n": 3.0}
@@ -346,16 +363,26 @@ def test_the_smallest_input_is_shown_first():
     ("fields", "says"),
     [
         (
-            {"baseline": LEGACY, "topology": "colocated-4x2-pp2"},
-            f"parity run --wave 1 -k test_stop --placement colocated --engines 4 --baseline {LEGACY} --candidate {HTTP}"
+            {"baseline": LEGACY, "topology": "colocated"},
+            f"parity run --wave 1 -k test_stop --topology colocated --baseline {LEGACY} --candidate {HTTP}"
             " --start ray --engine cpu",
         ),
-        ({"topology": "remote-2x1"}, f"parity run --wave 1 -k test_stop --placement remote --engines 2 --stack {HTTP}"),
+        (
+            {"topology": "disaggregated"},
+            f"parity run --wave 1 -k test_stop --topology disaggregated --engines 2 --stack {HTTP}",
+        ),
+        ({"topology": "all"}, f"parity run --wave 1 -k test_stop --stack {HTTP}"),
     ],
 )
 def test_the_command_drives_that_scenario_again(fields, says):
     made = reproduce.command(verdict("sampling", "stop", "c", HTTP, **fields), synthetic.judgement().run)
     assert made.startswith(says)
+
+
+def test_what_this_start_cannot_show_is_told_apart_from_what_a_stack_lacks():
+    lacks = verdict("ipc", "stop", "c", HTTP, status="missing", reason="does not declare sleep")
+    here = verdict("ipc", "stop", "d", HTTP, status="missing", reason="is untestable here: needs cuda_ipc")
+    assert tally([lacks, here, here]) == "2 untestable here: needs cuda_ipc, 1 missing"
 
 
 def test_the_first_difference_is_marked():

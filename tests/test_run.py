@@ -18,7 +18,7 @@ from harness.checks.base import Check, passed
 from harness.errors import Blame, RecordingError, UsageError
 from harness.recording import Call, CallError, Event, Recorder, ScenarioEnd
 from harness.run import RunFolder, compare_recordings, judge_run
-from harness.topology import Topology
+from harness.topology import Topology, topology
 from harness.verdict import Conformance, Judgement, Parity
 from tests import recordings, traces
 
@@ -78,9 +78,9 @@ def test_a_run_makes_its_own_folder_and_says_where_everything_lies(tmp_path: Pat
         assert folder.path.parent == other.path.parent == tmp_path / ".parity" / "runs"
         assert folder.path != other.path
         assert folder.recording("skyrl-0.2.0:http", Topology()) == (
-            folder.path / "recordings" / "skyrl-0.2.0_http@disaggregated-2x1.jsonl"
+            folder.path / "recordings" / "skyrl-0.2.0_http@disaggregated.jsonl"
         )
-        assert folder.logs("a:b", Topology()) == folder.path / "logs" / "a_b@disaggregated-2x1"
+        assert folder.logs("a:b", Topology()) == folder.path / "logs" / "a_b@disaggregated"
         folder.write_info(recordings.info(outcome="running"))
         folder.write_info(recordings.info())
         assert folder.info() == recordings.info()
@@ -180,7 +180,7 @@ def test_a_stack_that_did_not_start_is_untestable_with_its_blame(tmp_path, ledge
     error = CallError(kind="StartFailed", message="no memory", blame="environment")
     with RunFolder.create(tmp_path / "run") as folder:
         recordings.write(folder.recording(OLD, Topology()), OLD, NAMES)
-        folder.write_info(recordings.info(not_started={f"{NEW}@disaggregated-2x1": error}))
+        folder.write_info(recordings.info(not_started={f"{NEW}@disaggregated": error}))
     judgement = judge_run(folder.path, ledger=ledger, today=TODAY)
     gone = [v for v in judgement.verdicts if v.target == NEW]
     assert {(v.status, v.blame) for v in gone} == {("untestable", Blame.ENVIRONMENT)}
@@ -253,7 +253,7 @@ def test_red_in_one_of_many_takes_is_red_and_counted(tmp_path, ledger):
         folder.write_info(recordings.info())
     judgement = judge_run(folder.path, ledger=ledger, today=TODAY)
     assert statuses(judgement, pair=False)["conservation"] == "fail"
-    [found] = [v for v in judgement.verdicts if v.id == f"{NAMES[0]}@disaggregated-2x1::conservation[{OLD}~{NEW}]"]
+    [found] = [v for v in judgement.verdicts if v.id == f"{NAMES[0]}@disaggregated::conservation[{OLD}~{NEW}]"]
     assert found.status == Parity.REGRESSION
     assert found.evidence[-1] == {"takes": "regression in 1 of 4 takes"}
 
@@ -284,6 +284,34 @@ def test_answers_of_another_model_are_refused(tmp_path, ledger):
     folder.reference.unlink()
     Book.create(folder.reference, "another").close()
     with pytest.raises(UsageError, match="answers for another model"):
+        judge_run(folder.path, ledger=ledger, today=TODAY)
+
+
+def test_topologies_of_one_run_may_have_models_of_their_own_and_a_book_for_each(tmp_path, ledger, declared):
+    declared[NAMES[0]] = recordings.declared(NAMES[0], topologies=("disaggregated", "moe"))
+    folder = recordings.run_folder(tmp_path / "run", NAMES)
+    moe = topology("moe")
+    about = {"topology": moe, "model": {"name": "moe", "sha256": "another", "dtype": "float32"}}
+    for target in (OLD, NEW):
+        recordings.write(folder.recording(target, moe), target, NAMES[:1], about=about)
+    Book.create(folder.reference_of(moe.model), "another").close()
+    judgement = judge_run(folder.path, ledger=ledger, today=TODAY)
+    assert {(v.topology, v.status) for v in judgement.verdicts if v.baseline and v.scenario == NAMES[0]} == {
+        ("disaggregated", "parity"),
+        ("moe", "parity"),
+    }
+    folder.reference_of(moe.model).unlink()
+    with pytest.raises(UsageError, match="answers for another model"):
+        judge_run(folder.path, ledger=ledger, today=TODAY)
+
+
+def test_stacks_with_different_models_in_one_topology_are_refused(tmp_path, ledger):
+    folder = recordings.run_folder(tmp_path / "run", NAMES)
+    folder.reference.unlink()
+    about = {"model": {"name": "other", "sha256": "another", "dtype": "float32"}}
+    folder.recording(NEW, Topology()).unlink()
+    recordings.write(folder.recording(NEW, Topology()), NEW, NAMES, about=about)
+    with pytest.raises(UsageError, match="2 different models"):
         judge_run(folder.path, ledger=ledger, today=TODAY)
 
 
@@ -329,11 +357,23 @@ def test_a_scenario_in_one_of_two_recordings_is_untestable(tmp_path, ledger):
     assert judgement.exit_status == 1
 
 
+def test_one_topology_of_two_shapes_is_refused(tmp_path, ledger):
+    folder = recordings.run_folder(tmp_path / "run", NAMES)
+    four = topology("disaggregated", 4)
+    folder.recording(NEW, four).unlink()
+    recordings.write(folder.recording(NEW, four), NEW, NAMES, about={"topology": four})
+    with pytest.raises(UsageError, match="2 and 4 engines"):
+        judge_run(folder.path, ledger=ledger, today=TODAY)
+
+
 def test_recordings_that_have_nothing_in_common_are_refused(tmp_path, ledger):
     recordings.write(tmp_path / "a.jsonl", OLD, NAMES)
     for name, changes in (("topology", {"topology": Topology(engines=4)}), ("models", {"model": {"sha256": "1"}})):
         Recorder(tmp_path / f"{name}.jsonl").open(recordings.header(NEW, **changes)).close()
         with pytest.raises(UsageError, match=name):
             compare_recordings(tmp_path / "a.jsonl", tmp_path / f"{name}.jsonl", ledger=ledger, today=TODAY)
+    described = msgspec.structs.replace(Topology(), about="the same in other words")
+    recordings.write(tmp_path / "b.jsonl", NEW, NAMES, about={"topology": described})
+    assert compare_recordings(tmp_path / "a.jsonl", tmp_path / "b.jsonl", ledger=ledger, today=TODAY).verdicts
     with pytest.raises(RecordingError, match="cannot read"):
         compare_recordings(tmp_path / "a.jsonl", tmp_path / "none.jsonl", ledger=ledger, today=TODAY)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from harness.contract import StartRequest
+from harness.capability import Capability
+from harness.contract import Description, Empty, Generation, StartRequest
 from harness.errors import Blame, NotOffered
 from harness.progress import console_progress
 from harness.recording import Recorder, ScenarioTrace
@@ -288,3 +289,35 @@ async def test_what_is_not_declared_is_refused_before_it_is_sent(rigs):
     trace = await (await rigs()).drive(body)
     assert trace.end.outcome == "completed"
     assert "sleep" not in [c.method for c in trace.calls]
+
+
+async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_path):
+    class Host:
+        died, ended = None, False
+
+        async def call(self, method: str, _request: Any, _deadline_s: float) -> Any:
+            return (
+                Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
+                if method == "generate"
+                else Empty()
+            )
+
+    request = StartRequest(target="toy", topology=Topology(), model_path="", scratch="", logs="")
+    about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
+    stack = Stack(Host(), request)
+    stack.description = Description(**about, capabilities=[Capability.LORA])
+    with pytest.raises(NotOffered, match="adapter_by_name"):
+        await stack.generate([[1]], lora_adapter="policy")
+    await stack.generate([[1]])
+    await stack.load_lora_adapter("policy", 1)
+    await stack.load_lora_adapter("policy", 2)
+    await stack.generate([[1]], lora_adapter="policy")
+    with pytest.raises(NotOffered, match="adapter_by_name"):
+        await stack.generate([[1]])
+    with pytest.raises(NotOffered, match="several_adapters"):
+        await stack.load_lora_adapter("other", 1)
+    with pytest.raises(NotOffered, match="unload_adapter"):
+        await stack.unload_lora_adapter("policy")
+    stack.description = Description(**about, capabilities=list(Capability))
+    await stack.load_lora_adapter("other", 1)
+    await stack.generate([[1]])

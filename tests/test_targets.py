@@ -41,6 +41,7 @@ def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
     legacy, http = (registry()[f"skyrl-0.2.0:{kind}"].capabilities for kind in ("legacy", "http"))
     assert legacy - http == {Capability.GENERATE_MESSAGES}
     assert http - legacy == {
+        Capability.NATIVE_WEIGHT_SYNC,
         Capability.TOKENIZE,
         Capability.PAUSE_ABORT,
         Capability.PARTIAL_ANSWERS,
@@ -51,6 +52,9 @@ def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
         Capability.IS_PAUSED,
         Capability.HTTP_STREAMING,
         Capability.HTTP_CHOICES,
+        Capability.ADAPTER_BY_NAME,
+        Capability.SEVERAL_ADAPTERS,
+        Capability.QUANTIZED_SYNC,
     }
     assert registry()["reference"].capabilities == {Capability.SCORE}
 

@@ -189,7 +189,7 @@ def test_a_timeline_holds_its_labels_and_only_the_lanes_that_there_are():
     line = lanes.timeline(in_flight_sync())
     shown = texts(drawing.timelines([line], "p"))
     for label in (
-        "miniature", "weight_sync.test_in_flight @ disaggregated-2x1", "paused × 2", "pause keep", "sync → 3", "resume",
+        "miniature", "weight_sync.test_in_flight @ disaggregated", "paused × 2", "pause keep", "sync → 3", "resume",
         "server-0", "server-1", "version 0", "version 3", "s since the scenario began", "ended by an abort",
     ):  # fmt: skip
         assert label in shown, label
@@ -259,7 +259,7 @@ def test_curves_name_both_stacks_and_their_gaps():
 
 
 def test_a_report_shows_pictures_of_what_changes_or_is_red_and_says_how_many_it_left_out(tmp_path):
-    red = synthetic.verdict("red", "it", "c", recordings.info().candidate, status="fail", topology="disaggregated-2x1")
+    red = synthetic.verdict("red", "it", "c", recordings.info().candidate, status="fail", topology="disaggregated")
     judgement = synthetic.judgement()
     folder = recordings.run_folder(tmp_path / "run", [red.scenario, "module.test_sessions", "module.test_plain"])
     run = recordings.info()
@@ -268,7 +268,7 @@ def test_a_report_shows_pictures_of_what_changes_or_is_red_and_says_how_many_it_
     assert {p.scenario: p.why for p in found.shown}[red.scenario][0] == "red"
     page = write_all(judgement, folder.path)["report.html"].read_text()
     assert page.count("<svg") == len(found.shown)
-    where = found.find(red.scenario, "disaggregated-2x1")
+    where = found.find(red.scenario, "disaggregated")
     assert f'id="{where}"' in page
     assert f'href="#{where}"' in page, "the card of the difference leads there"
     assert "Requests of each session" in page

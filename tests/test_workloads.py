@@ -32,12 +32,14 @@ GREEN = int(os.environ.get("PARITY_SEQUENCES", BUDGET))
 """Sequences over which the correct miniatures stay green: those of the budget at least, so that what is found is the fault."""
 
 OUT_OF_REACH = {
+    "ipc_not_used/one_server": "how weights travel is no check of a workload's",
     "slow/every_server": "pace is a comparison with another stack",
     "slow/one_server": "pace is a comparison with another stack",
+    "worker_extension_carries_weights/one_server": "how weights travel is no check of a workload's",
+    "worker_extension_loaded/one_server": "what a worker's class is made of is no check of a workload's",
 }
 """Faults that no workload can show, and why."""
 RARE = {
-    "adapter_cache_reused/reloaded_name": "one name, two versions, one long batch under each, and no cache reset between",
     "cache_outlives_weights/running_requests": "a reset while requests run, and their prompts again after it",
     "experts_empty/after_a_pause": "a row that is frozen and lives on (sequence 83)",
     "one_server_gets_all/sessions": "so many sessions that both servers are due",
@@ -73,6 +75,23 @@ UNASKED = {
         "budget_not_reduced/min_tokens", "session_moves/after_an_interruption",
     ),
     "a chat across a pause": ("abort_leaks/chat", "messages_lost/first_answer"),
+    "a sync that fails in the middle": (
+        "failed_sync_poisons_the_next/leftovers", "failed_sync_poisons_the_next/one_server",
+        "failed_sync_poisons_the_next/refused", "failed_sync_poisons_the_next/half_visible",
+        "failed_sync_reported_as_done", "failed_sync_leaves_paused/one_server", "failed_sync_ends_the_pause/one_server",
+    ),
+    "engines of several workers": (
+        "world_size_wrong/servers", "parameters_differ_between_ranks", "sync_missed/one_rank", "shards_swapped/ranks",
+        "experts_misplaced/anothers", "experts_misplaced/stale",
+    ),
+    "a trainer of several ranks": (
+        "megatron_layout_wrong/groups", "megatron_layout_wrong/ranks", "megatron_layout_wrong/stages",
+    ),
+    "a sync while requests are frozen, with their cache kept or cleared": (
+        "cache_outlives_weights/cleared_freeze", "freeze_loses_cache/one_server",
+    ),
+    "a chat under an adapter": ("chat_ignores_adapter",),
+    "an adapter's name that is loaded again, and a reset": ("adapter_cache_reused/after_a_reset",),
 }  # fmt: skip
 """What no workload asks for → the faults that live there alone. Scenarios find them; here they never take effect."""
 NEVER_ASKED = {fault for faults in UNASKED.values() for fault in faults}
@@ -217,7 +236,7 @@ EVERY_OPERATION = (
     w.Crowd(sessions=True),
     w.Texts(2, hard=True),
     w.ReadBack(2),
-    w.Look(("health", "world_size", "probe_router", "digests", "pickle_client")),
+    w.Look(("health", "world_size", "probe_security", "digests", "pickle_client")),
     w.Paused("keep", 3, ("late", "late_long", "is_paused", "pause_again", "reset", "digests", "health")),
     w.IdlePause("wait", ("late", "sync"), 2, 4),
     w.States(again=True),

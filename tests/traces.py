@@ -35,6 +35,7 @@ from harness.recording import Call, CallError, Header, Mark, Observation, Scenar
 from harness.reference import (
     METHOD_OF,
     Answer,
+    ExpectedDigestsRequest,
     Experts,
     ExpertsRequest,
     Next,
@@ -361,6 +362,10 @@ class FakeReference:
         found = self._set.get(self._known_name(request))
         if isinstance(found, Score):
             return found
+        if request.cached:
+            return self._score(
+                Weights(version=on_cache(request.version, request.cached)), request.prompt, request.tokens
+            )
         return self._score(request, request.prompt, request.tokens)
 
     def next(self, request: NextRequest) -> Next:
@@ -383,11 +388,11 @@ class FakeReference:
             indices.append([rng.sample(range(8), 2) for _ in range(2)])
         return Experts(indices=indices, margins=[[1.0, 1.0] for _ in indices], count=8)
 
-    def expected_digests(self, version: int, quantization: Quantization | None = None) -> dict[str, str]:
-        found = self._set.get(self._name("expected_digests", version=version, quantization=quantization))
+    def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]:
+        found = self._set.get(key(request))
         if found is not None:
             return found.digests  # type: ignore[union-attr]
-        return {"weight": f"{version:08x}:2x2:{quantization or 'float32'}"}
+        return {"weight": f"{request.version:08x}:2x2:{request.quantization or 'float32'}"}
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         found = self._set.get(self._name("render", messages=messages))
@@ -435,6 +440,16 @@ class FakeReference:
             first, second = sorted(row, reverse=True)[:2]
             margins.append(first - second)
         return Score(logprobs=logprobs, ranks=ranks, margins=margins)
+
+
+def on_cache(version: int, cached: Iterable[tuple[int, int]]) -> int:
+    """What `FakeReference` takes for a version that reads the keys and values of others: a version of its own."""
+    return version + 1000 * sum(tokens * (other + 1) for tokens, other in cached)
+
+
+def uncached(request: ScoreRequest) -> ScoreRequest:
+    """The same question about a cache that holds what it should."""
+    return msgspec.structs.replace(request, cached=())
 
 
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:

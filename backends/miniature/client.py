@@ -12,9 +12,14 @@ import numpy as np
 from backends.miniature import model, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import Router
+from fixtures import megatron
 from harness.contract import GenerateRequest, Generation, Layout, PauseMode, SampleRequest, SessionId
 
 MODEL = "miniature"
+
+
+class TrainerFailed(RuntimeError):
+    """The trainer failed in the middle of a sync."""
 
 
 class Client:
@@ -105,13 +110,16 @@ class Client:
         return await self._answered(body, [tokenizer.render(body["messages"])], "chat.completion")
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
-        if body["model"] != MODEL:
+        if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
+        adapter = self.adapter_of(body["model"])
         session, params = body.get("session_id"), sampling_params(body)
         seed, copies = params.get("seed"), body.get("n") or 1
         each = [params if seed is None else params | {"seed": seed + copy} for copy in range(copies)]
         try:
-            rows = await self.gather([self.row(session, prompt, one) for prompt in prompts for one in each])
+            rows = await self.gather(
+                [self.row(session, prompt, one, adapter=adapter) for prompt in prompts for one in each]
+            )
         except BadRequest as e:
             return error_body(str(e), 400)
         return {
@@ -122,6 +130,10 @@ class Client:
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
             "usage": self.usage(rows, copies),
         }
+
+    def adapter_of(self, name: str) -> str | None:
+        """vLLM documentation, LoRA Adapters: a body's model is an adapter's name, or the base model's."""
+        return None if name == MODEL else name
 
     def choice(self, index: int, row: Output, kind: str) -> dict[str, Any]:
         shared: dict[str, Any] = {"index": index, "finish_reason": row.reason, "token_ids": row.tokens}
@@ -171,22 +183,41 @@ class Client:
         return {engine.name: engine.frozen for engine in self.engines}
 
     def world_size(self) -> int:
-        """Inference workers over all servers: one each."""
-        return len(self.engines)
+        """Inference workers over all servers."""
+        return sum(len(engine.workers) for engine in self.engines)
 
     # --- weight sync
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         """The trainer's parameters to all servers, in so many pieces; they count once the last is there."""
+        await self.send(self.pieces(version, chunks, layout))
+
+    async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
+        """A sync in which the trainer fails once it has sent so many pieces. Raises TrainerFailed."""
+        await self.send(self.pieces(version, chunks, layout)[:after], whole=False)
+        raise TrainerFailed(f"the trainer failed after {after} chunks of policy version {version}")
+
+    def pieces(self, version: int, chunks: int, layout: Layout) -> list[model.Parameters]:
+        """The trainer's parameters, in so many pieces."""
         tensors = dict(trainer.parameters(version, self.policies))
-        if layout == "fsdp2":
-            tensors = {name: self.gathered(self.shards(tensor)) for name, tensor in tensors.items()}
+        match layout:
+            case "fsdp2":
+                tensors = {name: self.gathered(self.shards(tensor)) for name, tensor in tensors.items()}
+            case "megatron":
+                tensors = self.of_ranks(megatron.to_ranks(tensors, trainer.MEGATRON, np.concatenate))
+            case "single":
+                pass
         names = list(tensors)
+        cuts = [part * len(names) // chunks for part in range(chunks + 1)]
+        return [{name: tensors[name] for name in names[a:b]} for a, b in itertools.pairwise(cuts)]
+
+    async def send(self, pieces: list[model.Parameters], *, whole: bool = True) -> None:
+        """These pieces to all servers; `whole`: they are all there are."""
         await self.everywhere("start_weight_update")
-        for part in range(chunks):
-            piece = names[part * len(names) // chunks : (part + 1) * len(names) // chunks]
-            await self.everywhere("update_weights", names=piece, tensors={name: tensors[name] for name in piece})
-        await self.everywhere("finish_weight_update")
+        for piece in pieces:
+            await self.everywhere("update_weights", names=list(piece), tensors=piece)
+        if whole:
+            await self.everywhere("finish_weight_update")
 
     def shards(self, tensor: model.Array) -> list[model.Array]:
         """A tensor as two processes hold it under FSDP2: halves along its first dimension."""
@@ -196,9 +227,13 @@ class Client:
         """The whole tensor again."""
         return np.concatenate(shards)
 
+    def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
+        """The whole tensors again, of four ranks that hold them in Megatron's way."""
+        return megatron.from_ranks(ranks, trainer.MEGATRON, np.concatenate)
+
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Only the adapter's factors travel (SkyRL #1014, task 11)."""
-        await self.everywhere("load_lora_adapter", name=name, factors=dict(model.adapter(version)))
+        await self.everywhere("add_lora", lora_request=model.Adapter(name, model.adapter(version)))
 
 
 class RetryingClient(Client):

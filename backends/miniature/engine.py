@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from backends.miniature import model, tokenizer
 from fixtures.prompts import EOS
 from harness.clock import now_ns
 from harness.contract import PauseMode
+from harness.reference import ExpertShard
 
 STEP_S = 0.001
 """What a step takes, on the loop's clock."""
@@ -94,13 +96,30 @@ class Request:
         return self.prompt[len(self.prompt) - self.prior :] + self.tokens
 
 
+def _shown(value: Any) -> Any:
+    """An argument of a control call as the tap writes it down."""
+    if isinstance(value, model.Adapter):
+        return value.shown
+    return value if isinstance(value, str | int | float | bool | list | None) else "…"
+
+
 class Engine:
     """One server. Every promise that could be broken has a method of its own."""
 
-    def __init__(self, name: str, *, max_model_len: int, quantization: str | None, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_model_len: int,
+        quantization: str | None,
+        seed: int,
+        workers: Sequence[ExpertShard | None] = (None,),
+    ) -> None:
         self.name = name
         self.max_model_len = max_model_len
         self.quantization = quantization
+        self.workers = workers
+        """Each tensor-parallel worker's share of the experts; None: as it has its share of all else."""
         self.seen: list[dict[str, Any]] = []
         self.fired = 0
         self.dead = False
@@ -121,9 +140,15 @@ class Engine:
         self._idle = asyncio.Event()
         self._networks: dict[int, model.Network] = {}
         self._staged: dict[str, model.Array] | None = None
+        self.extensions: list[str] = []
+        """Classes of others that its worker's class was extended by."""
+        self.transport: Literal["broadcast", "ipc"] = "broadcast"
         self.version = 0
         self.syncs = 0
+        self.shards: list[model.Parameters] = []
+        """What each worker holds, by its rank."""
         self.held_parameters: dict[str, model.Array] = {}
+        """The shards put together: what answers are computed with."""
         self.hold(model.quantize(model.policy(0), quantization))
         self._loop = asyncio.create_task(self._run())
 
@@ -143,9 +168,7 @@ class Engine:
             error = f"{type(e).__name__}: {e}"
             raise
         finally:
-            shown = {
-                k: v if isinstance(v, str | int | float | bool | list | None) else "…" for k, v in arguments.items()
-            }
+            shown = {name: _shown(value) for name, value in arguments.items()}
             data = {"op": op, "arguments": shown, "ended_ns": now_ns(), "error": error}
             self.seen.append({"kind": "control", "server": self.name, "at_ns": at_ns, "data": data})
 
@@ -464,10 +487,19 @@ class Engine:
 
     # --- weights
 
+    def placed(self, *, colocated: bool) -> None:
+        """Where the trainer's memory is within reach, weights are read there."""
+        self.transport = "ipc" if colocated else "broadcast"
+
     def hold(self, held: model.Parameters) -> None:
         """These are the engine's parameters from now on."""
-        self.held_parameters = dict(held)
+        self.shards = self.scatter(held)
+        self.held_parameters = dict(model.joined(self.shards, held, spread=self.workers[0] is not None))
         self._networks.clear()
+
+    def scatter(self, held: model.Parameters) -> list[model.Parameters]:
+        """Each worker's shard, by its rank."""
+        return [model.shard(held, len(self.workers), rank, share) for rank, share in enumerate(self.workers)]
 
     def loading(self, adapter: str | None) -> int:
         """Which loading of an adapter answers under this name: 0 is the base model."""
@@ -483,6 +515,7 @@ class Engine:
         return self._networks[loading]
 
     async def start_weight_update(self) -> None:
+        """A sync begins; of one that was given up nothing is left."""
         self._staged = {}
 
     async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
@@ -500,10 +533,11 @@ class Engine:
     def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
         return model.quantize(tensors, self.quantization)
 
-    async def load_lora_adapter(self, *, name: str, factors: dict[str, model.Array]) -> None:
-        self.adapters[name] = (next(self._loads), factors)
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        """vLLM documentation, LoRA Adapters: it answers under its name, in place of one that was there."""
+        self.adapters[lora_request.name] = (next(self._loads), lora_request.factors)
 
-    async def unload_lora_adapter(self, *, name: str) -> None:
+    async def remove_lora(self, *, name: str) -> None:
         self.adapters.pop(name, None)
 
     # --- its end

@@ -9,11 +9,15 @@ adapter and what quantization leaves of a tensor are functions of name and k.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from harness.reference import ExpertShard
 
 VOCABULARY = 512
 HIDDEN = 16
@@ -22,6 +26,8 @@ EXPERTS = 4
 TOP_K = 2
 LONGEST = 2048
 RANK = 2
+LARGEST = {"int8": 127, "fp8": 448}
+"""What a quantized tensor's largest number becomes: the top of int8, and of fp8 (E4M3)."""
 STRENGTH = 0.5
 """Standard deviation of what a policy version changes, in units of the parameter's own (as `fixtures.policy`)."""
 
@@ -68,6 +74,19 @@ def adapter(version: int) -> Parameters:
     return made
 
 
+@final
+class Adapter:
+    """A LoRA adapter on its way to an engine: its factors under a name."""
+
+    def __init__(self, name: str, factors: Parameters) -> None:
+        self.name, self.factors = name, factors
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As the tap writes it down: tensor → bytes."""
+        return {"name": self.name, "tensors": {name: tensor.nbytes for name, tensor in self.factors.items()}}
+
+
 def with_adapter(parameters: Parameters, factors: Parameters | None) -> Parameters:
     """The parameters that a LoRA adapter makes of a model's."""
     if factors is None:
@@ -77,17 +96,69 @@ def with_adapter(parameters: Parameters, factors: Parameters | None) -> Paramete
 
 
 def quantize(parameters: Parameters, kind: str | None) -> Parameters:
-    """What an engine holds of full-precision tensors: int8 with a scale for each tensor, or themselves."""
+    """What an engine holds of full-precision tensors: int8 or fp8 with a scale for each tensor, or themselves."""
     if kind is None:
         return dict(parameters)
-    if kind != "int8":
-        raise ValueError(f"the miniature quantizes to int8, not to {kind}")
     held: dict[str, Array] = {}
     for name, tensor in parameters.items():
-        scale = np.float32(np.abs(tensor).max() / 127)
-        held[name] = np.round(tensor / scale).astype(np.int8)
+        scale = np.float32(np.abs(tensor).max() / LARGEST[kind])
+        steps = tensor / scale
+        held[name] = np.round(steps).astype(np.int8) if kind == "int8" else e4m3(steps)
         held[f"{name}.scale"] = np.array([scale], dtype=np.float32)
     return held
+
+
+def e4m3(numbers: Array) -> NDArray[np.float32]:
+    """The nearest numbers that fp8 (E4M3) has: three bits after the leading one, and evenly spaced below 2⁻⁶. Kept in float32."""
+    exponent = np.floor(np.log2(np.maximum(np.abs(numbers), 2.0**-6)))
+    step = 2.0 ** (exponent - 3)
+    return (np.round(numbers / step) * step).astype(np.float32)
+
+
+_EXPERT = re.compile(r".+\.experts\.(\d+)(\.scale)?")
+
+
+def experts(held: Parameters) -> Parameters:
+    """What belongs to an expert of a layer."""
+    return {name: tensor for name, tensor in held.items() if _EXPERT.fullmatch(name)}
+
+
+def shard(held: Parameters, tensor_parallel: int, rank: int, share: ExpertShard | None = None) -> Parameters:
+    """What worker `rank` of so many holds: its rows of every tensor that has as many, the whole of all others; of the experts its
+    share, if there is one."""
+    apart = {} if share is None else experts(held)
+    split = {
+        name: np.split(tensor, tensor_parallel)[rank] if _is_split(tensor, tensor_parallel) else tensor
+        for name, tensor in held.items()
+        if name not in apart
+    }
+    return {**split, **({} if share is None else shared(apart, share))}
+
+
+def shared(some: Parameters, share: ExpertShard) -> Parameters:
+    """A worker's share of these experts."""
+    if not share.whole:
+        return {name: np.array_split(tensor, share.workers)[share.rank] for name, tensor in some.items()}
+    own = np.array_split(range(EXPERTS), share.workers)[share.rank]
+    return {name: tensor for name, tensor in some.items() if (e := _EXPERT.fullmatch(name)) and int(e[1]) in own}
+
+
+def joined(shards: Sequence[Parameters], whole: Parameters, *, spread: bool) -> Parameters:
+    """The workers' shards put together: the shapes are those of `whole`. Experts that are `spread`, also over other servers, are
+    those of `whole`."""
+    apart = experts(whole) if spread else {}
+    return {
+        name: apart[name]
+        if name in apart
+        else np.concatenate([one[name] for one in shards])
+        if _is_split(tensor, len(shards))
+        else shards[0][name]
+        for name, tensor in whole.items()
+    }
+
+
+def _is_split(tensor: Array, tensor_parallel: int) -> bool:
+    return tensor_parallel > 1 and tensor.shape[0] >= HIDDEN and tensor.shape[0] % tensor_parallel == 0
 
 
 def dequantize(held: Parameters) -> Parameters:

@@ -5,6 +5,7 @@ No engine, no cache, no batch, no float32: it has the model in common with the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -37,11 +38,21 @@ def _network(version: int, adapter: int | None, quantization: str | None, polici
     return model.Network(model.with_adapter(base, factors), np.float64)
 
 
-def _read(weights: Weights, tokens: list[int], policies: str) -> tuple[model.Network, model.Array]:
-    """The network, and its states after each token: positions × hidden."""
+def _read(
+    weights: Weights, tokens: list[int], policies: str, cached: Sequence[tuple[int, int]] = ()
+) -> tuple[model.Network, model.Array]:
+    """The network, and its states after each token: positions × hidden. `cached` as in `ScoreRequest`."""
+    states, node, at = [], None, 0
+    for number, version in cached:
+        earlier = _network(version, weights.adapter, weights.quantization, policies)
+        node = earlier.root if node is None else earlier.adopt(node)
+        for token in tokens[at : at + number]:
+            node = earlier.feed(node, token)
+            states.append(node.state)
+        at += number
     network = _network(weights.version, weights.adapter, weights.quantization, policies)
-    node, states = network.root, []
-    for token in tokens:
+    node = network.root if node is None else network.adopt(node)
+    for token in tokens[at:]:
         node = network.feed(node, token)
         states.append(node.state)
     return network, np.array(states)
@@ -64,7 +75,8 @@ def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
             return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
         case ExpectedDigestsRequest():
             held = model.quantize(trainer.parameters(request.version, policies), request.quantization)
-            return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in held.items()})
+            shard = model.shard(held, request.tensor_parallel, request.rank, request.experts)
+            return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in shard.items()})
         case _:
             raise TypeError(f"no question about the model: {request}")
 
@@ -72,7 +84,7 @@ def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
 def _score(request: ScoreRequest, policies: str) -> Score:
     if not request.tokens:
         return Score(logprobs=[], ranks=[], margins=[])
-    network, states = _read(request, (request.prompt + request.tokens)[:-1], policies)
+    network, states = _read(request, (request.prompt + request.tokens)[:-1], policies, request.cached)
     rows, _, _ = network.read(states[len(request.prompt) - 1 :])
     chosen = rows[np.arange(len(request.tokens)), request.tokens]
     best = -np.partition(-rows, 1, axis=1)[:, :2]
@@ -104,7 +116,8 @@ class MiniatureReference:
         return Empty()
 
     def _about_the_model(self, request: Weights | ExpectedDigestsRequest) -> Message:
-        policies = self._request.policies if request.version >= FIRST_TRAINED else ""
+        versions = [request.version, *(version for _, version in getattr(request, "cached", ()))]
+        policies = self._request.policies if max(versions) >= FIRST_TRAINED else ""
         return _answer(msgspec.json.encode(request), type(request), policies)
 
     async def score(self, request: ScoreRequest) -> Message:

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
 from typing import Any
 
 from backends.miniature.engine import Engine, EngineDead, Output
-from harness.contract import SessionId
+from harness.contract import HttpRequest, Listener, SessionId
+from harness.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 HOP_S = 0.0002
 """What the way to a server takes at least, on the loop's clock; at most twice that."""
 
-CONTROL_ROUTES = (
-    "POST /pause",
-    "POST /resume",
-    "GET /is_paused",
-    "POST /sleep",
-    "POST /wake_up",
-    "POST /reset_prefix_cache",
-    "GET /get_world_size",
-    "POST /collective_rpc",
-    "POST /update_weights",
-    "POST /v1/load_lora_adapter",
+ROUTES = (
+    Route("control", "POST", "/pause", "{}"),
+    Route("control", "POST", "/resume", "{}"),
+    Route("control", "GET", "/is_paused"),
+    Route("control", "POST", "/sleep", "{}"),
+    Route("control", "POST", "/wake_up", "{}"),
+    Route("control", "POST", "/reset_prefix_cache", "{}"),
+    Route("control", "POST", "/collective_rpc", "{}"),
+    Route("weights", "POST", "/update_weights", "{}"),
+    Route("weights", "POST", "/v1/load_lora_adapter", "{}"),
+    Route("information", "GET", "/get_world_size"),
 )
 """Routes of servers that have no business behind the data plane's address."""
+
+PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body=json.dumps({"handles": PICKLE})),))
 
 
 class Router:
@@ -68,6 +72,10 @@ class Router:
         """SkyRL #899, review of /health: true if at least one engine is healthy."""
         return any(not engine.dead for engine in self.engines)
 
-    def status_of(self, _route: str) -> int:
-        """The status with which a control-plane route is answered here."""
+    def asked(self, _request: HttpRequest) -> int:
+        """The status with which what is not the data plane's is answered here."""
         return 404
+
+    def listeners(self) -> list[Listener]:
+        """Sockets that wait for connections: it lives in its caller's process."""
+        return []

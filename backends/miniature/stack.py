@@ -12,9 +12,10 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
-from backends.miniature.router import CONTROL_ROUTES, Router
+from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
+from harness import probing
 from harness.capability import Capability
 from harness.contract import (
     Description,
@@ -40,7 +41,7 @@ from harness.contract import (
     OpenAIRequest,
     OpenAIResponse,
     PauseRequest,
-    ProbeRouterResult,
+    ProbeSecurityResult,
     ResetPrefixCacheRequest,
     RolloutRequest,
     SampleRequest,
@@ -56,8 +57,12 @@ from harness.contract import (
     TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
+    WorkerDescription,
+    WorkersResult,
     WorldSizeResult,
 )
+from harness.reference import ExpertShard
+from harness.topology import Placement, Topology
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +110,12 @@ class Miniature:
                 max_model_len=request.max_model_len,
                 quantization=request.topology.quantization,
                 seed=request.seed,
+                workers=_workers(request.topology, index),
             )
-            for index in range(request.topology.engines)
+            for index in range(request.topology.engines * request.topology.data_parallel)
         ]
+        for engine in self.engines:
+            engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
         self.router = parts.router(self.engines, request.seed)
         self.client = parts.client()
         self.client.policies = request.policies
@@ -131,8 +139,16 @@ class Miniature:
         )
 
     def _not_here(self) -> frozenset[Capability]:
-        """What this start does not offer: weights are held in full precision unless the topology says otherwise."""
-        return frozenset() if self.request.topology.quantization else frozenset({Capability.QUANTIZED})
+        """What this start does not offer: weights are held in full precision unless the topology says otherwise, and are where the
+        trainer is only if engines share its devices."""
+        quantized = self.request.topology.quantization is not None
+        colocated = self.request.topology.placement is Placement.COLOCATED
+        offered = {
+            Capability.QUANTIZED: quantized,
+            Capability.QUANTIZED_SYNC: quantized,
+            Capability.CUDA_IPC: colocated,
+        }
+        return frozenset(capability for capability, here in offered.items() if not here)
 
     async def teardown(self, _request: Empty) -> Empty:
         for engine in self.engines:
@@ -222,7 +238,10 @@ class Miniature:
         return Empty()
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
-        await self.client.sync_weights(request.version, request.chunks, request.layout)
+        if request.fail_after_chunks is None:
+            await self.client.sync_weights(request.version, request.chunks, request.layout)
+        else:
+            await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
         return Empty()
 
     async def train(self, request: TrainRequest) -> TrainResult:
@@ -233,7 +252,12 @@ class Miniature:
         return Empty()
 
     async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty:
-        await self.client.everywhere("unload_lora_adapter", name=request.name)
+        await self.client.everywhere("remove_lora", name=request.name)
+        return Empty()
+
+    async def forget_adapters(self, _request: Empty) -> Empty:
+        for engine in self.engines:
+            engine.adapters.clear()
         return Empty()
 
     async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
@@ -262,7 +286,18 @@ class Miniature:
     async def digests(self, _request: Empty) -> DigestsResult:
         return DigestsResult(
             servers={
-                engine.name: [{name: model.digest(tensor) for name, tensor in engine.held_parameters.items()}]
+                engine.name: [{n: model.digest(tensor) for n, tensor in shard.items()} for shard in engine.shards]
+                for engine in self.engines
+            }
+        )
+
+    async def workers(self, _request: Empty) -> WorkersResult:
+        return WorkersResult(
+            servers={
+                engine.name: [
+                    WorkerDescription(rank=rank, extensions=engine.extensions, transport=engine.transport)
+                    for rank in range(len(engine.workers))
+                ]
                 for engine in self.engines
             }
         )
@@ -281,8 +316,26 @@ class Miniature:
             servers[name] = servers.get(name, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
 
-    async def probe_router(self, _request: Empty) -> ProbeRouterResult:
-        return ProbeRouterResult(routes={route: self.router.status_of(route) for route in CONTROL_ROUTES})
+    async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
+        async def ask(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(status=self.router.asked(request))
+
+        address = probing.Address(name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES])
+        found = await probing.probe([address], scratch=self.request.scratch)
+        return msgspec.structs.replace(found, listeners=self.router.listeners())
+
+
+def _workers(topology: Topology, server: int) -> list[ExpertShard | None]:
+    """What the tensor-parallel workers of a server hold of the experts, where these are spread over the workers of an engine. A server
+    is one data-parallel rank of its engine."""
+    tensor, data = topology.tensor_parallel, topology.data_parallel
+    if data == 1 and not topology.expert_parallel:
+        return [None] * tensor
+    first = server % data * tensor
+    return [
+        ExpertShard(rank=first + worker, workers=tensor * data, whole=topology.expert_parallel)
+        for worker in range(tensor)
+    ]
 
 
 class RetryingMiniature(Miniature):

@@ -18,12 +18,25 @@ import numpy as np
 from backends.miniature import model
 from backends.miniature.engine import STEP_S, Engine
 from fixtures import policy
+from fixtures.megatron import Rule, Sharding
 from harness.contract import FIRST_TRAINED, TrainRequest, TrainResult
 
 STEPS = 40
 """So many engine steps a training step takes: rollouts that are made meanwhile overlap it."""
 NO_GRADIENT = 1e-9
 """A gradient shorter than this has no direction."""
+EXPERTS = tuple(f"layers.*.experts.{expert}" for expert in range(model.EXPERTS))
+MEGATRON = Sharding(
+    rules=(
+        Rule("embedding", ("embed",)),
+        Rule("recurrence", ("recur",), 1),
+        Rule("layers.*.router", ("layers.*.gate",), None),
+        Rule("layers.*.experts", EXPERTS, groups=4, shares=(1,) * model.EXPERTS),
+        Rule("output", ("out",), last=True),
+    ),
+    layers=model.LAYERS,
+)
+"""How a trainer of TP2×PP2 holds the model: a layer's experts are fused and interleaved, as Megatron-core's query groups are."""
 
 
 def parameters(version: int, policies: str) -> model.Parameters:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+
+from backends.vllm.plugin import TAP_DIR
+
+SHIPPED = ".shipped-host"
+"""Suffix of a file of the taps' folder, named after a port: where SkyRL's server wanted to bind it."""
+
+
+def shipped_hosts() -> dict[int, str]:
+    """Port → host of every server that the loopback patch bound elsewhere."""
+    return {int(path.stem): path.read_text() for path in Path(os.environ[TAP_DIR]).glob(f"*{SHIPPED}")}
 
 
 def loopback_server_actor() -> type:
@@ -14,6 +26,7 @@ def loopback_server_actor() -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            (Path(os.environ[TAP_DIR]) / f"{self._cli_args.port}{SHIPPED}").write_text(self._cli_args.host)
             self._cli_args.host = "127.0.0.1"
 
         def _ensure_ray_executor(self) -> None:

@@ -10,13 +10,18 @@ import asyncio
 import contextlib
 import functools
 import importlib.metadata
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import psutil
 
-from backends.skyrl import gym
+from backends.skyrl import endpoint, exposed, gym, lora
+from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import installed
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
@@ -24,6 +29,8 @@ from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEn
 from backends.vllm import patches
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.tap_reader import TapReader
+from fixtures import quantized
+from harness import probing
 from harness.capability import Capability
 from harness.contract import (
     Description,
@@ -37,10 +44,12 @@ from harness.contract import (
     InjectRequest,
     InjectResult,
     KillServerRequest,
+    LoadLoraRequest,
     ObserveRequest,
     ObserveResult,
     OpenAIRequest,
     OpenAIResponse,
+    ProbeSecurityResult,
     RolloutRequest,
     ServerDescription,
     SleepRequest,
@@ -51,6 +60,7 @@ from harness.contract import (
     TrainRequest,
     TrainResult,
     WakeUpRequest,
+    WorkersResult,
 )
 from harness.errors import NotOffered, StartFailed
 from harness.topology import Placement
@@ -62,12 +72,12 @@ CPU_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
 }
-"""Environment of a CPU run: small caches, no pinning, gloo on loopback."""
+"""Environment of a CPU run: small caches, no pinning."""
 
 VARIABLES = {
     "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -80,6 +90,10 @@ VARIABLES = {
 """Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens
 the control plane."""
 
+ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
+NEEDS_A_SYNC = frozenset(
+    {Capability.WEIGHT_SYNC, Capability.NATIVE_WEIGHT_SYNC, Capability.CUDA_IPC, Capability.TRAINER}
+)
 NO_COLOCATION = frozenset({Capability.SLEEP, Capability.WAKE_UP_TAGS})
 
 ENDPOINTS = (
@@ -105,12 +119,27 @@ TRAINER_PATCH = {
 }
 
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What a checkpoint's configuration calls the number of experts of a layer (Qwen-MoE, Mixtral, DeepSeek)."""
+EXPERTS_NOTE = (
+    "routed experts are asked for without Megatron: SkyRL's own check of the configuration allows them with its "
+    "routing replay only"
+)
+GROUP_NOTE = (
+    'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '
+    'itself, it resolves "auto" to "disable"'
+)
+
+
 class SkyRLStack:
     """Base of `LegacyStack` and `HttpStack`."""
 
     def __init__(self) -> None:
         self.request: StartRequest
+        self.engine_model: str
+        """Path of the checkpoint that engines load: the model's, or its quantized twin."""
         self.release = installed()
+        self.adapters: lora.Adapters
         self.cfg: Any = None
         self.client: Any = None
         self.tap: TapReader
@@ -130,12 +159,24 @@ class SkyRLStack:
 
         return AutoTokenizer.from_pretrained(self.request.model_path)
 
+    @functools.cached_property
+    def has_experts(self) -> bool:
+        """Is the model a mixture of experts?"""
+        configuration = json.loads((Path(self.request.model_path) / "config.json").read_text())
+        return any(configuration.get(name) for name in EXPERT_COUNTS)
+
+    @property
+    def returns_experts(self) -> bool:
+        return self.has_experts and not self.release.first
+
     # --- lifecycle
 
     async def start(self, request: StartRequest) -> Description:
         self.request = request
+        self.adapters = lora.Adapters(request.scratch, request.model_path)
         self._check_fault_taps()
         self._prepare_process()
+        self.engine_model = await asyncio.to_thread(self._checkpoint)
         self.cfg = await asyncio.to_thread(self._configuration)
         if request.start == "ray":
             await asyncio.to_thread(self._start_ray)
@@ -188,9 +229,22 @@ class SkyRLStack:
         chosen: list[patches.Patch] = []
         if self.on_cpu:
             chosen += (*patches.CPU, *([patches.FIRST_RELEASE] if self.release.first else patches.NATIVE_SYNC_ON_CPU))
+            chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
+            chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
         if self.request.start == "fork":
             chosen.append(patches.FORK)
+        kind = self.request.topology.quantization
+        if kind is not None:
+            chosen += [patches.QUANTIZED_ON_CPU[kind]] if self.on_cpu else []
+            chosen += [patches.QUANTIZED_SYNC[kind]] if Capability.QUANTIZED_SYNC in self.request.capabilities else []
         return chosen
+
+    def _checkpoint(self) -> str:
+        """What engines load. Of a quantized topology it is made here, from the model that the trainer holds in full precision."""
+        request, kind = self.request, self.request.topology.quantization
+        if kind is None:
+            return request.model_path
+        return quantized.make_twin(request.model_path, Path(request.scratch) / kind, kind, request.dtype)
 
     def _prepare_process(self) -> None:
         """Set the environment that every process of the stack inherits. Before skyrl, vllm or torch are imported."""
@@ -236,20 +290,31 @@ class SkyRLStack:
 
         request, topology = self.request, self.request.topology
         cfg = SkyRLTrainConfig()
-        cfg.trainer.policy.model.path = request.model_path
+        cfg.trainer.policy.model.path = self.engine_model
         cfg.trainer.placement.colocate_all = self.colocated
         cfg.trainer.seed = request.seed
+        if topology.lora:
+            lora.configure(cfg)
+            self.notes.append(lora.EAGER_NOTE)
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
         engine.tensor_parallel_size = topology.tensor_parallel
         engine.pipeline_parallel_size = topology.pipeline_parallel
         engine.data_parallel_size = topology.data_parallel
+        if topology.expert_parallel:
+            engine.expert_parallel_size = topology.tensor_parallel * topology.data_parallel
         engine.model_dtype = request.dtype
+        engine.override_existing_update_group = "enable"
+        self.notes += [] if self.remote else [GROUP_NOTE]
+        if topology.quantization is not None:
+            engine.served_model_name = request.model_path  # not by the path of the twin
         engine.enforce_eager = True
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
         if not self.release.first:
             engine.distributed_executor_backend = self.executor
+            engine.enable_return_routed_experts = self.returns_experts
+            self.notes += [EXPERTS_NOTE] if self.returns_experts else []
         extra: dict[str, Any] = {"max_model_len": request.max_model_len}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
@@ -359,10 +424,24 @@ class SkyRLStack:
         return None
 
     def capabilities(self) -> frozenset[Capability]:
-        """What this start offers. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
-        path does not support colocation"."""
-        declared = frozenset(self.request.capabilities)
-        return declared - NO_COLOCATION if self.remote else declared
+        """What this start offers."""
+        return frozenset(self.request.capabilities) - self._not_here()
+
+    def _not_here(self) -> frozenset[Capability]:
+        """What this start does not offer. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
+        path does not support colocation". Engines that take adapters take no full weights, and quantized ones only if the stack
+        declares that they can. Only a mixture has experts."""
+        topology = self.request.topology
+        lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
+        lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
+        synced = Capability.QUANTIZED_SYNC in self.request.capabilities
+        if topology.lora or (topology.quantization is not None and not synced):
+            lacking |= NEEDS_A_SYNC
+        if self.on_cpu or not self.colocated:
+            lacking |= {Capability.CUDA_IPC}
+        if not self.returns_experts:
+            lacking |= {Capability.ROUTED_EXPERTS}
+        return lacking | NO_COLOCATION if self.remote else lacking
 
     # --- what both clients offer under the same names
 
@@ -373,7 +452,11 @@ class SkyRLStack:
             "sampling_params": request.sampling_params,
             "session_ids": request.session_ids,
         }
-        return generation(await self.client.generate(batch))
+        return generation(await self.client_of(request.lora_adapter).generate(batch))
+
+    def client_of(self, _adapter: str | None) -> Any:
+        """The client that asks under this adapter, or without one."""
+        return self.client
 
     async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return OpenAIResponse(
@@ -429,33 +512,82 @@ class SkyRLStack:
     # --- weight sync
 
     async def prepare_weight_sync(self, _request: Empty) -> Empty:
-        await self._trainer.join(self.client, self.cfg, self.request.topology.world_size)
+        await self._trainer.join(self.trainers_client(), self.cfg, self.request.topology.world_size)
         return Empty()
+
+    def trainers_client(self) -> Any:
+        """The client by which a trainer that joins sends weights."""
+        return self.client
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
         self._synced = True
-        await self._trainer.send(request.version, request.chunks, request.layout)
+        await self._trainer.send(
+            request.version, request.chunks, request.layout, fail_after_chunks=request.fail_after_chunks
+        )
         return Empty()
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self._trainer.train(request)
+
+    # --- adapters
+
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+        raise NotImplementedError
+
+    async def forget_adapters(self, _request: Empty) -> Empty:
+        await self.on_workers("parity_forget_adapters")
+        return Empty()
 
     # --- observation
 
     async def digests(self, _request: Empty) -> DigestsResult:
         return DigestsResult(servers=await self.on_workers("parity_digests"))
 
+    async def workers(self, _request: Empty) -> WorkersResult:
+        return msgspec.convert({"servers": await self.on_workers("parity_worker")}, WorkersResult)
+
     async def observe(self, _request: ObserveRequest) -> ObserveResult:
         return ObserveResult(observations=self.tap.take())
 
+    async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
+        described = await self._describe()
+        async with httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0)) as direct:
+            return await probing.probe(
+                self.addresses(direct),
+                scratch=self.request.scratch,
+                roles={pid: role for role, pid in described.processes.items()},
+                root=os.getppid(),  # the supervisor, below which all that the stack starts stays
+                shipped=shipped_hosts() | self.shipped_hosts(),
+            )
+
+    def addresses(self, direct: httpx.AsyncClient) -> Sequence[probing.Address]:
+        """Where the stack can be asked over HTTP, by whoever reaches it."""
+        raise NotImplementedError
+
+    def shipped_hosts(self) -> dict[int, str]:
+        """Port → where SkyRL would have bound it, for what the loopback patch changes in this process."""
+        return {}
+
+    def address(self, name: str, url: str, direct: httpx.AsyncClient, *, data_plane: bool = False) -> probing.Address:
+        """A server, or what stands in front of them."""
+        return probing.Address(
+            name=name,
+            data_plane=data_plane,
+            port=httpx.URL(url).port,
+            ask=functools.partial(endpoint.passed_on, direct, url),
+            routes=exposed.ROUTES,
+            pickles=exposed.PICKLES,
+        )
+
     async def inject(self, request: InjectRequest) -> InjectResult:
-        """Switch every fault tap to another fault. In between, without any, the engines are brought back to version 0: the
-        clean room's own sync passes the next fault, and does no harm then."""
+        """Switch every fault tap to another fault. In between, without any, the engines are brought back to version 0, by a
+        trainer that may have left under the last one: the clean room's own sync passes the next fault, and does no harm then."""
         if not self.fault_taps:
             raise NotOffered("fault_taps")
         injection_of(request.fault)  # an unknown fault changes nothing
         fired = sum(one.inject(None) for one in self.fault_taps)
         if self._synced:
+            await self.prepare_weight_sync(Empty())
             await self.sync_weights(SyncWeightsRequest(version=0))
         for one in self.fault_taps:
             one.inject(request.fault)
@@ -478,12 +610,13 @@ class SkyRLStack:
 
 def generation(output: Any) -> Generation:
     """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
-    logprobs = output.get("response_logprobs")
+    logprobs, experts = output.get("response_logprobs"), output.get("rollout_expert_indices")
     return Generation(
         response_ids=[[int(t) for t in row] for row in output["response_ids"]],
         responses=list(output["responses"]),
         stop_reasons=list(output["stop_reasons"]),
         response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
+        routed_experts=None if experts is None else [None if row is None else list(row) for row in experts],
     )
 
 

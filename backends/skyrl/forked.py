@@ -28,11 +28,15 @@ def warm_up() -> None:
 
 
 class ForkedServers:
-    """One child process per server."""
+    """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 
-    def __init__(self, cli_arguments: Any, count: int) -> None:
+    def __init__(self, cli_arguments: Any, engines: int, *, data_parallel: int, executor: str) -> None:
         self._arguments = cli_arguments
-        self._count = count
+        self._ranks = data_parallel
+        self._group = engines * data_parallel if installed().first else data_parallel
+        """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
+        self._executor = executor
+        self._count = engines * data_parallel
         self._children: list[Any] = []
 
     def start(self) -> list[str]:
@@ -40,9 +44,14 @@ class ForkedServers:
         context = multiprocessing.get_context("forkserver")
         urls: Any = context.Queue()
         # SkyRL looks for free ones from where it is told to start: two stacks that both start at its default would race for one.
-        for index, port in enumerate(ports.free(self._count)):
+        chosen = ports.free(self._count)
+        for index, port in enumerate(chosen):
+            number = index % self._group
+            options = {"start_port": port, "server_idx": number, **self._parallel(chosen[index - number])}
             child = context.Process(
-                target=_serve, args=(self._arguments, index, port, urls, dict(os.environ)), name=f"server-{index}"
+                target=_serve,
+                args=(self._arguments, index, options, urls, dict(os.environ)),
+                name=f"server-{index}",
             )
             child.start()
             self._children.append(child)
@@ -59,13 +68,28 @@ class ForkedServers:
             found[index] = url
         return [found[index] for index in range(self._count)]
 
+    def _parallel(self, first_port: int) -> dict[str, Any]:
+        """What a server's actor is told of its fellows. `first_port` is the port of its engine's first rank, which leads them."""
+        if installed().first:
+            return {}
+        options: dict[str, Any] = {"distributed_executor_backend": self._executor}
+        if self._ranks > 1:
+            from skyrl.env_vars import SKYRL_VLLM_DP_PORT_OFFSET
+
+            options |= {
+                "dp_size": self._ranks,
+                "dp_master_address": "127.0.0.1",
+                "dp_rpc_port": first_port + SKYRL_VLLM_DP_PORT_OFFSET,
+            }
+        return options
+
     def stop(self) -> None:
         """End the children; what they started is ended by the supervisor."""
         for child in self._children:
             child.terminate()
 
 
-def _serve(arguments: Any, index: int, port: int, urls: Any, environment: dict[str, str]) -> None:
+def _serve(arguments: Any, index: int, options: dict[str, Any], urls: Any, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     from skyrl.backends.skyrl_train.inference_servers import vllm_server_actor as shipped
 
@@ -74,8 +98,12 @@ def _serve(arguments: Any, index: int, port: int, urls: Any, environment: dict[s
     shipped.get_node_ip = lambda: "127.0.0.1"
 
     async def run() -> None:
-        executor = {} if installed().first else {"distributed_executor_backend": "uni"}
-        actor = loopback_server_actor()(arguments, start_port=port, server_idx=index, **executor)
+        actor = loopback_server_actor()(arguments, **options)
+        port = actor.get_server_info().port
+        if "dp_rpc_port" in options and options["server_idx"] == 0 and port != options["start_port"]:
+            raise StartFailed(
+                f"rank 0 has moved to port {port}: the other ranks look for it at {options['start_port']}"
+            )
         info = await actor.start()
         urls.put((index, info.url))
         await actor._server_task

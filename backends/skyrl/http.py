@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import inspect
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultProxy
 from backends.vllm import patches
-from harness import ports
+from harness import ports, probing
 from harness.capability import Capability
 from harness.contract import (
     DetokenizeRequest,
@@ -29,6 +32,7 @@ from harness.contract import (
     HttpRequest,
     HttpResponse,
     IsPausedResult,
+    LoadLoraRequest,
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
@@ -121,12 +125,15 @@ class HttpStack(SkyRLStack):
             loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
             self.cfg.generator.inference_engine.router_init_kwargs = loopback
         if self.remote:
-            self._servers = RemoteServers(self.request, self.on_cpu)
+            self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.first)
             self._urls = await self._servers.start()
             await self.list_what_lacks(self._servers, FIRST_ENDPOINTS if self.release.first else ENDPOINTS)
             proxy = await asyncio.to_thread(self._start_router)
         elif self.request.start == "fork":
-            self._servers = ForkedServers(self._cli_arguments(), self.request.topology.engines)
+            topology = self.request.topology
+            self._servers = ForkedServers(
+                self._cli_arguments(), topology.engines, data_parallel=topology.data_parallel, executor=self.executor
+            )
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
         else:
@@ -229,11 +236,12 @@ class HttpStack(SkyRLStack):
             server_urls=self._servers_of_client,
             model_name=self.request.model_path,
             data_parallel_size=self.request.topology.data_parallel,
+            enable_return_routed_experts=self.returns_experts,
             tokenizer=self.tokenizer,
         )
 
     async def _stop_engines(self) -> None:
-        for client in (*self._left_behind, self.client):
+        for client in (*self._left_behind, *self.adapters.clients.values(), self.client):
             if client is not None:
                 await client.teardown()
         if self._router is not None:
@@ -266,6 +274,21 @@ class HttpStack(SkyRLStack):
     async def introduce(self) -> dict[str, list[dict[str, Any]]]:
         return {name: await self._rpc(url, "parity_whoami", name=name) for name, url in self._named_urls().items()}
 
+    def addresses(self, direct: httpx.AsyncClient) -> Sequence[probing.Address]:
+        router = self.address("router", self.client.proxy_url, direct, data_plane=True)
+        return [router, *(self.address(name, url, direct) for name, url in self._named_urls().items())]
+
+    def shipped_hosts(self) -> dict[int, str]:
+        """SkyRL's router, by its own default."""
+        port = httpx.URL(self.client.proxy_url).port or 0
+        if self.release.first:
+            return {port: inspect.signature(type(self._router)).parameters["host"].default}
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
+
+        unpatched = copy.copy(self.cfg.generator.inference_engine)
+        unpatched.router_init_kwargs = {}
+        return {port: build_router_args(unpatched, server_urls=self._urls).host}
+
     # --- data plane
 
     async def sample(self, request: SampleRequest) -> Generation:
@@ -295,6 +318,28 @@ class HttpStack(SkyRLStack):
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult:
         return DetokenizeResult(texts=await self.client.detokenize(request.token_ids))
+
+    # --- adapters
+
+    def client_of(self, adapter: str | None) -> Any:
+        return self.client if adapter is None else self.adapters.client(adapter, self.client)
+
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        await self.client_of(request.name).update_lora_from_disk(folder)
+        return Empty()
+
+    async def forget_adapters(self, request: Empty) -> Empty:
+        """vLLM's own route of each server lets go of the names; the client has no call for it. 404 is a name that was asked for
+        and never loaded."""
+        for name, client in self.adapters.clients.items():
+            for url in self._urls:
+                answer = await self._direct.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name})
+                if answer.status_code != httpx.codes.NOT_FOUND:
+                    answer.raise_for_status()
+            await client.teardown()
+        self.adapters.clients.clear()
+        return await super().forget_adapters(request)
 
     # --- control plane
 
@@ -327,6 +372,11 @@ class HttpStack(SkyRLStack):
     async def world_size(self, _request: Empty) -> WorldSizeResult:
         size = await self.client.get_world_size()
         return WorldSizeResult(world_size=size if self.release.first else size[0])
+
+    def trainers_client(self) -> Any:
+        """A copy of its own, as SkyRL's trainer process gets: it knows no connection that a server closed on one before."""
+        self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
+        return self._left_behind[-1]
 
     async def pickle_client(self, _request: Empty) -> Empty:
         self._left_behind.append(self.client)  # its calls in flight go on

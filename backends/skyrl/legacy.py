@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint
+from backends.skyrl import endpoint, exposed, lora
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultyEngine
 from backends.vllm import patches
+from harness import ports, probing
 from harness.capability import Capability
 from harness.contract import (
     Empty,
     Generation,
     HttpRequest,
     HttpResponse,
+    LoadLoraRequest,
+    OpenAIRequest,
+    OpenAIResponse,
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
@@ -46,6 +53,8 @@ class LegacyStack(SkyRLStack):
         self._servers: RemoteServers | None = None
         self._urls: list[str] = []
         self._endpoint: endpoint.InProcess | None = None
+        self._loaded: str | None = None
+        """The contract's name of the adapter that is loaded."""
         self._first: Any = None
         """The client that started the endpoint: the endpoint ends with it."""
 
@@ -89,7 +98,7 @@ class LegacyStack(SkyRLStack):
             InferenceEngineClient,
             self._tapped(self._engines),
             self.tokenizer,
-            self.request.model_path,
+            self.engine_model,
             self.cfg.trainer.policy.model.lora,
             engine_cfg,
         )
@@ -129,14 +138,19 @@ class LegacyStack(SkyRLStack):
 
         shipped.AsyncVLLMRayActor = probed_engine_actor()
         engine = self.cfg.generator.inference_engine
-        backend = {} if self.release.first else {"distributed_executor_backend": engine.distributed_executor_backend}
+        added = {} if self.release.first else {
+            "distributed_executor_backend": engine.distributed_executor_backend,
+            "enable_return_routed_experts": engine.enable_return_routed_experts,
+        }  # fmt: skip
         engines: list[Any] = create_ray_wrapped_inference_engines(
             num_inference_engines=engine.num_engines,
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,
             data_parallel_size=engine.data_parallel_size,
+            expert_parallel_size=engine.expert_parallel_size,
             model_dtype=engine.model_dtype,
-            pretrain=self.request.model_path,
+            pretrain=self.engine_model,
+            served_model_name=engine.served_model_name,
             seed=self.cfg.trainer.seed,
             vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
             enable_prefix_caching=engine.enable_prefix_caching,
@@ -149,39 +163,76 @@ class LegacyStack(SkyRLStack):
             max_num_seqs=engine.max_num_seqs,
             tokenizer=self.tokenizer,
             engine_init_kwargs=dict(engine.engine_init_kwargs),
-            **backend,
+            **added,
+            **lora.engine_arguments(self.cfg),
         )
         return engines
 
     def _engines_in_process(self) -> list[Any]:
-        """--start fork: the engines that the Ray actors hold, held here; the client cannot tell."""
-        from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
+        """--start fork: the engines that the Ray actors hold, held here; the client cannot tell. One for each data-parallel rank, and
+        none of these is up before its fellows are: the first that fails ends the start."""
+        topology = self.request.topology
+        ranks = topology.data_parallel
+        rendezvous = ports.free(topology.engines)
+        engines: list[Any] = []
+        threads = ThreadPoolExecutor(ranks)
+        try:
+            for index, port in enumerate(rendezvous):
+                starts = [threads.submit(self._engine_in_process, index, port, rank) for rank in range(ranks)]
+                ended, _ = wait(starts, return_when=FIRST_EXCEPTION)
+                for start in ended:
+                    start.result()
+                engines += [start.result() for start in starts]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        return engines
 
+    def _engine_in_process(self, index: int, rendezvous: int, rank: int) -> Any:
+        """One data-parallel rank of an engine; ranks meet at the port `rendezvous`.
+
+        In actors of their own, engines have tokenizers of their own. In one process vLLM would have them share one, and two threads
+        that use a fast tokenizer at once fail with "Already borrowed" (vLLM issue 40949).
+        """
+        from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
+        from vllm.tokenizers.registry import cached_get_tokenizer
+
+        cached_get_tokenizer.cache_clear()
         engine = self.cfg.generator.inference_engine
-        return [
-            AsyncVLLMInferenceEngine(
-                model=self.request.model_path,
-                enforce_eager=True,
-                worker_extension_cls="skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine.WorkerWrap",
-                tensor_parallel_size=1,
-                pipeline_parallel_size=1,
-                distributed_executor_backend="uni",
-                seed=self.cfg.trainer.seed + index,
-                enable_prefix_caching=engine.enable_prefix_caching,
-                dtype=engine.model_dtype,
-                trust_remote_code=True,
-                vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
-                gpu_memory_utilization=engine.gpu_memory_utilization,
-                bundle_indices=None,
-                num_gpus=1,
-                noset_visible_devices=False,
-                max_num_batched_tokens=engine.max_num_batched_tokens,
-                max_num_seqs=engine.max_num_seqs,
-                max_logprobs=1,
-                **engine.engine_init_kwargs,
-            )
-            for index in range(engine.num_engines)
-        ]
+        ranks = engine.data_parallel_size
+        added = {} if self.release.first else {"enable_return_routed_experts": engine.enable_return_routed_experts}
+        if ranks > 1:
+            added |= {
+                "data_parallel_backend": "mp",
+                "data_parallel_size": ranks,
+                "data_parallel_rank": rank,
+                "data_parallel_address": "127.0.0.1",
+                "data_parallel_rpc_port": rendezvous,
+            }
+        return AsyncVLLMInferenceEngine(
+            model=self.engine_model,
+            served_model_name=engine.served_model_name,
+            enforce_eager=True,
+            worker_extension_cls="skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine.WorkerWrap",
+            tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+            enable_expert_parallel=engine.expert_parallel_size > 1,
+            distributed_executor_backend=self.executor,
+            seed=self.cfg.trainer.seed + index * ranks + rank,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            dtype=engine.model_dtype,
+            trust_remote_code=True,
+            vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
+            gpu_memory_utilization=engine.gpu_memory_utilization,
+            bundle_indices=None,
+            num_gpus=1,
+            noset_visible_devices=False,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs,
+            max_logprobs=1,
+            **added,
+            **engine.engine_init_kwargs,
+            **lora.engine_arguments(self.cfg),
+        )
 
     async def _stop_engines(self) -> None:
         if self._first is not None and self._endpoint is None:
@@ -221,15 +272,33 @@ class LegacyStack(SkyRLStack):
             for i in range(len(self._engines))
         }
 
+    def addresses(self, direct: httpx.AsyncClient) -> Sequence[probing.Address]:
+        servers = [self.address(f"server-{index}", url, direct) for index, url in enumerate(self._urls)]
+        if self._endpoint is None:
+            return [self.address("endpoint", self._endpoint_url, direct, data_plane=True), *servers]
+        return [
+            probing.Address(
+                name="endpoint",
+                data_plane=True,
+                ask=functools.partial(self._endpoint.http, self.client),
+                routes=exposed.ROUTES,
+                pickles=exposed.PICKLES,
+            ),
+            *servers,
+        ]
+
     # --- data plane
+
+    @property
+    def _endpoint_url(self) -> str:
+        return f"http://{endpoint.HOST}:{self.cfg.generator.inference_engine.http_endpoint_port}"
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """SkyRL's HTTP endpoint (enable_http_endpoint)."""
         if self._endpoint is not None:
             return await self._endpoint.http(self.client, request)
-        address = f"http://{endpoint.HOST}:{self.cfg.generator.inference_engine.http_endpoint_port}"
         async with httpx.AsyncClient() as direct:
-            return await endpoint.passed_on(direct, address, request)
+            return await endpoint.passed_on(direct, self._endpoint_url, request)
 
     async def sample(self, request: SampleRequest) -> Generation:
         return generation(
@@ -240,6 +309,33 @@ class LegacyStack(SkyRLStack):
                 session_id=request.session_id,
             )
         )
+
+    # --- adapters
+
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+        from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
+
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
+        self._loaded = request.name
+        return Empty()
+
+    async def forget_adapters(self, request: Empty) -> Empty:
+        self._loaded = None
+        return await super().forget_adapters(request)
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return await super().chat_completion(self._by_model(request))
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        return await super().completion(self._by_model(request))
+
+    def _by_model(self, request: OpenAIRequest) -> OpenAIRequest:
+        """Legacy gives its adapter no name: a body that asks for it says the model, as generate() says nothing."""
+        if self._loaded is None or request.body.get("model") != self._loaded:
+            return request
+        body = {**request.body, "model": self.request.model_path}
+        return OpenAIRequest(body=body, headers=request.headers)
 
     # --- control plane
 

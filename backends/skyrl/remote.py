@@ -1,7 +1,7 @@
 """The remote placement: plain vLLM servers that were started on their own, as SkyRL's standalone server module does.
 
-Both stacks connect to the same kind of server (SkyRL #1014, task 3). It carries SkyRL's worker extension, which the legacy
-stack's weight sync needs, and vLLM's native weight transfer, which the new one uses.
+Both stacks connect to the same kind of server (SkyRL #1014, task 3). It has vLLM's native weight transfer, which the new stack
+uses, and carries SkyRL's worker extension only for a stack whose weight sync needs it: legacy, and both of 0.1.0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class PortTaken(StartFailed):
 class RemoteServers:
     """`topology.engines` standalone servers on loopback."""
 
-    def __init__(self, request: StartRequest, on_cpu: bool) -> None:
+    def __init__(self, request: StartRequest, on_cpu: bool, *, extended: bool = True) -> None:
+        self._extended = extended
         self._request = request
         self._on_cpu = on_cpu
         self.urls: list[str] = []
@@ -82,7 +83,7 @@ class RemoteServers:
         command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len), "--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
-        command += ["--worker-extension-cls", EXTENSION]
+        command += ["--worker-extension-cls", EXTENSION] if self._extended else []
         if not installed().first:
             command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
         command += ["--uvicorn-log-level", "warning"]

@@ -6,13 +6,31 @@ It runs in the host. Which strategy is SkyRL's choice (`get_transfer_strategy_cl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fixtures import fsdp2, policy
+from fixtures import fsdp2, megatron, policy
 from fixtures.trainer import PolicyTrainer
-from harness import ports
 from harness.contract import Layout, TrainRequest, TrainResult
+
+HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
+    "single": policy.version,
+    "fsdp2": fsdp2.gather,
+    "megatron": megatron.gather,
+}
+"""How the trainer holds a policy version → its whole tensors, of model path, version and the folder of trained versions."""
+
+SYNC_DEADLINE_S = 50
+"""How long a broadcast may take: one that a server has left waits for half an hour by itself."""
+
+
+class TrainerFailed(RuntimeError):
+    """The trainer failed in the middle of a sync, as it was asked to."""
+
+
+class NotJoined(RuntimeError):
+    """A sync was asked of a trainer that is in no group of workers."""
 
 
 class Trainer:
@@ -30,7 +48,8 @@ class Trainer:
         self._dtype = ""
 
     async def join(self, client: Any, cfg: Any, world_size: int | None) -> None:
-        """Make the group of trainer and workers, as SkyRL's worker does in init_weight_sync_state. Once."""
+        """Make the group of trainer and workers, as SkyRL's worker does in init_weight_sync_state. Nothing to do for a
+        trainer that is in one."""
         if self._sender is not None:
             return
         from skyrl.backends.skyrl_train.weight_sync import get_transfer_strategy_cls
@@ -45,20 +64,55 @@ class Trainer:
             client.init_weight_update_communicator(info),
         )
 
-    async def send(self, version: int, chunks: int, layout: Layout = "single") -> None:
-        """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters."""
-        assert self._sender is not None, "join comes first"
-        held = fsdp2.gather if layout == "fsdp2" else policy.version
-        tensors = await asyncio.to_thread(held, self._model_path, version, self._policies)
+    async def send(
+        self, version: int, chunks: int, layout: Layout = "single", *, fail_after_chunks: int | None = None
+    ) -> None:
+        """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters.
+
+        A trainer whose sync fails, whatever the reason, leaves the group that weights travel through, as its process does when it
+        ends: who waits there is told, and `join` makes another. Raises TrainerFailed where it was to fail, TimeoutError for a
+        broadcast that hangs, NotJoined without a group, and what SkyRL's sender raises.
+        """
+        if self._sender is None:
+            raise NotJoined("the trainer is in no group of workers, or has left it: prepare_weight_sync() joins it")
+        tensors = await asyncio.to_thread(HELD[layout], self._model_path, version, self._policies)
+        try:
+            async with asyncio.timeout(SYNC_DEADLINE_S):
+                await self._send(tensors, chunks, fail_after_chunks)
+            return
+        except TrainerFailed as e:
+            failure = str(e)  # not the error itself, whose frames hold the group that is left
+        except TimeoutError:
+            self._leave()
+            raise TimeoutError(
+                f"the broadcast of policy version {version} did not end in {SYNC_DEADLINE_S} s"
+            ) from None
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+        await _end_of_updates()
+        raise TrainerFailed(failure)
+
+    def _leave(self) -> None:
+        """SkyRL's sender leaves by itself where the group is torch's; vLLM's is only let go of."""
+        sender, self._sender = self._sender, None
+        close = getattr(sender._model_update_group, "close", None) if hasattr(sender, "_model_update_group") else None
+        sender.teardown()
+        if close is not None:
+            close()
+
+    async def _send(self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None) -> None:
         if self._one_at_a_time:
-            await self._sender.send_chunks(self._chunks(tensors, len(tensors)))
+            await self._sender.send_chunks(_failing(self._chunks(tensors, len(tensors)), fail_after_chunks))
             return
         metadata = {
             "names": list(tensors),
             "dtype_names": [self._dtype] * len(tensors),
             "shapes": [list(t.shape) for t in tensors.values()],
         }
-        await self._sender.send_chunks(self._chunks(tensors, chunks), weight_metadata=metadata)
+        pieces = _failing(self._chunks(tensors, chunks), fail_after_chunks)
+        await self._sender.send_chunks(pieces, weight_metadata=metadata)
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """One optimizer step, in a thread of its own: rollouts go on meanwhile."""
@@ -79,11 +133,33 @@ class Trainer:
             )
 
 
+async def _end_of_updates() -> None:
+    """Wait for the calls that a sender has left behind: a server may still be in the update that it was asked for. Raises
+    TimeoutError for one that stays there."""
+    left = {
+        t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__qualname__", "").endswith("update_named_weights")
+    }
+    if left:
+        ended, pending = await asyncio.wait(left, timeout=SYNC_DEADLINE_S)
+        for task in ended:
+            task.exception()  # it was to fail
+        if pending:
+            raise TimeoutError(f"{len(pending)} updates go on {SYNC_DEADLINE_S} s after the trainer failed")
+
+
+def _failing(pieces: Iterator[Any], after: int | None) -> Iterator[Any]:
+    """These pieces; the trainer fails after so many of them, unless that is None."""
+    if after is None:
+        yield from pieces
+        return
+    yield from itertools.islice(pieces, after)
+    raise TrainerFailed(f"the trainer failed after {after} chunks")
+
+
 def _join_own_group() -> None:
-    """SkyRL's strategies ask for the trainer's rank: a default group of one."""
+    """SkyRL's strategies ask for the trainer's rank: a default group of one. Its store needs no socket."""
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
-    [port] = ports.free(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -22,9 +22,12 @@ CONTROLS = (
     "reset_prefix_cache",
     "collective_rpc",
     "init_weight_transfer_engine",
+    "start_weight_update",
     "update_weights",
+    "finish_weight_update",
+    "add_lora",
 )
-"""Methods of AsyncLLM that are control calls, by vLLM's names."""
+"""Methods of AsyncLLM that are control calls, by vLLM's names; those that a release has."""
 
 _INSTALLED = "_parity_tap"
 
@@ -51,7 +54,20 @@ def _plain(value: Any) -> Any:
         return {"bytes": len(value)}
     if isinstance(value, set | frozenset | tuple):
         return list(value)
+    if type(value).__name__ == "LoRARequest":
+        return {"name": value.lora_name, "tensors": _tensors_of(Path(value.lora_path))}
     return f"<{type(value).__name__}>"
+
+
+def _tensors_of(adapter: Path) -> dict[str, int]:
+    """tensor → bytes of the adapter in a folder, by its file's header (safetensors documentation, format). Empty where none is."""
+    try:
+        with (adapter / "adapter_model.safetensors").open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (OSError, ValueError):
+        return {}
+    spans = {name: about["data_offsets"] for name, about in header.items() if name != "__metadata__"}
+    return {name: end - start for name, (start, end) in spans.items()}
 
 
 def _sampling_params(params: Any) -> dict[str, Any]:
@@ -79,7 +95,7 @@ def install(folder: Path) -> None:
         return
     setattr(AsyncLLM, _INSTALLED, True)
     _wrap_requests(OutputProcessor, folder)
-    for op in CONTROLS:
+    for op in filter(functools.partial(hasattr, AsyncLLM), CONTROLS):
         setattr(AsyncLLM, op, _wrapped_control(getattr(AsyncLLM, op), op, folder))
 
 

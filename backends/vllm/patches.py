@@ -5,8 +5,11 @@ A difference between stacks that appears only with, or only without, a patch of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from harness.topology import Quantization
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,86 @@ def _gloo_weight_transfer() -> None:
     WeightTransferEngineFactory._registry["nccl"] = load
 
 
+def _plain_experts() -> None:
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+
+    CPUFusedMOE.check_grouped_gemm = lambda _self, _layer: (False, "none")
+
+
+def _expert_map() -> None:
+    """Each expert that lives here adds its part; those that live elsewhere add theirs when the workers' outputs are summed."""
+    from typing import Any
+
+    import torch
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+
+    shipped = cpu_fused_moe.CPUFusedMOE
+    if getattr(shipped, "_parity_expert_map", False):
+        return
+    shipped._parity_expert_map = True
+    original = shipped.forward_torch
+
+    def forward_torch(self: Any, layer: Any, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if layer.expert_map is None:
+            return original(self, layer, tokens, *rest)
+        weights, chosen, activation, _experts, *on_input = rest  # the last since 0.19; 0.16 refuses it before
+        assert not any(on_input), "apply_router_weight_on_input is not written for an expert map"
+        output = torch.zeros_like(tokens)
+        for expert in chosen.unique().tolist():
+            local = int(layer.expert_map[expert])
+            if local < 0:
+                continue
+            rows, columns = torch.where(chosen == expert)
+            made = layer.gate_up_linear[local](tokens[rows])
+            made = layer.down_linear[local](cpu_fused_moe._CPU_MOE_ACT_FN[activation](made))
+            output[rows] += (made * weights[rows, columns, None]).to(output.dtype)
+        return output
+
+    shipped.forward_torch = forward_torch
+
+
+def _capture_experts() -> None:
+    """`forward_method` is where layer and chosen experts meet."""
+    from typing import Any
+
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+
+    if getattr(CPUFusedMOE, "_parity_capture", False):
+        return
+    CPUFusedMOE._parity_capture = True
+    original = CPUFusedMOE.__init__
+
+    def init(self: Any, layer: Any) -> None:
+        original(self, layer)
+        forward = self.forward_method
+
+        def capturing(layer: Any, tokens: Any, weights: Any, chosen: Any, *rest: Any) -> Any:
+            capture = getattr(layer.router, "capture_fn", None)
+            if capture is not None:
+                capture(chosen)
+            return forward(layer, tokens, weights, chosen, *rest)
+
+        self.forward_method = capturing
+
+    CPUFusedMOE.__init__ = init
+
+
+def _rows_without_an_adapter() -> None:
+    from typing import Any
+
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    shipped = lora_ops.bgmv_shrink
+    if shipped.__module__ == __name__:
+        return
+
+    def bgmv_shrink(inputs: Any, weights: Any, output: Any, slots: Any, scaling: float = 1.0) -> None:
+        shipped(inputs * (slots >= 0).unsqueeze(1), weights, output, slots, scaling)
+
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
+
+
 def _fork_engine_core() -> None:
     import multiprocessing
 
@@ -110,6 +193,65 @@ def _process_group_options() -> None:
     utils._new_process_group_helper = helper
 
 
+def _quantize_on_receipt(kind: Quantization) -> None:
+    """What FlashRL's fork of vLLM does first: a model that was loaded in 8 bits takes full-precision weights, by quantizing them."""
+    from typing import Any
+
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    from fixtures.quantized import quantized
+
+    if getattr(BaseModelLoader, "_parity_quantizes", False):
+        return
+    BaseModelLoader._parity_quantizes = True
+    original = BaseModelLoader.load_model
+
+    def load_model(self: BaseModelLoader, *args: Any, **options: Any) -> Any:
+        model = original(self, *args, **options)
+        load = model.load_weights
+        model.load_weights = lambda weights: load(list(quantized(weights, kind)))
+        return model
+
+    BaseModelLoader.load_model = load_model
+
+
+def _int8_in_torch() -> None:
+    """vLLM's kernel in plain torch: products of 8-bit steps, exact in float32 for these sizes, times both scales."""
+    import torch
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+
+    def process(_kernel: CPUInt8ScaledMMLinearKernel, layer: torch.nn.Module) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.data.t(), requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(layer.weight_scale.data, requires_grad=False)
+
+    def apply(
+        kernel: CPUInt8ScaledMMLinearKernel, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert kernel.config.is_channelwise, "a scale an output channel"
+        assert kernel.config.input_symmetric, "no zero points"
+        assert not kernel.config.is_static_input_scheme, "a scale a token, found as it comes"
+        scale = x.float().abs().amax(-1, keepdim=True) / 127
+        steps = (x.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
+        output = (steps @ layer.weight.float()) * scale * layer.weight_scale.t()
+        return (output if bias is None else output + bias).to(x.dtype)
+
+    CPUInt8ScaledMMLinearKernel.process_weights_after_loading = process
+    CPUInt8ScaledMMLinearKernel.apply_weights = apply
+
+
+def _fp8_on_cpu() -> None:
+    import os
+
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+    from vllm.platforms.cpu import CpuPlatform
+
+    def supported(_min_capability: int, *, error: bool = True, match_exact: bool = False) -> bool:  # noqa: ARG001 - vLLM's
+        return not match_exact
+
+    CpuPlatform.num_compute_units = classmethod(lambda _cls, _device_id=0: os.cpu_count() or 1)
+    CompressedTensorsConfig._check_scheme_supported = staticmethod(supported)
+
+
 CPU = (
     Patch(
         "no-onednn-prepacking",
@@ -142,6 +284,36 @@ NATIVE_SYNC_ON_CPU = (
 )
 """Applied beside these where the release syncs by vLLM's own weight transfer: SkyRL 0.2.0."""
 
+EXPERTS_ON_CPU = (
+    Patch(
+        "plain-experts",
+        "prepacked expert weights could not be loaded into a running model",
+        "vllm 0.19.0",
+        _plain_experts,
+    ),
+    Patch(
+        "expert-map",
+        "CPUFusedMOE ignores which experts a worker holds: expert parallelism ends in an IndexError",
+        "vllm 0.19.0",
+        _expert_map,
+    ),
+    Patch(
+        "capture-experts",
+        "CPUFusedMOE passes by the router that notes the chosen experts: all that are returned would be 0",
+        "vllm 0.19.0",
+        _capture_experts,
+    ),
+)
+"""Applied beside these where the model is a mixture of experts."""
+
+LORA_ON_CPU = Patch(
+    "rows-without-an-adapter",
+    'the torch kernels of LoRA take slot -1, "no adapter", for the last one: beside an adapter, the base model answers with it',
+    "vllm 0.19.0",
+    _rows_without_an_adapter,
+)
+"""Applied beside these where engines take LoRA adapters. The kernels for GPUs leave such rows alone."""
+
 LEGACY_CPU = Patch(
     "legacy-receive-on-cpu",
     'BroadcastWeightTransferReceiver allocates on "cuda"',
@@ -165,6 +337,46 @@ FORK = Patch(
     _fork_engine_core,
 )
 
+QUANTIZED_SYNC: dict[Quantization, Patch] = {
+    kind: Patch(
+        f"{kind}-on-receipt",
+        f"SkyRL 0.2.0 ships no FlashRL: full-precision weights of a sync are quantized to {kind} before vLLM loads them, where "
+        "FlashRL's fork of vLLM does it",
+        "vllm 0.19.0",
+        functools.partial(_quantize_on_receipt, kind),
+    )
+    for kind in ("int8", "fp8")
+}
+"""Applied in vLLM processes of quantized engines whose stack syncs by vLLM's layer-wise reload."""
+
+QUANTIZED_ON_CPU: dict[Quantization, Patch] = {
+    "int8": Patch(
+        "int8-in-torch",
+        "vLLM's int8 kernel for CPUs needs oneDNN, which its AVX2 build lacks; with oneDNN it hides the weights that it packs, and "
+        "computes with a scale that a reload has freed. The same product in torch, its weights where vLLM's CUDA kernel has them",
+        "vllm 0.19.0",
+        _int8_in_torch,
+    ),
+    "fp8": Patch(
+        "fp8-on-cpu",
+        "vLLM asks a CPU for its compute capability and number of compute units before it lets fp8 run there",
+        "vllm 0.19.0",
+        _fp8_on_cpu,
+    ),
+}
+"""Applied in vLLM processes of quantized engines in a CPU run."""
+
 BY_NAME: dict[str, Patch] = {
-    patch.name: patch for patch in (*CPU, *NATIVE_SYNC_ON_CPU, LEGACY_CPU, FIRST_RELEASE, FORK)
+    patch.name: patch
+    for patch in (
+        *CPU,
+        *NATIVE_SYNC_ON_CPU,
+        *EXPERTS_ON_CPU,
+        LORA_ON_CPU,
+        LEGACY_CPU,
+        FIRST_RELEASE,
+        FORK,
+        *QUANTIZED_SYNC.values(),
+        *QUANTIZED_ON_CPU.values(),
+    )
 }

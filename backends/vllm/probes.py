@@ -9,6 +9,9 @@ import hashlib
 import os
 from typing import Any
 
+CACHE_SCALES = ("attn._k_scale", "attn._q_scale", "attn._v_scale", "attn._prob_scale")
+"""Parameters that quantized engines have for a quantized cache, which none here has: no checkpoint and no sync brings them."""
+
 
 def tensor_digest(tensor: Any) -> str:
     """ "sha256-prefix:shape:dtype" of a tensor's bytes. Equal digests: equal bytes, shape and type."""
@@ -20,8 +23,22 @@ def tensor_digest(tensor: Any) -> str:
 
 
 def parity_digests(worker: Any) -> dict[str, str]:
-    """parameter → digest, for every parameter of the model that this worker runs."""
-    return {name: tensor_digest(parameter) for name, parameter in worker.model_runner.model.named_parameters()}
+    """parameter → digest, for every parameter of the model that this worker runs. A layer that vLLM has wrapped so that it takes
+    adapters keeps its parameters, under its own name."""
+    named = worker.model_runner.model.named_parameters()
+    return {
+        name.replace(".base_layer.", "."): tensor_digest(parameter)
+        for name, parameter in named
+        if not name.endswith(CACHE_SCALES)
+    }
+
+
+def parity_forget_adapters(worker: Any) -> int:
+    """Take every LoRA adapter out of this worker; how many there were."""
+    held = list(worker.list_loras())
+    for adapter in held:
+        worker.remove_lora(adapter)
+    return len(held)
 
 
 def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
@@ -29,9 +46,24 @@ def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
     return {"name": name, "pid": os.getpid(), "rank": int(worker.rank)}
 
 
+def parity_worker(worker: Any) -> dict[str, Any]:
+    """By what the worker takes weights (`harness.contract.WorkerDescription`): classes of others in its bases, and the receiver
+    that it has: SkyRL's, or vLLM's own."""
+    extensions = [
+        f"{kind.__module__}.{kind.__qualname__}"
+        for kind in type(worker).__mro__
+        if not kind.__module__.startswith(("vllm.", "builtins", "typing", "abc"))
+    ]
+    receiver = getattr(worker, "_weight_receiver", None) or getattr(worker, "weight_transfer_engine", None)
+    transport = None if receiver is None else "ipc" if "ipc" in type(receiver).__name__.lower() else "broadcast"
+    return {"rank": int(worker.rank), "extensions": extensions, "transport": transport}
+
+
 def install() -> None:
     """Give the methods to every worker class of this process."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     WorkerBase.parity_digests = parity_digests  # type: ignore[attr-defined]
+    WorkerBase.parity_forget_adapters = parity_forget_adapters  # type: ignore[attr-defined]
     WorkerBase.parity_whoami = parity_whoami  # type: ignore[attr-defined]
+    WorkerBase.parity_worker = parity_worker  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""LoRA adapters: each answer is made by the adapter that it asked for, by its latest version, and by no other's cache.
+"""LoRA adapters: nothing else is loaded, and each answer is made by the adapter that it asked for, by its latest version, and
+by no other's cache.
 
 Greedy answers of generate() are judged. Whether tokens and log-probabilities are the adapter's is judged by
 `tokens.greedy` and `logprobs.reference` as well; here it is said what went wrong.
@@ -14,8 +15,10 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.instruments import BLIND, tap_works
 from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
-from harness.recording import Call
+from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
+from harness.recording import Call, Observation
 from harness.reference import ScoreRequest
 
 ENOUGH = 4
@@ -139,4 +142,61 @@ FRESH_ADAPTER_CACHE = Check(
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
     queries=_ask_cache,
+)
+
+
+LOAD = "add_lora"
+"""The engine's name for loading an adapter (vLLM, AsyncLLM). Its argument shows name and tensors: tensor → bytes."""
+FACTORS = ("lora_a", "lora_b")
+"""What each tensor of an adapter is named after, in any case (PEFT documentation, checkpoint format)."""
+CARRIES_WEIGHTS = frozenset({RPC, "init_weight_transfer_engine", START, UPDATE, FINISH})
+"""Control calls of an engine by which tensors of the model may come (vLLM, AsyncLLM; legacy's way is collective_rpc)."""
+
+
+def _tensors(seen: Observation) -> dict[str, int] | None:
+    """Tensor → bytes of what an engine loaded; None if the tap could not see it."""
+    shown = seen.data["arguments"].get("lora_request")
+    found = shown.get("tensors") if isinstance(shown, dict) else None
+    return found or None
+
+
+def _judge_travels(evidence: Evidence) -> Finding:
+    """What reached each engine while an adapter was loaded. A load beside a sync says nothing: both are on the way."""
+    if not tap_works(evidence):
+        return untestable(BLIND)
+    syncs = evidence.calls("sync_weights")
+    loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
+    if not loads:
+        return untestable("no adapter was loaded")
+    facts, largest, wrong = 0, 0, []
+    for load in loads:
+        seen = within(evidence, load)
+        loaded = {s.server: s for s in seen if s.data["op"] == LOAD and s.data["error"] is None}
+        shown: dict[str, Any] = {"call": load.id, "name": load.request["name"], "version": load.request["version"]}
+        facts += len(evidence.header.servers)
+        if absent := sorted(set(evidence.header.servers) - set(loaded)):
+            wrong.append(("an adapter was not loaded by every server", {**shown, "servers": absent}))
+        others = [s for s in seen if s.data["op"] in CARRIES_WEIGHTS]
+        if others:
+            ops = sorted({f"{s.server}: {s.data['op']}" for s in others})
+            wrong.append(("weights of the model travelled with an adapter", {**shown, "seen": ops[:4]}))
+        for server, one in loaded.items():
+            tensors = _tensors(one)
+            if tensors is None:
+                return untestable("the tap could not see what was loaded")
+            facts += len(tensors)
+            largest = max(largest, sum(tensors.values()))
+            if strange := sorted(name for name in tensors if not any(part in name.lower() for part in FACTORS)):
+                found = {**shown, "server": server, "tensors": strange[:3]}
+                wrong.append(("an adapter came with tensors that are no low-rank factors", found))
+    if wrong:
+        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [found for _, found in wrong])
+    return passed(facts, loads=len(loads), bytes=largest)
+
+
+ONLY_ADAPTER_TRAVELS = Check(
+    name="only_adapter_travels",
+    fault="loading an adapter sends weights of the model along, or reaches some of the servers only",
+    source='SkyRL #1014, task 11: "Only LoRA weights synced"',
+    judge=_judge_travels,
 )

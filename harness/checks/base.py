@@ -12,7 +12,7 @@ from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
 from harness.recording import Call, Mark, Observation, ScenarioTrace
 from harness.reference import Query, ReferenceBook
-from harness.verdict import Margin
+from harness.verdict import Exposure, Margin
 from harness.wire import as_openai
 
 _M = TypeVar("_M", bound=Message)
@@ -36,6 +36,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Measured figures to be shown, such as {"max_abs_error": …, "bound": …}."""
     margin: Margin | None = None
     """What a numeric check could have seen. A pass that would have let its weakest seeded fault pass becomes `untestable`."""
+    exposures: list[Exposure] = []
+    """What was found open to callers without credentials, of any severity."""
 
 
 def passed(facts: int, *, margin: Margin | None = None, **numbers: float) -> Finding:
@@ -134,8 +136,9 @@ class Evidence:
         return version
 
     def adapter_at(self, call: Call) -> int | None:
-        """The version of the LoRA adapter that a call asked for: the one last loaded under that name before it."""
-        name = call.request.get("lora_adapter")
+        """The version of the LoRA adapter that a call asked for: the one last loaded under that name before it. An
+        OpenAI-style body asks by its "model"."""
+        name = call.request.get("lora_adapter") or (call.request.get("body") or {}).get("model")
         loads = [
             c for c in self.calls("load_lora_adapter") if c.error is None and c.request["name"] == name
         ]  # calls are in order of their start

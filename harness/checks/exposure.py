@@ -1,30 +1,173 @@
-"""What the data plane's address lets through: generation, and nothing that controls the servers behind it."""
+"""What a stack opens to a caller who shows no credentials: routes, sockets, and code of the caller's own. Findings have severities."""
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.contract import Answer, Listener, ProbedAddress, ProbeSecurityResult
+from harness.verdict import Exposure, Severity
 
-CLOSED = frozenset({401, 403, 404, 405})
+REFUSED = frozenset({401, 403, 404})
 """HTTP statuses of a route that is not there, or not for this caller (RFC 9110, section 15.5)."""
+NOT_THERE = REFUSED | {405}
+"""The same for a path that nobody has: a proxy may refuse a method before it looks at the path."""
+UNCLEAR = frozenset({502, 503, 504})
+"""A proxy that got no answer: neither open nor closed."""
+EVERY_INTERFACE = "0.0.0.0"
+"""What an empty host binds."""
+RED = frozenset({Severity.CRITICAL, Severity.HIGH})
+NOT_PROBED = "the stack was not probed"
+SOURCE = 'SkyRL #904: "Router (InferenceRouter): Data plane only"; its review on unauthenticated control endpoints'
 
 
-def _judge(evidence: Evidence) -> Finding:
-    probes = [call for call in evidence.calls("probe_router") if call.error is None]
-    routes = {route: status for call in probes for route, status in sorted((call.result or {})["routes"].items())}
-    if not routes:
-        return untestable("no control-plane route was probed at the data plane's address")
-    opened = [{"route": route, "status": status} for route, status in routes.items() if 200 <= status < 300]
-    if opened:
-        return failed(len(routes), "the data plane's address answers a control-plane route with success", opened)
-    unclear = [{"route": route, "status": status} for route, status in routes.items() if status not in CLOSED]
-    if unclear:
-        return untestable("a probe was neither let through nor turned away", evidence=unclear)
-    return passed(len(routes))
+def _probes(evidence: Evidence) -> list[ProbeSecurityResult]:
+    found = [call.result for call in evidence.calls("probe_security") if call.error is None]
+    return [msgspec.convert(result, ProbeSecurityResult) for result in found]
+
+
+def _finding(facts: int, exposures: Sequence[Exposure], reason: str, unclear: Sequence[Answer] = ()) -> Finding:
+    """Red if something is as bad as that; what is less is shown with the finding. `unclear` answers are no evidence of anything."""
+    red = [one for one in exposures if one.severity in RED]
+    shown = [{"severity": one.severity, "where": one.where, "what": one.what, "by": one.by} for one in red]
+    if red:
+        finding = failed(facts, reason, shown)
+    elif unclear:
+        finding = untestable("a probe was neither let through nor turned away", evidence=_shown(unclear))
+    else:
+        finding = passed(facts)
+    return msgspec.structs.replace(finding, exposures=list(exposures))
+
+
+# --- routes ---------------------------------------------------------------------------------------------------------
+
+
+def _routes(evidence: Evidence) -> Finding:
+    facts, exposures, kinds, unclear = 0, [], set(), []
+    for probe in _probes(evidence):
+        nobodys = {(a.address, _method(a)): a.status for a in probe.answers if a.kind == "nothing"}
+        asked = [a for a in probe.answers if a.kind in ("control", "weights", "information")]
+        odd = [a for a in probe.answers if a.kind == "nothing" and a.status not in NOT_THERE]
+        odd += [a for a in asked if (a.address, _method(a)) not in nobodys or a.status in UNCLEAR]
+        unclear += odd
+        clear = [a for a in asked if a not in odd]
+        opened = [a for a in clear if a.status not in REFUSED and a.status != nobodys[a.address, _method(a)]]
+        facts += len(clear)
+        exposures += [one for address in probe.addresses for one in _open_at(address, opened)]
+        front = {address.name for address in probe.addresses if address.data_plane}
+        kinds |= {a.kind for a in opened if a.address in front} - {"information"}
+    if not facts and not unclear:
+        return untestable(NOT_PROBED)
+    reason = f"the data plane's address is open without credentials to: {', '.join(sorted(kinds))}"
+    return _finding(facts, exposures, reason, unclear)
+
+
+def _open_at(address: ProbedAddress, opened: Iterable[Answer]) -> Iterable[Exposure]:
+    here = [a for a in opened if a.address == address.name]
+    behind = Severity.HIGH if address.data_plane else Severity.MEDIUM
+    for kind, severity in (("control", behind), ("weights", behind), ("information", Severity.LOW)):
+        routes = [f"{a.route} ({a.status})" for a in here if a.kind == kind]
+        if routes:
+            plane = ", the data plane's address," if address.data_plane else ""
+            yield Exposure(
+                severity=severity,
+                where=address.name,
+                what=f"{address.name}{plane} answers {kind} routes without credentials",
+                by=routes,
+            )
+
+
+def _method(answer: Answer) -> str:
+    return answer.route.partition(" ")[0]
+
+
+def _shown(answers: Iterable[Answer]) -> list[dict[str, object]]:
+    return [{"address": a.address, "route": a.route, "status": a.status} for a in answers]
 
 
 CONTROL_PLANE_CLOSED = Check(
     name="control_plane_closed",
     fault="whoever may generate may also pause the servers, put them to sleep or change their weights",
-    source='SkyRL #904: "Router (InferenceRouter): Data plane only"; its review on unauthenticated control endpoints',
-    judge=_judge,
+    source=SOURCE,
+    judge=_routes,
+)
+
+
+# --- pickle ---------------------------------------------------------------------------------------------------------
+
+
+def _pickles(evidence: Evidence) -> Finding:
+    probes = _probes(evidence)
+    sent = [a for probe in probes for a in probe.answers if a.kind == "pickle"]
+    if not sent:
+        return untestable(NOT_PROBED)
+    if not all(probe.canaries.get("pickle") for probe in probes):
+        return untestable("the pickle leaves no marker where the harness itself reads it")
+    read = [a for a in sent if a.unpickled]
+    exposures = [
+        Exposure(
+            severity=Severity.CRITICAL,
+            where=where,
+            what=f"{where} unpickles what a client without credentials sends: it runs that client's code",
+            by=[f"{a.route} ({a.status})" for a in read if a.address == where],
+        )
+        for where in dict.fromkeys(a.address for a in read)
+    ]
+    routes = ", ".join(sorted({a.route for a in read}))
+    unclear = [a for a in sent if not a.unpickled and (a.status in UNCLEAR or not a.route)]
+    return _finding(len(sent), exposures, f"the pickle of a client without credentials was read by: {routes}", unclear)
+
+
+NOTHING_UNPICKLED = Check(
+    name="nothing_unpickled",
+    fault="whoever reaches an address of the stack has it run code of their own",
+    source='Python documentation, pickle: "Never unpickle data that could have come from an untrusted source"',
+    judge=_pickles,
+)
+
+
+# --- sockets --------------------------------------------------------------------------------------------------------
+
+
+def _sockets(evidence: Evidence) -> Finding:
+    probes = _probes(evidence)
+    if not probes:
+        return untestable(NOT_PROBED)
+    seen = [one for probe in probes for one in probe.listeners]
+    unseen = {a.port for probe in probes for a in probe.addresses} - {None} - {one.port for one in seen}
+    if unseen or not all(probe.canaries.get("sockets") for probe in probes):
+        return untestable("an open socket was not seen: neither would be another one")
+    beyond: dict[str, list[str]] = {}
+    for one in seen:
+        if not (_loopback(one.address) and _loopback(one.address if one.shipped is None else one.shipped)):
+            beyond.setdefault(re.sub(r"-\d+", "", one.process), []).append(_address(one))
+    exposures = [
+        Exposure(severity=Severity.HIGH, where=process, what=f"{process} listens beyond loopback", by=addresses)
+        for process, addresses in beyond.items()
+    ]
+    reason = f"addresses beyond loopback are bound by: {', '.join(sorted(beyond))}"
+    return _finding(len(seen) + len(probes), exposures, reason)  # each probe has seen the harness's own socket
+
+
+def _loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    parsed = ipaddress.ip_address(address or EVERY_INTERFACE)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def _address(one: Listener) -> str:
+    at = f"[{one.address}]:{one.port}" if ":" in one.address else f"{one.address}:{one.port}"
+    return at if one.shipped is None else f"{one.shipped or EVERY_INTERFACE} as shipped (here {at})"
+
+
+BOUND_TO_LOOPBACK = Check(
+    name="bound_to_loopback",
+    fault="another machine reaches a port of the stack that asks for no credentials",
+    source='vLLM documentation, Security: "All communications between nodes in a multi-node vLLM deployment are insecure by default"',
+    judge=_sockets,
 )

@@ -195,10 +195,13 @@ def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
     return [(a, b) for a, b in _pair(evidence) if a.tokens != b.tokens or a.finish_reason != b.finish_reason]
 
 
-def _scores(evidence: Evidence, plain: Row, paused: Row) -> list[ScoreRequest]:
-    """The questions for the scores of both rows; none where a near tie cannot be why they differ."""
-    alike = plain.finish_reason == paused.finish_reason and len(plain.tokens or ()) == len(paused.tokens or ())
-    if not alike or not plain.prompt or any(row.params.get("temperature") != 0 for row in (plain, paused)):
+def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> list[ScoreRequest]:
+    """The questions for the scores of both rows; none where a near tie cannot be why they differ. `aborted`: the paused one may
+    have been cut short."""
+    made, left = len(paused.tokens or ()), len(plain.tokens or ())
+    whole = plain.finish_reason == paused.finish_reason and made == left
+    partial = aborted and paused.finish_reason == "abort" and made <= left
+    if not (whole or partial) or not plain.prompt or any(row.params.get("temperature") != 0 for row in (plain, paused)):
         return []
     return [
         ScoreRequest(
@@ -211,14 +214,10 @@ def _scores(evidence: Evidence, plain: Row, paused: Row) -> list[ScoreRequest]:
     ]
 
 
-def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row) -> bool:
+def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> bool:
     """Did rounding decide differently between two tokens, and does each row follow the model's greedy choice to its end?"""
-    scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused)]
-    return bool(scores) and all(
-        ties.follows(rank, margin, NEAR_TIE)
-        for score in scores
-        for rank, margin in zip(score.ranks, score.margins, strict=True)
-    )
+    scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
+    return bool(scores) and all(ties.parts_at(score, NEAR_TIE) is None for score in scores)
 
 
 def queries_of_same(evidence: Evidence) -> Iterator[Query]:
@@ -257,6 +256,20 @@ SAME_AS_UNINTERRUPTED = Check(
 )
 
 
+def _begins(plain: Row, paused: Row) -> bool:
+    """Is what a pause left the beginning of the uninterrupted answer?"""
+    made = paused.tokens or ()
+    return made == (plain.tokens or ())[: len(made)]
+
+
+def _queries_of_aborted(evidence: Evidence) -> Iterator[Query]:
+    """The rows, and the scores of those that differ."""
+    yield from queries(evidence)
+    for plain, paused in _pair(evidence):
+        if not _begins(plain, paused) or (paused.finish_reason != "abort" and paused.tokens != plain.tokens):
+            yield from _scores(evidence, plain, paused, aborted=True)
+
+
 def _judge_aborted(evidence: Evidence) -> Finding:
     if blind := _blind(evidence):
         return blind
@@ -267,7 +280,7 @@ def _judge_aborted(evidence: Evidence) -> Finding:
     longer = [
         _shown(plain, paused)
         for plain, paused in pairs.values()
-        if paused.tokens != (plain.tokens or ())[: len(paused.tokens or ())]
+        if not _begins(plain, paused) and not _parted_at_a_tie(evidence, plain, paused, aborted=True)
     ]
     if longer:
         return failed(len(pairs), "the tokens of an aborted request are no prefix of the uninterrupted run's", longer)
@@ -278,6 +291,7 @@ def _judge_aborted(evidence: Evidence) -> Finding:
         and pairs[at][1].finish_reason != "abort"
         # A request may end by itself while pause() is on its way: then it is whole.
         and pairs[at][1].tokens != pairs[at][0].tokens
+        and not _parted_at_a_tie(evidence, *pairs[at], aborted=True)
     ]
     if survived:
         return failed(len(pairs), 'a request cut short by pause(abort) does not say finish reason "abort"', survived)
@@ -294,7 +308,7 @@ ABORTED = Check(
     fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
     source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
     judge=_judge_aborted,
-    queries=queries,
+    queries=_queries_of_aborted,
 )
 
 

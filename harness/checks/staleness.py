@@ -14,7 +14,7 @@ from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
 from harness.recording import Call
-from harness.reference import Query, Score, ScoreRequest, UnansweredQuery
+from harness.reference import Query, ScoreRequest, UnansweredQuery
 from harness.topology import Quantization
 
 BLOCK = 128
@@ -103,13 +103,7 @@ def score_of(evidence: Evidence, answer: Answered) -> ScoreRequest:
 
 def first_doubt(evidence: Evidence, answer: Answered) -> int | None:
     """Where the answer first parts from the greedy choice of its weights; None if it follows it to the end."""
-    return parts_at(evidence.reference.score(score_of(evidence, answer)))
-
-
-def parts_at(score: Score) -> int | None:
-    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere."""
-    best = zip(score.ranks, score.margins, strict=True)
-    return next((at for at, (rank, margin) in enumerate(best) if not ties.follows(rank, margin, NEAR_TIE)), None)
+    return ties.parts_at(evidence.reference.score(score_of(evidence, answer)), NEAR_TIE)
 
 
 def follow(
@@ -129,7 +123,7 @@ def follow(
         for answer in answers:
             facts += len(answer.row.tokens or ())
             scores.append(evidence.reference.score(score_of(evidence, answer)))
-            at = parts_at(scores[-1])
+            at = ties.parts_at(scores[-1], NEAR_TIE)
             if at is None:
                 continue
             old = [other for other in others(evidence, answer) if first_doubt(evidence, other) is None]
@@ -266,10 +260,16 @@ def _parts(evidence: Evidence) -> list[Part]:
 
     A request that came during a pause begins when resume() is called: its keys and values are the new policy's. Of a request
     that was frozen through a sync, what came before the sync is the old policy's; what comes after it reads old keys and values,
-    which is left open, unless running requests were reset: then all is read anew.
+    which `kept_cache` judges, unless running requests were reset or the pause cleared its cache: then all is read anew.
     """
     syncs = evidence.calls("sync_weights")
-    found: list[Part] = []
+    return [part for row, execution in overlapped(evidence) for part in _parts_of(evidence, row, execution, syncs)]
+
+
+def overlapped(evidence: Evidence) -> Iterator[tuple[Row, Execution]]:
+    """Greedy rows of generate(), asked of nothing but the model's own distribution, that a sync overlaps, each with every execution
+    that it was given to."""
+    syncs = evidence.calls("sync_weights")
     for row in assignment(evidence).rows:
         call = row.call
         if call.method != "generate" or row.params.get("temperature") != 0 or call.request.get("lora_adapter"):
@@ -279,8 +279,17 @@ def _parts(evidence: Evidence) -> list[Part]:
         if not any(overlap(sync, call) for sync in syncs):
             continue
         for execution in assignment(evidence).where(row):
-            found.extend(_parts_of(evidence, row, execution, syncs))
-    return found
+            yield row, execution
+
+
+def read_anew(evidence: Evidence) -> list[int]:
+    """When frozen requests lost their keys and values, so that they are computed again: at a reset of running requests, and at
+    a pause(keep) that clears the cache."""
+    resets = [c for c in evidence.calls("reset_prefix_cache") if c.request.get("reset_running_requests")]
+    cleared = [
+        c for c in evidence.calls("pause") if c.request.get("clear_cache") and c.request.get("mode", "keep") == "keep"
+    ]
+    return sorted(call.ended_ns for call in (*resets, *cleared) if call.error is None)
 
 
 def _parts_of(evidence: Evidence, row: Row, execution: Execution, syncs: Sequence[Call]) -> Iterator[Part]:
@@ -303,11 +312,11 @@ def _parts_of(evidence: Evidence, row: Row, execution: Execution, syncs: Sequenc
         return
     first = sum(made < min(sync.started_ns for sync in within) for made in execution.step_ns)
     yield from part(0, first, began)
+    frozen_ns = max(made for made in (began, *execution.step_ns[:first]))
     synced = max(sync.ended_ns for sync in within)
-    resets = [c for c in evidence.calls("reset_prefix_cache") if c.error is None and c.started_ns >= synced]
-    if anew := [c.ended_ns for c in resets if c.request.get("reset_running_requests")]:
-        last = sum(made <= anew[0] for made in execution.step_ns)
-        if last == first:  # nothing was made between the sync and the reset
+    if anew := [at_ns for at_ns in read_anew(evidence) if at_ns >= frozen_ns]:
+        last = sum(made <= max(anew[0], synced) for made in execution.step_ns)
+        if last == first:  # nothing was made between the sync and the reset, or the other way round
             yield from part(last, len(execution.tokens), synced)
 
 
@@ -324,7 +333,7 @@ def _judge_whole(evidence: Evidence) -> Finding:
     scores, wrong = [], []
     for part in parts:
         scores.append(evidence.reference.score(part.score))
-        at = parts_at(scores[-1])
+        at = ties.parts_at(scores[-1], NEAR_TIE)
         if at is not None:
             wrong.append({**part.row.shown, "version": part.version, "parts at token": at})
     facts = sum(len(part.tokens) for part in parts)

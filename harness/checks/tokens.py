@@ -41,7 +41,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
         scores.append(score)
         for at, (_, rank, margin) in enumerate(zip(row.tokens, score.ranks, score.margins, strict=True)):
             facts += 1
-            if not ties.follows(rank, margin, NEAR_TIE):
+            if not ties.follows(rank, margin, score.near(NEAR_TIE)):
                 where = "at its first token" if at == 0 else "after a common start"
                 shown = row.shown(position=at, rank=rank, margin=margin, token=row.tokens[at])
                 return failed(facts, f"greedy output parts from the reference's {where}", [shown], margin=margin)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.recording import Call
-from harness.reference import ExpectedDigestsRequest, UnansweredQuery
+from harness.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
 
 NOT_READ = "no parameter digests were read in the scenario"
+OF_EXPERTS = ".experts."
+"""In the name of a parameter that belongs to an expert, or holds several of them."""
+
+Problem = tuple[str, dict[str, Any]]
+"""(reason, what is shown)"""
+
+Place = tuple[int, ExpertShard | None]
+"""(tensor-parallel rank, share of the experts) of a worker: from these and the version follows what it must hold. None: the experts
+are split as all else is."""
 
 
 def _read(evidence: Evidence) -> list[Call]:
@@ -22,9 +31,37 @@ def _versions(evidence: Evidence) -> list[int]:
     return list(dict.fromkeys([0, *synced]))
 
 
+def _workers(evidence: Evidence) -> dict[tuple[str, int], Place]:
+    """(server, rank) → its place. With data parallelism an engine has one server a rank, in order. Where experts are spread, all
+    workers of an engine share them; all else each holds as its tensor-parallel rank says (vLLM)."""
+    topology = evidence.header.topology
+    tensor, data = topology.tensor_parallel, topology.data_parallel
+    spread = data > 1 or topology.expert_parallel
+
+    def share(at: int, rank: int) -> ExpertShard | None:
+        number = at % data * tensor + rank
+        return ExpertShard(rank=number, workers=tensor * data, whole=topology.expert_parallel) if spread else None
+
+    servers = enumerate(evidence.header.servers)
+    return {(server, rank): (rank, share(at, rank)) for at, server in servers for rank in range(tensor)}
+
+
+def _expected(evidence: Evidence, version: int, place: Place) -> ExpectedDigestsRequest:
+    topology = evidence.header.topology
+    rank, share = place
+    return ExpectedDigestsRequest(
+        version=version,
+        quantization=topology.quantization,
+        tensor_parallel=topology.tensor_parallel,
+        rank=rank,
+        experts=share,
+    )
+
+
 def _queries(evidence: Evidence) -> Iterator[ExpectedDigestsRequest]:
     for version in _versions(evidence) if _read(evidence) else ():
-        yield ExpectedDigestsRequest(version=version, quantization=evidence.header.topology.quantization)
+        for place in dict.fromkeys(_workers(evidence).values()):
+            yield _expected(evidence, version, place)
 
 
 def _ranks(call: Call) -> Iterator[tuple[str, int, dict[str, str]]]:
@@ -37,34 +74,63 @@ def _ranks(call: Call) -> Iterator[tuple[str, int, dict[str, str]]]:
 def _judge_every_parameter(evidence: Evidence) -> Finding:
     if not _read(evidence):
         return untestable(NOT_READ)
-    if evidence.header.topology.world_size != evidence.header.topology.engines:
-        return untestable("the reference knows whole parameters only: compare sharded workers with each other")
+    if evidence.header.topology.pipeline_parallel > 1:
+        return untestable("the reference does not know which layers a stage of a pipeline holds")
+    places = _workers(evidence)
     try:
-        held_in = evidence.header.topology.quantization
-        known = {version: evidence.reference.expected_digests(version, held_in) for version in _versions(evidence)}
+        known = {
+            place: {v: evidence.reference.expected_digests(_expected(evidence, v, place)) for v in _versions(evidence)}
+            for place in set(places.values())
+        }
     except UnansweredQuery:
         return untestable("the reference was not asked for the digests of a version")
     facts, wrong = 0, []
     for call in _read(evidence):
         version = evidence.version_at(call.started_ns)
-        expected = known[version]
-        servers = {server: digests for server, _, digests in _ranks(call)}
-        facts += len(evidence.header.servers) * len(expected)
-        if absent := max(0, len(evidence.header.servers) - len(servers)):
+        workers = {(server, rank): digests for server, rank, digests in _ranks(call)}
+        facts += sum(len(known[place][version]) for place in places.values())
+        if absent := max(0, len(evidence.header.servers) - len({server for server, _ in workers})):
             shown: dict[str, Any] = {"version": version, "servers absent": absent}
             wrong.append(("a server shows no parameters", shown))
-        for server, digests in servers.items():
-            if problem := _problem(digests, version, known):
+        for (server, rank), digests in workers.items():
+            place = places.get((server, rank))
+            if place is None:
+                wrong.append(("a server has more workers than the topology", {"server": server, "rank": rank}))
+                continue
+            others = [theirs[version] for other, theirs in known.items() if other != place]
+            own = known[place]
+            if problem := _anothers(digests, own[version], others) or _problem(digests, version, own):
                 syncs = sum(c.ended_ns <= call.started_ns for c in evidence.calls("sync_weights"))
-                wrong.append((problem[0], {"server": server, "version": version, "syncs": syncs, **problem[1]}))
+                where = {"server": server, "rank": rank, "version": version, "syncs": syncs}
+                wrong.append((problem[0], {**where, **problem[1]}))
+        for server in sorted({server for server, _ in workers}):
+            if lost := [rank for at, rank in places if at == server and (server, rank) not in workers]:
+                wrong.append(("a worker shows no parameters", {"server": server, "ranks": lost}))
     if wrong:
         return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
     return passed(facts)
 
 
-def _problem(
-    digests: dict[str, str], version: int, known: dict[int, dict[str, str]]
-) -> tuple[str, dict[str, Any]] | None:
+def _of_experts(digests: dict[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in digests.items() if OF_EXPERTS in name}
+
+
+def _of_all_else(digests: dict[str, str]) -> dict[str, str]:
+    return {name: digest for name, digest in digests.items() if OF_EXPERTS not in name}
+
+
+def _anothers(digests: dict[str, str], expected: dict[str, str], others: Iterable[dict[str, str]]) -> Problem | None:
+    """Does the worker hold experts that another one must hold, and all else as it should?"""
+    held, own = _of_experts(digests), _of_experts(expected)
+    if held == own or _of_all_else(digests) != _of_all_else(expected):
+        return None
+    if held not in [_of_experts(theirs) for theirs in others]:
+        return None
+    wrong = sorted(name for name in {*held, *own} if held.get(name) != own.get(name))
+    return "a worker holds the experts of another one", {"parameters": wrong[:3]}
+
+
+def _problem(digests: dict[str, str], version: int, known: dict[int, dict[str, str]]) -> Problem | None:
     """What is wrong with one worker's parameters, named by its likely cause."""
     expected = known[version]
     if missing := sorted(set(expected) - set(digests)):
@@ -102,6 +168,8 @@ EVERY_PARAMETER = Check(
 def _judge_uniform(evidence: Evidence) -> Finding:
     if not _read(evidence):
         return untestable(NOT_READ)
+    if len(evidence.header.servers) < 2:
+        return untestable("there is one server: no other to compare it with")
     facts = 0
     for call in _read(evidence):
         by_rank: dict[int, dict[str, dict[str, str]]] = {}
@@ -109,17 +177,27 @@ def _judge_uniform(evidence: Evidence) -> Finding:
             by_rank.setdefault(rank, {})[server] = digests
         if len((call.result or {})["servers"]) != len(evidence.header.servers) or not by_rank:
             return failed(facts, "a server shows no parameters", [{"call": call.id}])
-        for rank, servers in by_rank.items():
-            first_server, first = next(iter(servers.items()))
-            if not first:
+        for rank, found in by_rank.items():
+            if not all(found.values()):
                 return failed(facts, "a worker shows no parameters", [{"call": call.id, "rank": rank}])
+            servers = {server: _held_by_all(evidence, digests) for server, digests in found.items()}
+            first_server, first = next(iter(servers.items()))
             for server, digests in servers.items():
+                if server == first_server:
+                    continue
                 facts += len(first)
                 if digests != first:
                     names = sorted(n for n in {*first, *digests} if first.get(n) != digests.get(n))
                     shown = {"servers": [first_server, server], "rank": rank, "parameters": names[:3]}
                     return failed(facts, "servers hold different parameters", [shown])
     return passed(facts)
+
+
+def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
+    """Of one worker's parameters those that its fellows on other servers must hold as well: data-parallel ones share experts."""
+    if evidence.header.topology.data_parallel == 1:
+        return digests
+    return _of_all_else(digests)
 
 
 UNIFORM_SERVERS = Check(

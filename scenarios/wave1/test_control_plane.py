@@ -13,13 +13,12 @@ from harness.checks.pausing import ABORTED, FROZEN, HELD, PAUSED, SAME_AS_UNINTE
 from harness.checks.tokens import greedy
 from harness.scenario import scenario
 from harness.stack import Stack
-from harness.topology import Placement
 from scenarios.pauses import pause_idle, pause_in_flight
 
 LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 """Long enough (about a second) to be paused in the middle."""
 SHORT: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-EVERYWHERE = tuple(Placement)
+EVERYWHERE = ("disaggregated", "colocated", "remote")
 
 
 @scenario(
@@ -113,7 +112,7 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
     promise="an idle stack that is paused (keep) holds what comes until resume()",
     needs={Capability.PAUSE_KEEP},
     checks=[FAN_OUT, HELD, FROZEN, greedy("late"), ALL_COMPLETE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and resume_generation; new requests are blocked until resume."""
@@ -183,7 +182,7 @@ async def test_resume_without_a_pause(stack: Stack, prompts: Prompts) -> None:
     promise="is_paused() names every server and follows pause() and resume()",
     needs={Capability.PAUSE_KEEP, Capability.IS_PAUSED},
     checks=[PAUSE_STATES, FAN_OUT],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_is_paused_names_every_server(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
     """SkyRL #899, review of /is_paused: "a mapping from server_urls to is_paused state of each engine"."""
@@ -199,7 +198,7 @@ async def test_is_paused_names_every_server(stack: Stack, prompts: Prompts) -> N
     promise="each control call reaches every server, external ones too, exactly once",
     needs={Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
     checks=[FAN_OUT, ALL_COMPLETE, greedy()],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_control_calls_reach_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: "Control plane (fan-out): pause(), resume(), sleep(), wake_up(), reset_prefix_cache()"; SkyRL #1014,
@@ -229,7 +228,7 @@ async def test_reset_prefix_cache_takes_its_argument_along(stack: Stack, prompts
     promise="health() is true while servers work",
     needs={Capability.HEALTH},
     checks=[HEALTHY, ALL_COMPLETE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_health_is_true(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"."""
@@ -243,7 +242,7 @@ async def test_health_is_true(stack: Stack, prompts: Prompts) -> None:
     promise="world_size() counts the inference workers of all servers",
     needs={Capability.WORLD_SIZE},
     checks=[WORLD_SIZE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_world_size_counts_all_workers(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
     """SkyRL #1014, task 8: "get_world_size() returns 4 (2 servers × 2 TP)"."""

@@ -1,21 +1,23 @@
-"""What the data plane's address is for, and what not."""
+"""What a caller without credentials can reach, and what not."""
 
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
-from harness.checks.exposure import CONTROL_PLANE_CLOSED
+from harness.checks.exposure import BOUND_TO_LOOPBACK, CONTROL_PLANE_CLOSED, NOTHING_UNPICKLED
 from harness.scenario import scenario
 from harness.stack import Stack
 
 
 @scenario(
     task=0,
-    promise="no route of the control plane is open at the data plane's address",
-    needs={Capability.ROUTER},
-    checks=[CONTROL_PLANE_CLOSED],
+    promise="a caller without credentials gets no further than the data plane",
+    checks=[NOTHING_UNPICKLED, CONTROL_PLANE_CLOSED, BOUND_TO_LOOPBACK],
 )
-async def test_the_control_plane_is_closed_at_the_data_planes_address(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904: "Router (InferenceRouter): Data plane only"; its review names unauthenticated control endpoints."""
+async def test_a_caller_without_credentials_gets_no_further_than_the_data_plane(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: "Router (InferenceRouter): Data plane only"; its review names unauthenticated control endpoints.
+
+    Every address is asked for every control route that there is, and is sent a pickle that leaves a marker. The stack goes
+    on after that."""
     await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)
-    await stack.probe_router()
+    await stack.probe_security()
+    await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)

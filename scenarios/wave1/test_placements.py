@@ -16,9 +16,8 @@ from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract import SessionId
 from harness.scenario import scenario
 from harness.stack import Stack
-from harness.topology import Placement
 
-EVERYWHERE = tuple(Placement)
+EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
 
 
@@ -27,7 +26,7 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
     promise="greedy answers are the reference's and sessions stick, before a weight sync and after it",
     needs={Capability.WEIGHT_SYNC},
     checks=[greedy(), of_reference(), STICKY, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, tasks 1 to 3: routing, weight sync and generation, colocated, on separate GPUs and with servers that
@@ -46,7 +45,7 @@ async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts
     promise="engines with their own accelerators are neither put to sleep nor woken around a sync",
     needs={Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP},
     checks=[NO_SLEEP, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
-    placements=(Placement.DISAGGREGATED,),
+    topologies=["disaggregated"],
 )
 async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: "No sleep/wake needed (separate GPUs)". The trainer pauses, syncs and resumes."""

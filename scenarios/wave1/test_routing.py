@@ -12,9 +12,8 @@ from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SP
 from harness.contract import SessionId
 from harness.scenario import scenario
 from harness.stack import Stack
-from harness.topology import Placement
 
-EVERYWHERE = tuple(Placement)
+EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 
 
@@ -29,7 +28,7 @@ async def turns(stack: Stack, prompts: Prompts, session: SessionId) -> None:
     task=1,
     promise="a session's turns all run on one server, whether they come alone or in batches with other sessions",
     checks=[STICKY, ALL_COMPLETE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_sessions_stick_over_turns_and_batches(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899: "Session-aware hashing: sticky routing for multi-turn conversations".

@@ -12,9 +12,8 @@ from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.scenario import scenario
 from harness.stack import Stack
-from harness.topology import Placement
 
-COLOCATED = (Placement.COLOCATED,)
+COLOCATED = ("colocated",)
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
@@ -23,7 +22,7 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": Tr
     promise="sleep, train, wake the weights, sync, wake the cache: the answers are the new policy's",
     needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC},
     checks=[FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
-    placements=COLOCATED,
+    topologies=COLOCATED,
 )
 async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 1: "Sleep before training step, wake before generation"; the trainer wakes "weights" before the
@@ -44,7 +43,7 @@ async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> No
     promise="engines that slept and were synced to the same version answer as before, long prompts too",
     needs={Capability.SLEEP, Capability.WEIGHT_SYNC},
     checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
-    placements=COLOCATED,
+    topologies=COLOCATED,
 )
 async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Sleep Mode: level 2 discards weights and cache; a sync brings the weights back."""
@@ -63,7 +62,7 @@ async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Promp
     promise="engines that slept (level 1) answer as before",
     needs={Capability.SLEEP},
     checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY, ALL_COMPLETE],
-    placements=COLOCATED,
+    topologies=COLOCATED,
 )
 async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Sleep Mode: level 1 offloads the weights and brings them back; the cache is discarded."""

@@ -14,10 +14,9 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract import Layout
 from harness.scenario import scenario
 from harness.stack import Stack
-from harness.topology import Placement
 from scenarios.pauses import pause_in_flight
 
-EVERYWHERE = tuple(Placement)
+EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 SYNC = {Capability.WEIGHT_SYNC}
@@ -28,7 +27,7 @@ SYNC = {Capability.WEIGHT_SYNC}
     promise="a weight sync brings every parameter to every server, and the answers follow",
     needs=SYNC,
     checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014: "Weight sync via NCCL/CUDA_IPC broadcast completes" (1), "still works" (2), "works" (3)."""
@@ -110,7 +109,7 @@ async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
     promise="a sync in chunks equals the whole",
     needs=SYNC,
     checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
-    placements=EVERYWHERE,
+    topologies=EVERYWHERE,
 )
 async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk: "Can be called multiple times" in one weight update."""
@@ -161,7 +160,7 @@ async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts
     promise="a sync while requests are frozen loses none of them",
     needs={*SYNC, Capability.PAUSE_KEEP},
     checks=[EVERY_PARAMETER, FAN_OUT, CURRENT_POLICY, ALL_COMPLETE],
-    placements=(Placement.DISAGGREGATED, Placement.REMOTE),
+    topologies=["disaggregated", "remote"],
 )
 async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"; task 13 for keep mode.

@@ -1,4 +1,5 @@
-"""Which experts each token was routed to, for a trainer that replays the routing."""
+"""Mixtures of experts, on one worker and spread over several: answers, weight syncs, and which experts each token was routed to, for
+a trainer that replays the routing."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from harness.checks.continuation import CONTINUATION
 from harness.checks.experts import routed_experts
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
-from harness.checks.staleness import CURRENT_POLICY
-from harness.checks.tokens import greedy
-from harness.contract import PauseMode
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.tokens import greedy, same_output
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.contract import PauseMode, SessionId
 from harness.scenario import scenario
 from harness.stack import Stack
 from scenarios.pauses import pause_in_flight
@@ -21,6 +23,13 @@ from scenarios.pauses import pause_in_flight
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NEEDS = {Capability.ROUTED_EXPERTS}
+SYNC = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
+
+MIXTURES = ("moe", "moe-olmoe", "moe-tp2-ep", "moe-dp2", "moe-dp2-ep")
+
+
+def _sessions(rows: int) -> list[SessionId]:
+    return [f"session-{row}" for row in range(rows)]
 
 
 @scenario(
@@ -28,6 +37,7 @@ NEEDS = {Capability.ROUTED_EXPERTS}
     promise="each answer comes with the experts of each token that was fed to the model",
     needs=NEEDS,
     checks=[routed_experts(), greedy("greedy"), ALL_COMPLETE],
+    topologies=MIXTURES,
 )
 async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices: per token, layer and expert."""
@@ -37,17 +47,94 @@ async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=10,
+    promise="tokens that the prefix cache holds come with the experts that they were routed to when they were fed",
+    needs=NEEDS,
+    checks=[routed_experts(), same_output("first", "from_the_cache"), ALL_COMPLETE],
+    topologies=["moe"],
+)
+async def test_experts_of_cached_tokens(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, GeneratorOutput.rollout_expert_indices; vLLM documentation, Automatic Prefix Caching. Prompts fill more
+    than one block, and each session keeps its server."""
+    batch, sessions = prompts.long(4), _sessions(4)
+    for label in ("first", "from_the_cache"):
+        await stack.generate(batch, session_ids=sessions, label=label, **ANSWER)
+
+
+@scenario(
+    task=10,
     promise="after a weight sync the experts are those that the new policy routes to",
-    needs={*NEEDS, Capability.WEIGHT_SYNC},
-    checks=[routed_experts(), CURRENT_POLICY, ALL_COMPLETE],
+    needs={*NEEDS, *SYNC},
+    checks=[routed_experts(), CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    topologies=MIXTURES,
 )
 async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 10: weight sync with experts. The router's weights move with all others."""
     batch = prompts.unique(6)
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4)):
-        await stack.sync_weights(version, chunks=chunks)
+        await stack.sync_weights_paused(version, chunks=chunks)
         await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=10,
+    promise="a sync of a mixture, whole or in chunks, brings every worker its parameters, and the same ones each time",
+    needs=SYNC,
+    checks=[
+        EVERY_PARAMETER,
+        SAME_VERSION_SAME_PARAMETERS,
+        SAME_VERSION_SAME_OUTPUT,
+        CURRENT_POLICY,
+        FORCED_EFFECT,
+    ],
+    topologies=MIXTURES,
+    deadline_s=120.0,
+)
+async def test_syncs_of_a_mixture(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 10: weight sync with experts. An engine holds all experts of a layer in one parameter: chunks that end in the
+    middle of a layer must leave it whole (SkyRL's legacy stack once lost experts so)."""
+    batch = prompts.unique(4)
+    for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1), (1, 7)):
+        await stack.sync_weights_paused(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=10,
+    promise="syncing the version of a mixture that is there changes nothing",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    topologies=MIXTURES,
+    deadline_s=120.0,
+)
+async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 10: weight sync with experts; architecture, idempotent sync."""
+    batch = prompts.unique(4)
+    for chunks in (1, 1, 4, 4):
+        await stack.sync_weights_paused(3, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=10,
+    promise="with expert parallelism each worker holds its own experts of the policy that was synced, and no others",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    topologies=["moe-dp2-ep"],
+    deadline_s=120.0,
+)
+async def test_each_worker_holds_its_own_experts(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 10: "expert parallelism"; vLLM documentation, Expert Parallel Deployment. Sessions, so that each
+    data-parallel worker answers some."""
+    batch, sessions = prompts.unique(8), _sessions(8)
+    await stack.generate(batch, session_ids=sessions, **ANSWER)
+    await stack.digests()
+    for version, chunks in ((1, 1), (2, 4)):
+        await stack.sync_weights_paused(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, session_ids=sessions, **ANSWER)
 
 
 async def _paused(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:
@@ -64,6 +151,7 @@ async def _paused(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:
     promise="a pause(keep) in the middle loses no token's experts",
     needs={*NEEDS, Capability.PAUSE_KEEP},
     checks=[routed_experts(), SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
+    topologies=MIXTURES,
 )
 async def test_experts_of_frozen_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices and pause_generation."""
@@ -75,6 +163,7 @@ async def test_experts_of_frozen_requests(stack: Stack, prompts: Prompts) -> Non
     promise="an answer that was interrupted and continued has the experts of all its parts",
     needs={*NEEDS, Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.RETRY_ABORTED},
     checks=[routed_experts(), CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
+    topologies=["moe"],
 )
 async def test_experts_of_interrupted_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL #1014, task 5: partial responses accumulate."""

@@ -17,6 +17,7 @@ from harness.stack import Stack
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}
+NEEDS_SYNC = {*NEEDS, Capability.QUANTIZED_SYNC, Capability.WEIGHT_SYNC}
 
 
 @scenario(
@@ -24,7 +25,7 @@ NEEDS = {Capability.QUANTIZED}
     promise="quantized engines answer as the quantized model does, and not as the model in full precision",
     needs=NEEDS,
     checks=[greedy(), of_reference(), quantization_effect(), ALL_COMPLETE],
-    quantization="int8",
+    topologies=["int8", "fp8"],
 )
 async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12: FlashRL engines are created and generate."""
@@ -34,7 +35,7 @@ async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
 @scenario(
     task=12,
     promise="a sync of full-precision weights is quantized anew: scales and all",
-    needs={*NEEDS, Capability.WEIGHT_SYNC},
+    needs=NEEDS_SYNC,
     checks=[
         EVERY_PARAMETER,
         UNIFORM_SERVERS,
@@ -45,7 +46,7 @@ async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
         quantization_effect(),
         ALL_COMPLETE,
     ],
-    quantization="int8",
+    topologies=["int8", "fp8"],
 )
 async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12: "Weight sync works with quantized models". What fails from the second sync on is found too."""
@@ -61,13 +62,13 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
 @scenario(
     task=12,
     promise="quantized engines take the same version again, whole or in chunks, and nothing moves",
-    needs={*NEEDS, Capability.WEIGHT_SYNC},
+    needs=NEEDS_SYNC,
     checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, of_reference(), CURRENT_POLICY],
-    quantization="int8",
+    topologies=["int8", "fp8"],
 )
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12. What was quantized already is never quantized again: it would drift."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(6)
     for version, chunks in ((1, 1), (1, 1), (2, 4), (1, 4), (2, 1)):
         await stack.sync_weights(version, chunks=chunks)
         await stack.digests()

@@ -87,19 +87,20 @@ class Scene:
         method: str,
         servers: Sequence[str] = SERVERS,
         *,
+        op: str | None = None,
         arguments: dict[str, Any] | None = None,
         phase: Any = "scenario",
         error: Any = None,
         **request: Any,
     ) -> Call:
-        """A control call that reached `servers` with `arguments` (those of the request if not given)."""
+        """A control call that reached `servers` as `op` with `arguments` (those of the method and the request if not given)."""
         started = self.pass_time()
         for server in servers:
             at = self.pass_time(0.1)
             given = request if arguments is None else arguments
             self.seen.append(
                 traces.observation(
-                    "control", server, at, op=CONTROL_OPS[method], arguments=given, ended_ns=at, error=None
+                    "control", server, at, op=op or CONTROL_OPS[method], arguments=given, ended_ns=at, error=None
                 )
             )
         call = traces.call(method, request, started_ns=started, ended_ns=self.pass_time(), phase=phase, error=error)
@@ -115,12 +116,19 @@ class Scene:
         self.version = version
         return self.call("sync_weights", {"version": version, "chunks": 1})
 
-    def load(self, name: str, version: int) -> Call:
+    def load(
+        self, name: str, version: int, servers: Sequence[str] = SERVERS, tensors: Sequence[str] = ("lora_A", "lora_B")
+    ) -> Call:
+        """An adapter that these servers loaded, made of these tensors."""
         self.adapters[name] = version
-        return self.call("load_lora_adapter", {"name": name, "version": version})
+        shown = {"lora_request": {"name": name, "tensors": dict.fromkeys(tensors, 64)}}
+        request = {"name": name, "version": version}
+        return self.control("load_lora_adapter", servers, op="add_lora", arguments=shown, **request)
 
-    def digests(self, held: dict[str, dict[str, str]]) -> Call:
-        return self.call("digests", {}, {"servers": {server: [digests] for server, digests in held.items()}})
+    def digests(self, held: dict[str, dict[str, str] | list[dict[str, str]]]) -> Call:
+        """`held`: server → what its one worker shows, or a list by rank."""
+        servers = {server: shown if isinstance(shown, list) else [shown] for server, shown in held.items()}
+        return self.call("digests", {}, {"servers": servers})
 
     def change(self, call: Call, **changes: Any) -> Call:
         """Replace a call by one with these fields."""

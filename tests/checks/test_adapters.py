@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.adapters import ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE
+from harness.checks.adapters import ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS
+from harness.checks.base import Evidence
 from harness.checks.staleness import (
     CURRENT_POLICY,
     FORCED_EFFECT,
@@ -12,7 +13,8 @@ from harness.checks.staleness import (
     NO_GREEDY,
     SAME_VERSION_SAME_OUTPUT,
 )
-from tests.checks.scene import Scene
+from tests import traces
+from tests.checks.scene import Scene, without_observations
 
 SHORT = [[10, 11], [20, 21]]
 FOUR = [*SHORT, [30, 31], [40, 41]]
@@ -38,7 +40,7 @@ def test_right_answers_pass():
     scene = served(LONG)
     scene.generate(LONG, adapter="policy")
     scene.generate(LONG)
-    for check in (ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE):
+    for check in (ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS):
         assert scene.judge(check).status == "pass"
 
 
@@ -117,7 +119,7 @@ def test_nothing_to_judge_is_untestable():
     scene = Scene()
     assert scene.judge(ADAPTER_EFFECT).status == "untestable"
     scene.generate(SHORT)
-    for check in (ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE):
+    for check in (ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS):
         assert scene.judge(check).status == "untestable"
     scene = served()  # short prompts: no cache block
     scene.generate(SHORT, adapter="policy")
@@ -154,3 +156,53 @@ def test_greedy_answers_are_asked_of_the_adapter_that_was_loaded():
     scene = served()
     scene.calls = [c for c in scene.calls if c.method != "generate"]
     assert scene.judge(CURRENT_POLICY).reason == NO_GREEDY
+
+
+def test_an_adapter_that_one_server_does_not_load():
+    scene = served()
+    scene.load("policy", 3, servers=["server-0"])
+    found = scene.judge(ONLY_ADAPTER_TRAVELS)
+    assert (found.status, found.reason) == ("fail", "an adapter was not loaded by every server")
+    assert found.evidence[0]["servers"] == ["server-1"]
+
+
+@pytest.mark.parametrize("op", ["update_weights", "collective_rpc"])
+def test_weights_that_travel_with_an_adapter(op):
+    scene = served()
+    load = scene.load("policy", 3)
+    sent = traces.observation(
+        "control", "server-1", load.ended_ns, op=op, arguments={}, ended_ns=load.ended_ns, error=None
+    )
+    scene.seen.append(sent)
+    assert scene.judge(ONLY_ADAPTER_TRAVELS).reason == "weights of the model travelled with an adapter"
+
+
+def test_an_adapter_that_brings_a_whole_tensor():
+    scene = served()
+    scene.load("policy", 3, tensors=["q_proj.lora_A", "q_proj.lora_B", "embed_tokens.weight"])
+    found = scene.judge(ONLY_ADAPTER_TRAVELS)
+    assert found.reason == "an adapter came with tensors that are no low-rank factors"
+    assert found.evidence[0]["tensors"] == ["embed_tokens.weight"]
+
+
+def test_an_adapter_that_the_tap_could_not_see():
+    scene = served()
+    scene.load("policy", 3, tensors=[])
+    assert scene.judge(ONLY_ADAPTER_TRAVELS).status == "untestable"
+    assert without_observations(served()).judge(ONLY_ADAPTER_TRAVELS).status == "untestable"
+    assert Scene().judge(ONLY_ADAPTER_TRAVELS).reason == "no adapter was loaded"
+
+
+def test_a_load_beside_a_sync_says_nothing():
+    scene = Scene()
+    load = scene.load("policy", 1)
+    scene.change(scene.sync(1), started_ns=load.started_ns, ended_ns=load.ended_ns)
+    assert scene.judge(ONLY_ADAPTER_TRAVELS).reason == "no adapter was loaded"
+
+
+def test_a_body_asks_for_an_adapter_by_its_model():
+    scene = served()
+    for name, version in (("policy", 2), ("the model", None)):
+        asked = traces.call("chat_completion", {"body": {"model": name}}, started_ns=scene.now, ended_ns=scene.now + 1)
+        evidence = Evidence(traces.trace(*scene.calls, asked), scene.reference)
+        assert evidence.adapter_at(asked) == version

@@ -7,7 +7,6 @@ import pytest
 
 from harness.checks.conservation import CONSERVATION
 from harness.checks.control_plane import HEALTH_FOLLOWS_SERVERS, HEALTHY
-from harness.checks.exposure import CONTROL_PLANE_CLOSED
 from harness.checks.liveness import EVERY_CALL_ENDS
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene
@@ -125,31 +124,6 @@ def test_a_death_that_nobody_waited_through_says_nothing():
     scene.generate([[10, 11]])
     scene.call("kill_server", {"server": SERVERS[0]}, {})
     assert scene.judge(EVERY_CALL_ENDS).status == "untestable"
-
-
-CLOSED = {"POST /pause": 404, "POST /resume": 405, "POST /sleep": 403, "POST /update_weights": 401}
-
-
-def probed(routes) -> Scene:
-    scene = Scene()
-    scene.call("probe_router", {}, {"routes": routes})
-    return scene
-
-
-def test_a_closed_control_plane_passes():
-    assert probed(CLOSED).judge(CONTROL_PLANE_CLOSED).facts == len(CLOSED)
-
-
-@pytest.mark.parametrize("status", [200, 204])
-def test_one_open_route_is_red(status):
-    found = probed(CLOSED | {"POST /resume": status}).judge(CONTROL_PLANE_CLOSED)
-    assert found.reason == "the data plane's address answers a control-plane route with success"
-    assert found.evidence == [{"route": "POST /resume", "status": status}]
-
-
-@pytest.mark.parametrize("routes", [{}, {"POST /pause": 422}, {"POST /pause": 502}])
-def test_a_probe_that_tells_nothing_is_untestable(routes):
-    assert probed(routes).judge(CONTROL_PLANE_CLOSED).status == "untestable"
 
 
 def test_what_a_pause_cut_short_is_no_empty_success():

@@ -169,6 +169,29 @@ def test_aborted_answers():
     assert scene.judge(ABORTED).reason == "pause(abort) aborted none of the requests in flight"
 
 
+@pytest.mark.parametrize(("margin", "verdict"), [(7e-6, "pass"), (0.3, "fail")])
+def test_an_aborted_answer_may_part_at_a_near_tie_alone(margin, verdict):
+    scene = Paused("abort")
+    whole, partial = scene.answers[1], [*scene.answers[1][:9], 63]
+    scene.answered([scene.answers[0][:10], partial], ["abort", "abort"])
+    for tokens in (whole, partial):
+        ranks, margins = [0] * len(tokens), [2.0] * len(tokens)
+        ranks[9], margins[9] = int(tokens is partial), margin
+        score = Score(logprobs=[-1.0] * len(tokens), ranks=ranks, margins=margins)
+        scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens), score)
+    assert scene.judge(ABORTED).status == verdict
+
+
+def test_a_pause_that_should_change_nothing_may_not_abort():
+    scene = Paused("abort")
+    for tokens in (scene.answers[0], scene.answers[0][:10], scene.answers[1], scene.answers[1][:10]):
+        prompt = PROMPTS[0] if tokens[0] == scene.answers[0][0] else PROMPTS[1]
+        score = Score(logprobs=[-1.0] * len(tokens), ranks=[0] * len(tokens), margins=[2.0] * len(tokens))
+        scene.reference.set(ScoreRequest(version=0, prompt=prompt, tokens=tokens), score)
+    assert scene.judge(ABORTED).status == "pass"
+    assert scene.judge(SAME_AS_UNINTERRUPTED).reason == "a greedy run with a pause in it differs from the run without"
+
+
 def test_a_pause_that_does_not_wait():
     scene = Paused("keep", steps=60)
     scene.calls = [

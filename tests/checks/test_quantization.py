@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from harness.checks.logprobs import of_reference
+from harness.checks.logprobs import BOUND, of_reference
 from harness.checks.quantization import quantization_effect
+from harness.checks.staleness import CURRENT_POLICY
+from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
-from harness.reference import ExpectedDigests, ExpectedDigestsRequest
+from harness.reference import ExpectedDigests, ExpectedDigestsRequest, Score, ScoreRequest
 from harness.topology import Topology
 from tests.checks.scene import SERVERS, Scene
 
@@ -57,3 +60,63 @@ def test_digests_are_those_of_quantized_weights():
     assert scene.judge(EVERY_PARAMETER).status == "fail"
     scene.digests({SERVERS[0]: quantized, SERVERS[1]: quantized | {"weight.scale": "0c:1:float32"}})
     assert scene.judge(EVERY_PARAMETER, topology=INT8).reason == "a parameter holds values of no policy version"
+
+
+# --- roundings that part ----------------------------------------------------------------------------------------------
+
+ROUNDING = 0.02
+"""Nats: what rounding at random moves each log-probability by, as the made-up reference says."""
+
+
+def parted(*moves: float) -> Scene:
+    """Sixteen rows of one token whose log-probabilities are off by these, then by nothing. Rounding may do twice `ROUNDING`."""
+    scene = Scene()
+    prompts = [[30 + row] for row in range(16)]
+    ids = [scene.reference.greedy(p, 1, quantization="int8") for p in prompts]
+    numbers = []
+    for row, (prompt, tokens) in enumerate(zip(prompts, ids, strict=True)):
+        asked = ScoreRequest(version=0, quantization="int8", prompt=prompt, tokens=tokens)
+        score = msgspec.structs.replace(scene.reference.score(asked), rounding=(ROUNDING,))
+        scene.reference.set(asked, score)
+        numbers.append([score.logprobs[0] - (moves[row] if row < len(moves) else 0.0)])
+    scene.generate(prompts, tokens=ids, params={"logprobs": 0}, logprobs=numbers)
+    return scene
+
+
+def test_a_few_roundings_that_part_are_no_fault():
+    found = parted(0.03, 0.01).judge(of_reference(), topology=INT8)
+    assert (found.status, found.margin.measured) == ("pass", 0.0)
+    assert found.numbers["max_abs_error"] == pytest.approx(0.03)
+    assert found.numbers["bound_where_roundings_part"] == pytest.approx(BOUND + 2 * ROUNDING)
+
+
+@pytest.mark.parametrize("moves", [(0.05,), (0.01,) * 16], ids=["further than any rounding", "all a little"])
+def test_what_rounding_does_not_explain_is_red(moves):
+    found = parted(*moves).judge(of_reference(), topology=INT8)
+    assert found.reason == "log-probabilities are further from the reference's than the bound"
+
+
+@pytest.mark.parametrize(("apart", "status"), [(0.03, "pass"), (0.05, "fail")])
+def test_a_token_that_rounding_can_turn_is_a_near_tie(apart, status):
+    scene = Scene()
+    scene.generate([[10]], tokens=[[7]])
+    asked = ScoreRequest(version=0, quantization="int8", prompt=[10], tokens=[7])
+    scene.reference.set(asked, Score(logprobs=[-1.0], ranks=[1], margins=[apart], rounding=(ROUNDING,)))
+    for check in (greedy(), CURRENT_POLICY):
+        assert scene.judge(check, topology=INT8).status == status
+
+
+def test_the_cost_of_quantization_is_reported():
+    scene = answered("int8", "int8")
+    found = scene.judge(CHECK, topology=INT8)
+    full = [abs(a - b) for row in range(2) for a, b in zip(*both(scene, row), strict=True)]
+    assert found.numbers["mean_quantization_error"] == pytest.approx(sum(full) / len(full))
+    assert found.numbers["max_quantization_error"] == pytest.approx(max(full))
+    assert found.numbers["mean_error_of_reference"] == found.numbers["mean_quantization_error"], (
+        "an engine without noise"
+    )
+
+
+def both(scene: Scene, row: int) -> list[list[float]]:
+    tokens = scene.reference.greedy(PROMPTS[row], 6, quantization="int8")
+    return [scene.reference.logprobs(PROMPTS[row], tokens, quantization=kind) for kind in ("int8", None)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.checks.weights import EVERY_PARAMETER, NOT_READ, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.reference import ExpectedDigests, ExpectedDigestsRequest
+from harness.reference import ExpectedDigests, ExpectedDigestsRequest, ExpertShard
 from harness.topology import Topology
 from tests.checks.scene import SERVERS, Scene
 
@@ -91,7 +91,107 @@ def test_corruption_from_the_second_sync_on_says_after_how_many():
     assert (found.status, found.evidence[0]["syncs"]) == ("fail", 2)
 
 
-def test_shards_are_not_compared_with_whole_parameters(scene):
+@pytest.fixture
+def sharded() -> Scene:
+    """Version 0, then 1, on two servers of two workers; the last reading is left to the test."""
+    scene = Scene()
+    for number in range(2):
+        for rank in range(2):
+            asked = ExpectedDigestsRequest(version=number, tensor_parallel=2, rank=rank)
+            scene.reference.set(asked, ExpectedDigests(digests=shard(number, rank)))
+    scene.digests(workers(*[shard(0, 0), shard(0, 1)] * 2))
+    scene.sync(1)
+    return scene
+
+
+TP2 = Topology(tensor_parallel=2)
+
+
+def shard(number: int, rank: int) -> dict[str, str]:
+    return {name: f"{rank}{digest}" for name, digest in version(number).items()}
+
+
+def workers(*digests: dict[str, str]) -> dict[str, list[dict[str, str]]]:
+    first, second = SERVERS
+    return {first: list(digests[:2]), second: list(digests[2:])}
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ([shard(1, 0), shard(1, 1)], None),
+        ([shard(1, 0), shard(0, 1)], "a server missed a weight sync"),
+        ([shard(1, 1), shard(1, 0)], "a parameter holds values of no policy version"),
+        ([shard(1, 0)], "a worker shows no parameters"),
+        ([shard(1, 0), shard(1, 1), shard(1, 1)], "a server has more workers than the topology"),
+    ],
+    ids=["right", "one rank missed it", "swapped", "one rank silent", "one rank too many"],
+)
+def test_every_worker_holds_its_shards(sharded, last, reason):
+    sharded.digests(workers(shard(1, 0), shard(1, 1), *last))
+    found = sharded.judge(EVERY_PARAMETER, topology=TP2)
+    assert (found.status, found.reason or None) == ("fail" if reason else "pass", reason)
+
+
+def test_stages_of_a_pipeline_are_not_known(scene):
     scene.digests(held(version(1), version(1)))
-    assert scene.judge(EVERY_PARAMETER, topology=Topology(tensor_parallel=2)).status == "untestable"
-    assert scene.judge(UNIFORM_SERVERS, topology=Topology(tensor_parallel=2)).status == "pass"
+    assert scene.judge(EVERY_PARAMETER, topology=Topology(pipeline_parallel=2)).status == "untestable"
+    assert scene.judge(UNIFORM_SERVERS, topology=Topology(pipeline_parallel=2)).status == "pass"
+
+
+EXPERT_PARALLEL = Topology(engines=1, data_parallel=2, expert_parallel=True)
+
+
+def share(rank: int, number: int = 1) -> dict[str, str]:
+    """What a data-parallel worker holds of a version: the whole but for its own experts."""
+    return {**version(number), "layers.0.experts.w2": f"{number}{rank}:4x2:float32"}
+
+
+@pytest.fixture
+def spread() -> Scene:
+    """Versions 0 and 1 on two data-parallel workers; what they hold after the sync is left to the test."""
+    scene = Scene()
+    for number in range(2):
+        for rank in range(2):
+            of = ExpertShard(rank=rank, workers=2, whole=True)
+            asked = ExpectedDigestsRequest(version=number, experts=of)
+            scene.reference.set(asked, ExpectedDigests(digests=share(rank, number)))
+    scene.digests(held(share(0, 0), share(1, 0)))
+    scene.sync(1)
+    return scene
+
+
+def test_data_parallel_workers_hold_their_own_experts_and_all_else_alike(spread):
+    spread.digests(held(share(0), share(1)))
+    for check in (EVERY_PARAMETER, UNIFORM_SERVERS):
+        found = spread.judge(check, topology=EXPERT_PARALLEL)
+        assert (found.status, found.facts) == ("pass", 2 * 2 * 4 if check is EVERY_PARAMETER else 2 * 3)
+
+
+def test_one_server_is_uniform_with_none():
+    alone = Scene()
+    alone.digests({SERVERS[0]: [version(0)]})
+    assert alone.judge(UNIFORM_SERVERS, servers=[SERVERS[0]]).status == "untestable"
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (share(0), "a worker holds the experts of another one"),
+        (share(1, 0), "a server missed a weight sync"),
+        (
+            {**share(1), "layers.0.experts.w2": share(1, 0)["layers.0.experts.w2"]},
+            "a parameter was not updated by a weight sync",
+        ),
+    ],
+    ids=["another's", "missed", "not updated"],
+)
+def test_wrong_experts_of_one_worker_are_named(spread, second, reason):
+    spread.digests(held(share(0), second))
+    found = spread.judge(EVERY_PARAMETER, topology=EXPERT_PARALLEL)
+    assert (found.status, found.reason, found.evidence[0]["server"]) == ("fail", reason, "server-1")
+
+
+def test_what_data_parallel_workers_must_hold_alike_differs(spread):
+    spread.digests(held(share(0), {**share(1), "norm": version(0)["norm"]}))
+    assert spread.judge(UNIFORM_SERVERS, topology=EXPERT_PARALLEL).status == "fail"

@@ -9,6 +9,7 @@ from backends.miniature.faults import (
     adapters,
     endpoint,
     ends,
+    exposure,
     gym,
     logprobs,
     pausing,
@@ -18,6 +19,7 @@ from backends.miniature.faults import (
     staleness,
     text,
     training,
+    transfer,
     weights,
 )
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
@@ -28,6 +30,7 @@ __all__ = [
     "adapters",
     "endpoint",
     "ends",
+    "exposure",
     "gym",
     "logprobs",
     "parts",
@@ -38,5 +41,6 @@ __all__ = [
     "staleness",
     "text",
     "training",
+    "transfer",
     "weights",
 ]

@@ -1,10 +1,11 @@
-"""LoRA adapters that are ignored, leak or share a cache; routed experts that are not those of the tokens."""
+"""LoRA adapters that are ignored, leak, share a cache or bring too much; routed experts that are not those of the tokens."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from backends.miniature import model
+from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 
@@ -68,29 +69,99 @@ class AdapterLeaks(Engine):
 class AdapterMerged(Engine):
     """Loading an adapter merges it into the base model's weights."""
 
-    async def load_lora_adapter(self, *, name: str, factors: dict[str, model.Array]) -> None:
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
         self.fired += 1
-        await super().load_lora_adapter(name=name, factors=factors)
-        self.hold(model.with_adapter(self.held_parameters, factors))
+        await super().add_lora(lora_request=lora_request)
+        self.hold(model.with_adapter(self.held_parameters, lora_request.factors))
 
 
-@seeded("adapter_cache_reused", "reloaded_name", caught_by=["fresh_adapter_cache"], also=["tokens.greedy"])
-class AdapterCacheByName(Engine):
-    """An adapter that is loaded over the same name meets the prefix cache of the one before."""
+@seeded("adapter_cache_reused", "after_a_reset", caught_by=["fresh_adapter_cache"], also=["tokens.greedy"])
+class AdapterCacheKept(Engine):
+    """An adapter that is loaded over the same name meets the prefix cache of the one before, which no reset drops."""
 
     def cache_key(self, adapter: str | None, tokens: list[int]) -> Any:
-        loading = self.loading(adapter)
-        self.fired += loading > 1
         return (0 if adapter is None else adapter, tuple(tokens))
 
+    def forget(self) -> None:
+        kept = {key: known for key, known in self.cache.items() if isinstance(key[0], str) and self.adapters}
+        self.fired += len(kept)
+        self.cache = kept
 
-@seeded("adapter_cache_reused", "base", caught_by=["fresh_adapter_cache"], also=["adapter_isolated", "tokens.greedy"])
+
+@seeded(
+    "adapter_cache_reused",
+    "base",
+    caught_by=["fresh_adapter_cache"],
+    also=["adapter_isolated", "logprobs.reference", "tokens.greedy"],
+)
 class AdapterCacheOfTheBase(Engine):
     """Adapters and base model share one prefix cache."""
 
     def cache_key(self, adapter: str | None, tokens: list[int]) -> Any:
         self.fired += adapter is not None
         return (0, tuple(tokens))
+
+
+@seeded(
+    "adapter_not_loaded",
+    "one_server",
+    caught_by=["only_adapter_travels"],
+    also=["fresh_adapter_cache", "logprobs.reference", "same_version_same_output", "tokens.greedy"],
+)
+class AdapterMissed(Engine):
+    """One server keeps the adapter that it has when another version is loaded over its name, and says that all is well."""
+
+    async def control(self, op: str, **arguments: Any) -> None:
+        if op == "add_lora" and self.name == ONE and arguments["lora_request"].name in self.adapters:
+            self.fired += 1
+            return
+        await super().control(op, **arguments)
+
+
+@seeded("more_than_an_adapter", "whole_policy", caught_by=["only_adapter_travels"])
+class WholePolicySent(Client):
+    """Every loading of an adapter sends the whole base model as well, as it is."""
+
+    async def load_lora_adapter(self, name: str, version: int) -> None:
+        self.fired += 1
+        await self.sync_weights(0, 1)
+        await super().load_lora_adapter(name, version)
+
+
+@seeded("more_than_an_adapter", "one_tensor", caught_by=["only_adapter_travels"])
+class WholeTensorSent(Client):
+    """An adapter comes with a whole tensor of the model, which nothing reads."""
+
+    async def load_lora_adapter(self, name: str, version: int) -> None:
+        self.fired += 1
+        factors = {**model.adapter(version), "embed": model.policy(0)["embed"]}
+        await self.everywhere("add_lora", lora_request=model.Adapter(name, factors))
+
+
+@seeded("chat_ignores_adapter", caught_by=["tokens.greedy"])
+class ChatIgnoresAdapter(Client):
+    """OpenAI-style requests under an adapter are answered by the base model."""
+
+    def adapter_of(self, name: str) -> str | None:
+        adapter = super().adapter_of(name)
+        self.fired += adapter is not None
+        return None
+
+
+@seeded("unknown_adapter_accepted", caught_by=["errors.named"])
+class UnknownAdapterAccepted(Engine):
+    """Requests under an adapter that is not loaded are answered by the base model."""
+
+    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
+        super().refuse_wrong(prompt, params, None)
+        if adapter is not None and adapter not in self.adapters:
+            self.fired += 1
+
+    def loading(self, adapter: str | None) -> int:
+        return super().loading(adapter if adapter in self.adapters else None)
+
+    def network(self, adapter: str | None) -> model.Network:
+        return super().network(adapter if adapter in self.adapters else None)
 
 
 @seeded("experts_shifted", "by_a_position", caught_by=["routed_experts"])
@@ -142,3 +213,13 @@ class ExpertsLostInAPause(Engine):
             self.fired += 1
             request.experts = request.experts[len(request.experts) // 2 :]
         await super().resume_generation()
+
+
+@seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"])
+class ExpertsNotCached(Engine):
+    """The prefix cache keeps what was computed for its tokens, and not to which experts they went: they all come as the first."""
+
+    def cached(self, request: Request, network: model.Network) -> tuple[model.Node, list[list[list[int]]]]:
+        node, experts = super().cached(request, network)
+        self.fired += bool(experts)
+        return node, [[[0] * model.TOP_K] * model.LAYERS for _ in experts]

@@ -132,22 +132,13 @@ class WorldSizeOfOne(Client):
         return 1
 
 
-@seeded("control_plane_exposed", "every_route", caught_by=["control_plane_closed"])
-class ControlPlaneExposed(Router):
-    """The data plane's address passes control calls on to the servers."""
+@seeded("world_size_wrong", "servers", caught_by=["world_size"])
+class WorldSizeOfServers(Client):
+    """world_size() counts servers, however many workers each has."""
 
-    def status_of(self, route: str) -> int:
-        self.fired += 1
-        return 200
-
-
-@seeded("control_plane_exposed", "one_route", caught_by=["control_plane_closed"])
-class PauseExposed(Router):
-    """The data plane's address passes pauses on to the servers."""
-
-    def status_of(self, route: str) -> int:
-        self.fired += route == "POST /pause"
-        return 200 if route == "POST /pause" else super().status_of(route)
+    def world_size(self) -> int:
+        self.fired += len(self.engines) != super().world_size()
+        return len(self.engines)
 
 
 @seeded("hang", "one_request", caught_by=["driven"])

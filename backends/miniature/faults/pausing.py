@@ -16,7 +16,7 @@ from harness.contract import PauseMode, SessionId
     "tokens_lost_on_continuation",
     "keep",
     caught_by=["conservation", "pause_changes_nothing"],
-    also=["routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
+    also=["kept_cache", "routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
 )
 class TokenLostOnResume(Engine):
     """A request that was frozen has forgotten its last token when it goes on."""
@@ -59,7 +59,12 @@ class BudgetRenewedOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("abort_leaks", "keep", caught_by=["all_complete", "pause_changes_nothing"], also=["tokens.greedy"])
+@seeded(
+    "abort_leaks",
+    "keep",
+    caught_by=["all_complete", "pause_changes_nothing"],
+    also=["driven", "failed_sync", "tokens.greedy"],
+)
 class KeepAborts(Engine):
     """pause(keep) ends requests as pause(abort) does."""
 
@@ -101,7 +106,12 @@ class AbortCalledLength(Client):
         return done
 
 
-@seeded("pause_reaches_some", "one_server", caught_by=["fan_out"], also=["frozen_while_paused", "pause_states"])
+@seeded(
+    "pause_reaches_some",
+    "one_server",
+    caught_by=["fan_out"],
+    also=["current_policy", "fresh_prefix_cache", "frozen_while_paused", "pause_states", "whole_version"],
+)
 class PauseMissesOne(Client):
     """pause() is sent to all servers but one."""
 
@@ -112,7 +122,12 @@ class PauseMissesOne(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("pause_reaches_some", "answered_and_ignored", caught_by=["frozen_while_paused"], also=["pause_states"])
+@seeded(
+    "pause_reaches_some",
+    "answered_and_ignored",
+    caught_by=["frozen_while_paused"],
+    also=["current_policy", "fresh_prefix_cache", "pause_states", "whole_version"],
+)
 class PauseIgnored(Engine):
     """One server answers pause() and goes on."""
 
@@ -134,7 +149,7 @@ class ControlTwice(Client):
             await super().tell(engine, op, **arguments)
 
 
-@seeded("control_argument_dropped", caught_by=["echo"], also=["whole_version"])
+@seeded("control_argument_dropped", caught_by=["echo"], also=["current_policy", "fresh_prefix_cache", "whole_version"])
 class ClearCacheDropped(Client):
     """pause() and reset_prefix_cache() lose their arguments on the way."""
 
@@ -144,7 +159,12 @@ class ClearCacheDropped(Client):
         await super().tell(engine, op, **{**arguments, **changed})
 
 
-@seeded("pause_returns_early", "keep", caught_by=["frozen_while_paused"], also=["wait_lets_finish"])
+@seeded(
+    "pause_returns_early",
+    "keep",
+    caught_by=["frozen_while_paused"],
+    also=["pause_states", "wait_lets_finish", "whole_version"],
+)
 class PauseReturnsEarly(Engine):
     """pause() returns at once, and generation stops thirty steps later."""
 
@@ -312,7 +332,7 @@ class RetryNever(RetryingClient):
         return done
 
 
-@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"], also=[])
 class RetryOnce(RetryingClient):
     """A request that is cut short a second time comes back as it is."""
 
@@ -354,7 +374,12 @@ class RetryMakesOneMore(RetryingClient):
         return left
 
 
-@seeded("abort_leaks", "before_the_first_token", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded(
+    "abort_leaks",
+    "before_the_first_token",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    also=[],
+)
 class RetryOnlyWhatHasTokens(RetryingClient):
     """What was cut short before its first token comes back as it is."""
 
@@ -415,14 +440,14 @@ class _CutsTheQueue(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
+@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"], also=[])
 class KeepAbortsTheQueue(_CutsTheQueue):
     """pause(keep) ends the requests that wait for their turn."""
 
     cut_by = "keep"
 
 
-@seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"])
+@seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"], also=[])
 class WaitCutsTheQueue(_CutsTheQueue):
     """pause(wait) waits for what runs, and ends what has not begun."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import getattr_static
+from types import FunctionType
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,12 +49,24 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iter
             breaks=" ".join((part.__doc__ or "").split()),
             caught_by=frozenset(caught_by),
             also=frozenset(also),
+            changes=_changes(part),
         )
         (RETRY_FAULTS if issubclass(part, RetryingClient) else FAULTS).append(fault)
         _PARTS[fault.id] = part
         return part
 
     return register
+
+
+def _changes(part: Part) -> frozenset[str]:
+    """The functions of correct parts that it replaces. Empty if it changes anything else, such as how the part is made."""
+    correct = next(base for base in part.__mro__ if not base.__module__.startswith(__package__))
+    replaced = {name for base in part.__mro__[: part.__mro__.index(correct)] for name in vars(base)}
+    originals = [getattr_static(correct, name, None) for name in replaced - {"__doc__", "__module__"}]
+    there = [original for original in originals if original is not None]
+    if not all(isinstance(original, FunctionType) and original.__name__ != "__init__" for original in there):
+        return frozenset()
+    return frozenset(original.__code__.co_qualname for original in there)
 
 
 def parts(fault: str, correct: Any) -> Any:

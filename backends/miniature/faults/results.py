@@ -88,6 +88,7 @@ class SwappedInLargeBatches(Client):
         "same_version_same_output",
         "sampling.filters",
         "schedule.versions",
+        "sticky_sessions",
         "tokens.greedy",
         "tokens.same",
         "training.gap",
@@ -217,6 +218,7 @@ class NoModelInTheBody(Client):
     also=[
         "all_complete",
         "driven",
+        "failed_sync",
         "logprobs.numbers",
         "logprobs.reference",
         "ordering",
@@ -346,7 +348,7 @@ class LastTokenCut(Client):
     "output_cut_short",
     "under_load",
     caught_by=["stopping"],
-    also=["pause_changes_nothing", "tokens.greedy", "tokens.same"],
+    also=["pause_changes_nothing", "same_version_same_output", "tokens.greedy", "tokens.same"],
 )
 class CutShortUnderLoad(Engine):
     """A busy engine ends requests one token before their length."""

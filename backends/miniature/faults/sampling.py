@@ -45,6 +45,7 @@ _ignoring(
         "current_policy",
         "fresh_adapter_cache",
         "fresh_prefix_cache",
+        "kept_cache",
         "pause_changes_nothing",
         "same_version_same_output",
         "sampling.distribution",
@@ -79,7 +80,11 @@ class SeedDropped(Client):
         return await super().row(session, prompt, {k: v for k, v in params.items() if k != "seed"}, **more)
 
 
-@seeded("sampling_tempered", "a_third", caught_by=["sampling.distribution"], also=["sticky_sessions"])
+@seeded(
+    "sampling_tempered",
+    "a_third",
+    caught_by=["sampling.distribution"],
+)
 class SampledTooCold(Engine):
     """Engines sample at 0.7 of the temperature."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from backends.miniature.engine import Engine
-from backends.miniature.faults.registry import seeded
+from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.staleness import StalenessManager
+from harness.contract import PauseMode
 
 
 @seeded("staleness_exceeded", "one_slot_too_many", caught_by=["staleness.capacity"])
@@ -45,3 +46,62 @@ class RunningRequestsKeepTheirCache(Engine):
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         self.fired += reset_running_requests and bool(self.running)
         await super().reset_prefix_cache(reset_running_requests=False)
+
+
+@seeded(
+    "cache_outlives_weights",
+    "cleared_freeze",
+    caught_by=["whole_version"],
+    also=["fresh_prefix_cache", "current_policy"],
+)
+class ClearedFreezeKeepsItsCache(Engine):
+    """pause(keep, clear_cache=True) leaves what frozen requests have computed, and what is cached."""
+
+    async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
+        self.fired += clear_cache and mode == "keep" and bool(self.running)
+        await super().pause_generation(mode=mode, clear_cache=clear_cache and mode != "keep")
+
+
+@seeded("freeze_loses_cache", "every_server", caught_by=["kept_cache"])
+class FrozenAreReadAnew(Engine):
+    """Requests that a sync finds frozen are read anew, though their cache was to be kept."""
+
+    _resumed_at = 0
+
+    async def resume_generation(self) -> None:
+        if self.frozen and self.syncs != self._resumed_at:
+            self.fired += bool(self.running)
+            self._resumed_at = self.syncs
+            self.read_anew()
+        await super().resume_generation()
+
+    def read_anew(self) -> None:
+        self.recompute()
+
+
+@seeded("freeze_loses_cache", "one_server", caught_by=["kept_cache"])
+class FrozenOfOneAreReadAnew(FrozenAreReadAnew):
+    """At one server, requests that a sync finds frozen are read anew, though their cache was to be kept."""
+
+    def read_anew(self) -> None:
+        if self.name == ONE:
+            super().read_anew()
+
+
+@seeded("frozen_keep_old_weights", "every_server", caught_by=["kept_cache"])
+class FrozenKeepOldWeights(Engine):
+    """Requests that a sync finds frozen go on with the weights from before."""
+
+    def feed(self) -> None:
+        """Each request by the network that it began with; one that is read anew begins again."""
+        began = [request for request in self.running if request.node is not None]
+        ours = self.running
+        for request in began:
+            assert request.node is not None
+            old = request.node.network
+            self.fired += old is not self.network(request.adapter)
+            request.node = old.feed(request.node, request.tokens[-1])
+            old.look([request.node])
+        self.running = [request for request in ours if request not in began]
+        super().feed()
+        self.running = ours

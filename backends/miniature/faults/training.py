@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from backends.miniature import model
+import numpy as np
+
+from backends.miniature import model, trainer
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.trainer import Trainer
+from fixtures import megatron
 from harness.contract import FIRST_TRAINED, Layout, SessionId, TrainRequest, TrainResult
 
 
@@ -146,3 +149,41 @@ class ShardsSwapped(Client):
     def gathered(self, shards: list[model.Array]) -> model.Array:
         self.fired += 1
         return super().gathered(shards[::-1])
+
+
+_WRONG_TENSORS = ["current_policy", "same_version_same_output", "same_version_same_parameters"]
+
+
+@seeded("megatron_layout_wrong", "groups", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+class GroupsTakenForBlocks(Client):
+    """What Megatron's layout interleaves group by group is read as one block after the other."""
+
+    def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
+        self.fired += 1
+        rules = tuple(rule._replace(groups=1) for rule in trainer.MEGATRON.rules)
+        return megatron.from_ranks(ranks, trainer.MEGATRON._replace(rules=rules), np.concatenate)
+
+
+@seeded("megatron_layout_wrong", "ranks", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+class FusedRanksSwapped(Client):
+    """The tensors that are fused are put together with the tensor-parallel ranks swapped."""
+
+    def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
+        self.fired += 1
+        fused = [rule.name.replace("*", "0") for rule in trainer.MEGATRON.rules if len(rule.parts) > 1]
+        swapped = [ranks[at ^ 1] for at in range(len(ranks))]
+        return super().of_ranks(
+            [rank | {name: other[name] for name in fused} for rank, other in zip(ranks, swapped, strict=True)]
+        )
+
+
+@seeded("megatron_layout_wrong", "stages", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+class StagesNotShifted(Client):
+    """The second pipeline stage's layers are sent under the numbers that they have within the stage."""
+
+    def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
+        self.fired += 1
+        whole = super().of_ranks(ranks)
+        shifted = {name: tensor for name, tensor in whole.items() if name.startswith("layers.1.")}
+        first = {name.replace("layers.1.", "layers.0."): tensor for name, tensor in shifted.items()}
+        return {name: tensor for name, tensor in (whole | first).items() if name not in shifted}

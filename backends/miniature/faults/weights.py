@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from backends.miniature import model
@@ -50,7 +51,9 @@ class _Syncing(Engine):
     also=[
         "current_policy",
         "fresh_prefix_cache",
+        "kept_cache",
         "logprobs.reference",
+        "native_transfer",
         "routed_experts",
         "same_version_same_output",
         "schedule.versions",
@@ -76,7 +79,9 @@ class SyncMissesOne(Client):
     also=[
         "current_policy",
         "fresh_prefix_cache",
+        "kept_cache",
         "logprobs.reference",
+        "native_transfer",
         "routed_experts",
         "schedule.versions",
         "tokens.greedy",
@@ -97,13 +102,13 @@ class SyncWithoutEffect(Client):
     "second_time",
     caught_by=["every_parameter"],
     also=[
-        "adapter_isolated",
         "current_policy",
         "forced_effect",
-        "fresh_adapter_cache",
         "fresh_prefix_cache",
         "gym.logprobs",
+        "kept_cache",
         "logprobs.reference",
+        "native_transfer",
         "pause_changes_nothing",
         "routed_experts",
         "same_version_same_output",
@@ -138,8 +143,11 @@ class SyncOnlyOnce(Client):
     caught_by=["current_policy", "forced_effect"],
     also=[
         "fresh_prefix_cache",
+        "kept_cache",
         "logprobs.reference",
+        "pause_changes_nothing",
         "routed_experts",
+        "same_version_same_output",
         "schedule.versions",
         "tokens.greedy",
         "training.gap",
@@ -164,6 +172,7 @@ class OldNetworkKept(Engine):
     also=[
         "current_policy",
         "fresh_prefix_cache",
+        "kept_cache",
         "logprobs.reference",
         "routed_experts",
         "tokens.greedy",
@@ -185,6 +194,7 @@ class ParameterSkipped(_Syncing):
     also=[
         "current_policy",
         "fresh_prefix_cache",
+        "kept_cache",
         "logprobs.reference",
         "routed_experts",
         "same_version_same_output",
@@ -229,7 +239,77 @@ class ParameterSkippedInChunks(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("sync_not_idempotent", "a_little", caught_by=["every_parameter", "same_version_same_parameters"])
+@seeded(
+    "experts_lost_in_chunks",
+    caught_by=["every_parameter"],
+    also=[
+        "current_policy",
+        "logprobs.reference",
+        "routed_experts",
+        "same_version_same_output",
+        "same_version_same_parameters",
+        "tokens.greedy",
+        "whole_version",
+    ],
+)
+class ExpertsLostInChunks(Engine):
+    """A chunk that ends in the middle of a layer's experts loses those that it brought: the layer is put together anew for each chunk,
+    and only what the last one brings stays new."""
+
+    async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
+        assert self._staged is not None
+        for layer in {name.partition(".experts.")[0] for name in names if ".experts." in name}:
+            lost = [name for name in self._staged if name.startswith(f"{layer}.experts.")]
+            self.fired += bool(lost)
+            for name in lost:
+                del self._staged[name]
+        await super().update_weights(names=names, tensors=tensors)
+
+
+@seeded("experts_misplaced", "anothers", caught_by=["every_parameter"])
+class ExpertsOfAnotherWorker(Engine):
+    """With expert parallelism all workers hold the first one's experts after a sync."""
+
+    def scatter(self, held: model.Parameters) -> list[model.Parameters]:
+        shares = [share for share in self.workers if share is not None and share.whole]
+        shards = super().scatter(held)
+        if not shares or not self.syncs:
+            return shards
+        self.fired += shares[-1].rank > 0
+        firsts = model.shared(model.experts(held), msgspec.structs.replace(shares[0], rank=0))
+        return [{n: t for n, t in shard.items() if n not in model.experts(shard)} | firsts for shard in shards]
+
+
+@seeded("experts_misplaced", "stale", caught_by=["every_parameter"], also=["current_policy"])
+class ExpertsOfOneWorkerStale(_Syncing):
+    """With expert parallelism a sync does not reach the last worker's experts."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        share = self.workers[-1]
+        if share is None or not share.whole:
+            return tensors
+        lost = model.shared(model.experts(tensors), msgspec.structs.replace(share, rank=share.workers - 1))
+        self.fired += len(lost)
+        return {name: tensor for name, tensor in tensors.items() if name not in lost}
+
+
+@seeded("parameters_differ_between_ranks", caught_by=["uniform_servers"], also=["every_parameter", "current_policy"])
+class RankKeepsItsOwn(_Syncing):
+    """Of data-parallel workers the second never updates the gate of the second layer."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        share = self.workers[0]
+        if share is not None and share.rank == 1:
+            self.fired += tensors.pop("layers.1.gate", None) is not None
+        return tensors
+
+
+@seeded(
+    "sync_not_idempotent",
+    "a_little",
+    caught_by=["every_parameter", "same_version_same_parameters"],
+    also=["current_policy", "logprobs.reference", "same_version_same_output"],
+)
 class SameVersionDrifts(_Syncing):
     """Syncing what is there already moves one parameter by a ten-thousandth."""
 
@@ -263,10 +343,9 @@ class SameVersionDriftsFar(SameVersionDrifts):
     caught_by=["every_parameter"],
     also=[
         "current_policy",
-        "fresh_adapter_cache",
+        "fresh_prefix_cache",
         "logprobs.reference",
         "routed_experts",
-        "sampling.filters",
         "schedule.versions",
         "tokens.greedy",
         "training.gap",
@@ -327,8 +406,12 @@ class LastChunkLost(Engine):
         "every_parameter",
         "fresh_prefix_cache",
         "gym.logprobs",
+        "kept_cache",
         "logprobs.reference",
+        "pause_changes_nothing",
         "routed_experts",
+        "same_version_same_output",
+        "same_version_same_parameters",
         "schedule.versions",
         "tokens.greedy",
         "wire.logprobs",
@@ -399,6 +482,23 @@ class ScaleStale(Engine):
 
 
 @seeded(
+    "wrong_quantization_scale",
+    "cast",
+    caught_by=["every_parameter"],
+    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+)
+class CastToEightBits(Engine):
+    """A sync casts full-precision weights to 8 bits and keeps the old scales: what vLLM's reload does where nobody quantizes."""
+
+    def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
+        cast = {"int8": lambda tensor: np.trunc(tensor).astype(np.int8), "fp8": model.e4m3}
+        if self.quantization is None:
+            return super().quantized(tensors)
+        self.fired += 1
+        return {name: cast[self.quantization](tensor) for name, tensor in tensors.items()}
+
+
+@seeded(
     "quantization_ignored",
     caught_by=["quantization_effect"],
     also=["current_policy", "every_parameter", "logprobs.reference", "tokens.greedy"],
@@ -406,8 +506,8 @@ class ScaleStale(Engine):
 class FullPrecision(Engine):
     """Engines that were to quantize hold full precision."""
 
-    def __init__(self, name: str, *, max_model_len: int, quantization: str | None, seed: int) -> None:
-        super().__init__(name, max_model_len=max_model_len, quantization=None, seed=seed)
+    def __init__(self, name: str, *, quantization: str | None, **about: Any) -> None:
+        super().__init__(name, quantization=None, **about)
         self.fired += quantization is not None
 
 
@@ -420,3 +520,46 @@ class SleepsToSync(Client):
         await self.everywhere("sleep", level=1)
         await self.everywhere("wake_up", tags=None)
         await super().sync_weights(version, chunks, layout)
+
+
+class _Sharded(Engine):
+    """A sync goes wrong on the way to the workers. Nothing of it shows where each engine has one."""
+
+    def scatter(self, held: model.Parameters) -> list[model.Parameters]:
+        shards = super().scatter(held)
+        return self.scattered(shards) if self.syncs and len(shards) > 1 else shards
+
+    def scattered(self, shards: list[model.Parameters]) -> list[model.Parameters]:
+        raise NotImplementedError
+
+
+@seeded(
+    "sync_missed",
+    "one_rank",
+    caught_by=["every_parameter"],
+    also=[
+        "current_policy",
+        "fresh_prefix_cache",
+    ],
+)
+class SyncMissesOneRank(_Sharded):
+    """The second worker of each engine keeps its shards in every sync."""
+
+    def scattered(self, shards: list[model.Parameters]) -> list[model.Parameters]:
+        self.fired += 1
+        return [shards[0], *self.shards[1:]]
+
+
+@seeded(
+    "shards_swapped",
+    "ranks",
+    caught_by=["every_parameter"],
+    also=["current_policy", "fresh_prefix_cache", "logprobs.reference", "tokens.greedy"],
+)
+class RanksSwapped(_Sharded):
+    """After a sync each worker holds another's shard of the output layer."""
+
+    def scattered(self, shards: list[model.Parameters]) -> list[model.Parameters]:
+        self.fired += 1
+        turned = [*shards[1:], shards[0]]
+        return [{**own, "out": other["out"]} for own, other in zip(shards, turned, strict=True)]

@@ -1,0 +1,110 @@
+"""What is open to a caller who shows no credentials."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+
+from backends.miniature.faults.registry import seeded
+from backends.miniature.router import ROUTES, Router
+from harness.contract import HttpRequest, Listener
+
+THERE = {route.path: route.kind for route in ROUTES}
+
+
+@seeded("control_plane_exposed", "every_route", caught_by=["control_plane_closed"])
+class ControlPlaneExposed(Router):
+    """The data plane's address passes control calls on to the servers."""
+
+    def asked(self, request: HttpRequest) -> int:
+        if request.path not in THERE:
+            return super().asked(request)
+        self.fired += 1
+        return 200
+
+
+@seeded("control_plane_exposed", "one_route", caught_by=["control_plane_closed"])
+class PauseExposed(Router):
+    """The data plane's address passes pauses on to the servers."""
+
+    def asked(self, request: HttpRequest) -> int:
+        self.fired += request.path == "/pause"
+        return 200 if request.path == "/pause" else super().asked(request)
+
+
+@seeded("control_plane_exposed", "weights", caught_by=["control_plane_closed"])
+class WeightsExposed(Router):
+    """The data plane's address looks at the body of a weight update before it asks who sends it: 400, not 401."""
+
+    def asked(self, request: HttpRequest) -> int:
+        if THERE.get(request.path) != "weights":
+            return super().asked(request)
+        self.fired += 1
+        return 400
+
+
+@seeded("control_plane_exposed", "wrong_method", caught_by=["control_plane_closed"])
+class MethodBeforeCredentials(Router):
+    """The data plane's address says of one route that the method is not allowed: it is there, and nobody asked who is calling."""
+
+    def asked(self, request: HttpRequest) -> int:
+        self.fired += request.path == "/is_paused"
+        return 405 if request.path == "/is_paused" else super().asked(request)
+
+
+@seeded("pickle_read", "in_json", caught_by=["nothing_unpickled"])
+class WeightUpdatesUnpickled(Router):
+    """The data plane's address reads a pickle that a weight update carries, and only then says that it is forbidden."""
+
+    def asked(self, request: HttpRequest) -> int:
+        if request.path == "/update_weights" and "handles" in (body := json.loads(request.body)):
+            self.fired += 1
+            pickle.loads(base64.b64decode(body["handles"]))
+            return 403
+        return super().asked(request)
+
+
+@seeded("pickle_read", "whole_body", caught_by=["nothing_unpickled"])
+class BodiesUnpickled(Router):
+    """A body that is no JSON is taken for a pickle."""
+
+    def asked(self, request: HttpRequest) -> int:
+        if request.headers.get("content-type") == "application/octet-stream":
+            self.fired += 1
+            pickle.loads(request.body.encode())
+        return super().asked(request)
+
+
+class _Bound(Router):
+    """Says that a socket is bound, and binds none: nothing of this suite listens beyond loopback."""
+
+    address, shipped = "127.0.0.1", None
+
+    def listeners(self) -> list[Listener]:
+        self.fired += 1
+        return [
+            Listener(address="127.0.0.1", port=8000, process="router"),
+            Listener(address=self.address, port=8001, process="server-0", shipped=self.shipped),
+        ]
+
+
+@seeded("bound_beyond_loopback", "every_interface", caught_by=["bound_to_loopback"])
+class BoundToEveryInterface(_Bound):
+    """A server listens on all interfaces."""
+
+    address = "0.0.0.0"
+
+
+@seeded("bound_beyond_loopback", "ipv6", caught_by=["bound_to_loopback"])
+class BoundToEveryInterfaceOfIpv6(_Bound):
+    """A server listens on all interfaces, by an IPv6 socket."""
+
+    address = "::"
+
+
+@seeded("bound_beyond_loopback", "as_shipped", caught_by=["bound_to_loopback"])
+class BoundElsewhereAsShipped(_Bound):
+    """A server listens on loopback only because the harness has changed where it binds."""
+
+    shipped = "0.0.0.0"

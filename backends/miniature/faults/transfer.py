@@ -1,0 +1,172 @@
+"""Syncs that fail in the middle and leave something behind, and weights that travel otherwise than they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.miniature import model
+from backends.miniature.client import Client
+from backends.miniature.engine import Engine
+from backends.miniature.faults.registry import ONE, seeded
+from harness.contract import Layout
+
+
+class _Left(Engine):
+    """Knows whether the sync before was given up."""
+
+    @property
+    def left(self) -> bool:
+        return self._staged is not None
+
+
+@seeded(
+    "failed_sync_poisons_the_next",
+    "leftovers",
+    caught_by=["every_parameter"],
+    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+)
+class LeftoversOfAFailedSync(_Left):
+    """What a sync that was given up had brought is there still, and wins over what the next one brings."""
+
+    _kept: dict[str, model.Array]
+
+    async def start_weight_update(self) -> None:
+        self._kept = dict(self._staged or {})
+        self.fired += bool(self._kept)
+        await super().start_weight_update()
+
+    async def finish_weight_update(self) -> None:
+        assert self._staged is not None
+        self._staged.update(self._kept)
+        await super().finish_weight_update()
+
+
+@seeded(
+    "failed_sync_poisons_the_next",
+    "one_server",
+    caught_by=["every_parameter", "uniform_servers"],
+    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+)
+class LeftoversOnOne(LeftoversOfAFailedSync):
+    """One server keeps what a sync that was given up had brought, and it wins over what the next one brings."""
+
+    async def start_weight_update(self) -> None:
+        if self.name != ONE:
+            self._staged = None
+        await super().start_weight_update()
+
+
+@seeded("failed_sync_poisons_the_next", "refused", caught_by=["failed_sync"])
+class RefusesAfterAFailedSync(_Left):
+    """A server on which a sync was given up takes no other: the first is active for ever."""
+
+    async def start_weight_update(self) -> None:
+        if self.left:
+            self.fired += 1
+            raise RuntimeError("a weight update is active already: finish it first")
+        await super().start_weight_update()
+
+
+@seeded(
+    "failed_sync_poisons_the_next",
+    "half_visible",
+    caught_by=["every_parameter"],
+    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+)
+class HalfOfTheNext(_Left):
+    """After a sync that was given up, the next one brings only what that one had not brought."""
+
+    _brought: frozenset[str] = frozenset()
+
+    async def start_weight_update(self) -> None:
+        self._brought = frozenset(self._staged or {})
+        self.fired += bool(self._brought)
+        await super().start_weight_update()
+
+    async def finish_weight_update(self) -> None:
+        assert self._staged is not None
+        for name in self._brought:
+            self._staged.pop(name, None)
+        self._brought = frozenset()
+        await super().finish_weight_update()
+
+
+@seeded("failed_sync_reported_as_done", caught_by=["failed_sync"])
+class FailureHidden(Client):
+    """A sync that the trainer gives up is reported as done."""
+
+    async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
+        self.fired += 1
+        await self.send(self.pieces(version, chunks, layout)[:after], whole=False)
+
+
+@seeded("failed_sync_leaves_paused", "one_server", caught_by=["driven"])
+class PausedForGood(_Left):
+    """A server on which a sync failed during a pause never goes on."""
+
+    _stuck = False
+
+    async def start_weight_update(self) -> None:
+        self._stuck = self._stuck or (self.left and self.name == ONE and self.frozen)
+        await super().start_weight_update()
+
+    async def resume_generation(self) -> None:
+        if self._stuck:
+            self.fired += 1
+            return
+        await super().resume_generation()
+
+
+@seeded("failed_sync_ends_the_pause", "one_server", caught_by=["pause_states"])
+class PauseEnds(Client):
+    """After a sync that failed, one server says that it is not paused any more."""
+
+    _denies = False
+
+    async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
+        self._denies = True
+        await super().give_up(version, chunks, layout, after)
+
+    def paused(self) -> dict[str, bool]:
+        states = super().paused()
+        if self._denies:
+            self.fired += states[ONE]
+            states[ONE] = False
+        return states
+
+
+@seeded("worker_extension_carries_weights", "one_server", caught_by=["native_transfer"])
+class WeightsByRpc(Engine):
+    """At one server a sync calls methods that a worker class was given beside the engine's own."""
+
+    async def control(self, op: str, **arguments: Any) -> None:
+        if "weight" in op and self.name == ONE:
+            self.fired += 1
+            await super().control("collective_rpc", method=op, **arguments)
+        else:
+            await super().control(op, **arguments)
+
+    async def collective_rpc(self, *, method: str, **arguments: Any) -> None:
+        await getattr(self, method)(**arguments)
+
+
+@seeded("worker_extension_loaded", "one_server", caught_by=["no_worker_extension"])
+class WorkerExtended(Engine):
+    """At one server the worker's class is extended by a class of the stack's own."""
+
+    def placed(self, *, colocated: bool) -> None:
+        super().placed(colocated=colocated)
+        if self.name == ONE:
+            self.fired += 1
+            self.extensions.append("stack.WorkerExtension")
+
+
+@seeded("ipc_not_used", "one_server", caught_by=["by_ipc"])
+class BroadcastThough(Engine):
+    """One colocated server takes weights by a broadcast."""
+
+    def placed(self, *, colocated: bool) -> None:
+        super().placed(colocated=colocated)
+        if self.name == ONE:
+            self.fired += colocated
+            self.transport = "broadcast"

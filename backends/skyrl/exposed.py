@@ -1,0 +1,94 @@
+"""What may be open at the addresses of SkyRL's stacks: every route of vLLM 0.16 and 0.19, of SkyRL's servers 0.1.0 and 0.2.0 and
+of vllm-router 0.1.12 that is not the data plane's, and every one of them that unpickles. Found in their sources.
+
+POST with an empty object where the handler then finds a field missing; GET where nothing could be missing and the call would
+have an effect. A server passes for a route that it does not have: that is 404.
+"""
+
+from __future__ import annotations
+
+import json
+
+from harness.contract import HttpRequest
+from harness.probing import JSON, PICKLE, PLAIN_PICKLE, Route
+
+SESSION = {"X-Session-ID": "parity-probe"}
+"""Behind a router, the requests of one attempt have to meet one server."""
+
+ROUTES = (
+    # vLLM with VLLM_SERVER_DEV_MODE=1, which SkyRL's server actor sets (vllm/entrypoints/serve)
+    Route("control", "GET", "/pause"),
+    Route("control", "POST", "/resume", "{}"),
+    Route("control", "GET", "/is_paused"),
+    Route("control", "GET", "/sleep"),
+    Route("control", "GET", "/wake_up"),
+    Route("control", "GET", "/is_sleeping"),
+    Route("control", "GET", "/reset_prefix_cache"),
+    Route("control", "GET", "/reset_mm_cache"),
+    Route("control", "GET", "/reset_encoder_cache"),
+    Route("control", "POST", "/collective_rpc", "{}"),
+    Route("control", "GET", "/start_profile"),
+    Route("control", "GET", "/stop_profile"),
+    Route("control", "GET", "/abort_requests"),
+    Route("control", "POST", "/scale_elastic_ep", "{}"),
+    Route("control", "POST", "/is_scaling_elastic_ep"),
+    Route("weights", "POST", "/init_weight_transfer_engine", "{}"),
+    Route("weights", "POST", "/update_weights", "{}"),
+    Route("weights", "POST", "/v1/load_lora_adapter", "{}"),
+    Route("weights", "POST", "/v1/unload_lora_adapter", "{}"),
+    Route("information", "GET", "/get_world_size"),
+    Route("information", "GET", "/version"),
+    Route("information", "GET", "/load"),
+    Route("information", "GET", "/metrics"),
+    Route("information", "GET", "/openapi.json"),
+    Route("information", "GET", "/tokenizer_info"),
+    Route("information", "POST", "/server_info", "{}"),  # GET works it out, for seconds
+    # SkyRL 0.1.0, vllm_server_actor.py
+    Route("information", "GET", "/get_server_info"),
+    Route("weights", "POST", "/init_weight_transfer", "{}"),
+    Route("weights", "GET", "/finalize_weight_update"),
+    # SkyRL's standalone server (vllm_server.py); the second is 0.1.0's actor's as well
+    Route("weights", "POST", "/init_weight_update_communicator", "{}"),
+    Route("weights", "POST", "/update_weights_skyrl", "{}"),
+    Route("weights", "GET", "/destroy_weights_update_group"),
+    # vllm-router itself (src/server.rs): who may add a worker gets the requests that it is sent
+    Route("control", "POST", "/add_worker"),
+    Route("control", "POST", "/remove_worker"),
+    Route("control", "POST", "/workers", "{}"),
+    Route("control", "GET", "/flush_cache"),
+    Route("information", "GET", "/list_workers"),
+    Route("information", "GET", "/get_loads"),
+    # SkyRL 0.1.0's own (router.py)
+    Route("information", "GET", "/servers"),
+)
+
+
+def _rpc(method: str, **arguments: object) -> HttpRequest:
+    body = json.dumps({"method": method, "kwargs": arguments})
+    return HttpRequest(path="/collective_rpc", headers=JSON | SESSION, body=body)
+
+
+def _posted(path: str, **fields: object) -> HttpRequest:
+    return HttpRequest(path=path, headers=JSON | SESSION, body=json.dumps(fields))
+
+
+PICKLES = (
+    PLAIN_PICKLE,
+    # SkyRL 0.2.0, new_inference_worker_wrap.py, update_weights_chunk(): the worker reads it between start and finish
+    (
+        _rpc("start_weight_update", is_checkpoint_format=False),
+        _rpc(
+            "update_weights_chunk", update_info={"names": [], "shapes": [], "sizes": [], "ipc_handles_pickled": PICKLE}
+        ),
+        _rpc("finish_weight_update"),
+    ),
+    # vLLM, ipc_engine.py: with the backend "ipc" and VLLM_ALLOW_INSECURE_SERIALIZATION=1, which SkyRL 0.2.0 sets
+    (
+        _posted(
+            "/update_weights",
+            update_info={"names": [], "dtype_names": [], "shapes": [], "ipc_handles_pickled": PICKLE},
+        ),
+    ),
+    # SkyRL 0.1.0, cuda_ipc_strategy.py, from_json_dict(): read before the fields are looked at, one of which is nobody's
+    (_posted("/update_weights_skyrl", ipc_handles=PICKLE, nobodys=1),),
+)

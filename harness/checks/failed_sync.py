@@ -1,0 +1,60 @@
+"""A sync that the trainer gave up in the middle: it fails by name and in time, and what comes after it succeeds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.liveness import GAVE_UP
+from harness.checks.matching import queries, rows
+from harness.recording import Call
+
+DONE = "a sync that the trainer gave up is reported as done"
+ENDLESS = "a sync that the trainer gave up does not end"
+OTHERWISE = "a sync that the trainer was to give up failed before, for another reason"
+PLANNED = "TrainerFailed"
+"""The error of a sync that the trainer gave up where it was asked to (harness/contract.py, SyncWeightsRequest)."""
+ENDED_BY_A_LIMIT = {*GAVE_UP, "TimeoutError"}
+"""A limit of the harness's or of the adapter's: nothing else ended the call."""
+
+
+def given_up(call: Call) -> bool:
+    """Was the trainer to fail in the middle of this sync?"""
+    return call.method == "sync_weights" and call.request.get("fail_after_chunks") is not None
+
+
+def _judge(evidence: Evidence) -> Finding:
+    calls = evidence.calls()
+    broken = [call for call in calls if given_up(call)]
+    if not broken or broken[-1] is calls[-1]:
+        return untestable("no sync was given up in the middle, or nothing came after it")
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in calls:
+        shown = {"call": call.id, "method": call.method, "version": call.request.get("version")}
+        if call.error is not None:
+            shown |= {"kind": call.error.kind, "message": call.error.message[:300]}
+        if given_up(call):
+            if call.error is None:
+                wrong.append((DONE, shown))
+            elif call.error.kind in ENDED_BY_A_LIMIT:
+                wrong.append((ENDLESS, shown))
+            elif call.error.kind != PLANNED:
+                wrong.append((OTHERWISE, shown))
+        elif call.error is not None:
+            wrong.append((f"after a sync that failed, {call.method}() fails as well", shown))
+    found = rows(evidence)
+    cut = [row for row in found if row.finish_reason not in {"stop", "length"} or row.tokens == ()]
+    wrong += [("a request did not come to its end after a sync that failed", row.shown) for row in cut]
+    facts = len(calls) + len(found)
+    if wrong:
+        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+    return passed(facts)
+
+
+FAILED_SYNC = Check(
+    name="failed_sync",
+    fault="a sync that failed is reported as done or never ends, or the stack takes no other one after it",
+    source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
+    judge=_judge,
+    queries=queries,
+)

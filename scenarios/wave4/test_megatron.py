@@ -1,0 +1,37 @@
+"""Weights that a trainer holds in Megatron's layout, over tensor- and pipeline-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.staleness import CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
+from harness.contract import Layout
+from harness.scenario import scenario
+from harness.stack import Stack
+
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+
+
+@scenario(
+    task=9,
+    promise="a sync of weights that lie in Megatron's layout equals the whole",
+    needs={Capability.WEIGHT_SYNC, Capability.TRAINER},
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+)
+async def test_a_sync_of_megatrons_layout_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 9: Megatron's weights mapped to vLLM's, TP2×PP2. Megatron-Bridge, QKVMapping and GatedMLPMapping:
+    what Megatron-core fuses and interleaves. SkyRL 0.2.0, MegatronWeightExtractor: sent in Hugging Face's names, in buckets."""
+    batch = prompts.unique(4)
+    held: tuple[tuple[int, Layout, int], ...] = (
+        (1, "single", 1),
+        (2, "single", 1),
+        (1, "megatron", 1),
+        (2, "megatron", 4),
+    )
+    for version, layout, chunks in held:
+        await stack.sync_weights(version, layout=layout, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)

@@ -1,0 +1,114 @@
+"""Syncs while requests are frozen, with their cache kept and without: which weights and which cache made each later token."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import FAN_OUT
+from harness.checks.kept_cache import KEPT_CACHE
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.pausing import FROZEN, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
+from harness.checks.staleness import CURRENT_POLICY, FRESH_CACHE, WHOLE_VERSION
+from harness.checks.weights import EVERY_PARAMETER
+from harness.scenario import scenario
+from harness.stack import Stack
+from scenarios.pauses import pause_in_flight
+
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+KEEP = {Capability.PAUSE_KEEP}
+SYNC = {*KEEP, Capability.WEIGHT_SYNC}
+CLEAR = {*KEEP, Capability.PAUSE_CLEAR_CACHE}
+
+
+@scenario(
+    task=13,
+    promise="requests that were frozen through a sync go on with the new weights, on the cache that they had",
+    needs=SYNC,
+    checks=[KEPT_CACHE, WHOLE_VERSION, EVERY_PARAMETER, FROZEN, ALL_COMPLETE],
+)
+async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.pause: "They resume where they left off on /resume. KV cache is preserved." A request
+    that comes in the meantime reads its prompt with the new weights."""
+    batch = prompts.unique(6)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch)):
+            tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
+            await stack.sync_weights(1)
+            await stack.digests()
+
+
+@scenario(
+    task=13,
+    promise="each of several syncs within one answer changes the weights, and none of what had been read before",
+    needs=SYNC,
+    checks=[KEPT_CACHE, EVERY_PARAMETER, ALL_COMPLETE],
+    deadline_s=90.0,
+)
+async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 13: no abort, so an answer may live through many syncs (SkyRL documentation, Fully Async Training)."""
+    batch = prompts.unique(4)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **{**LONG, "max_tokens": 320}))
+        for version in (1, 2, 3):
+            await stack.until_generating(requests=len(batch), tokens=60 * version * len(batch))
+            await stack.pause("keep")
+            await stack.sync_weights(version)
+            await stack.resume()
+    await stack.digests()
+
+
+@scenario(
+    task=13,
+    promise="requests that were frozen with a cleared cache go on as the new version alone would",
+    needs={*SYNC, *CLEAR},
+    checks=[WHOLE_VERSION, EVERY_PARAMETER, FROZEN, FAN_OUT, ALL_COMPLETE],
+)
+async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.pause: "clear_cache: Whether to clear the KV cache on pause."; vLLM 0.19,
+    AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". What was made before stays as it is."""
+    batch = prompts.unique(6)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
+            await stack.sync_weights(1)
+            await stack.digests()
+
+
+@scenario(
+    task=13,
+    promise="a pause(keep) that clears the cache and brings no new weights changes no answer",
+    needs=CLEAR,
+    checks=[SAME_AS_UNINTERRUPTED, FROZEN, FAN_OUT, ALL_COMPLETE],
+)
+async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.pause: a request resumes where it left off, whether its keys and values are kept or
+    computed again."""
+    batch = prompts.unique(6)
+    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
+            pass
+
+
+@scenario(
+    task=13,
+    promise="after a freeze that cleared the cache, no new request reads what frozen ones had left in it",
+    needs={*SYNC, *CLEAR},
+    checks=[FRESH_CACHE, CURRENT_POLICY, FAN_OUT, ALL_COMPLETE],
+)
+async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient.pause(clear_cache); vLLM documentation, Automatic Prefix Caching. Prompts fill more than a
+    block; the same are asked again once the frozen ones have ended."""
+    batch = prompts.long(4)
+    await stack.generate(batch, **ANSWER)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **{**LONG, "max_tokens": 120}))
+        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
+            await stack.sync_weights(1)
+    await stack.generate(batch, **ANSWER)

@@ -1,0 +1,113 @@
+"""Weight syncs by the engine's own weight transfer, and what a sync that fails in the middle leaves for the next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.capability import Capability
+from harness.checks.control_plane import HEALTHY, PAUSE_STATES
+from harness.checks.failed_sync import FAILED_SYNC
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
+from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.scenario import scenario
+from harness.stack import Stack
+from scenarios.pauses import pause_in_flight
+
+ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+SYNC = {Capability.WEIGHT_SYNC}
+NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
+
+
+@scenario(
+    task=14,
+    promise="the engine's own weight transfer carries a sync, whole or in chunks",
+    needs=NATIVE,
+    checks=[NATIVE_TRANSFER, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    topologies=["disaggregated", "remote"],
+)
+async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 14: "Native weight sync"; vLLM documentation, Weight Transfer: /update_weights."""
+    batch = prompts.unique(4)
+    await stack.generate(batch, **ANSWER)
+    for version, chunks in ((1, 1), (2, 4)):
+        await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=14,
+    promise="no class of the stack's own is in the workers",
+    needs=NATIVE,
+    checks=[NO_EXTENSION],
+)
+async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
+    """SkyRL #1014, task 14: "no worker extension"; vLLM documentation, worker_extension_cls. Not with external servers: what their
+    command line names is their starter's choice."""
+    await stack.sync_weights(1)
+    await stack.workers()
+
+
+@scenario(
+    task=14,
+    promise="a sync that fails in the middle leaves nothing behind that the next one would not put right",
+    needs=SYNC,
+    checks=[
+        FAILED_SYNC,
+        EVERY_PARAMETER,
+        UNIFORM_SERVERS,
+        CURRENT_POLICY,
+        SAME_VERSION_SAME_PARAMETERS,
+        SAME_VERSION_SAME_OUTPUT,
+    ],
+    deadline_s=120.0,
+    spoils=True,
+)
+async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Prompts) -> None:
+    """architecture, idempotent sync: "a failed sync followed by a good one is a good one"; SkyRL 0.2.0,
+    NewInferenceWorkerWrap: start, chunks, finish. The trainer fails at another place each time and joins anew; what it had
+    begun to send is another version than the one that it sends then."""
+    batch = prompts.unique(4)
+
+    async def sync_and_answer() -> None:
+        await stack.attempt(stack.sync_weights(1, chunks=5))
+        await stack.attempt(stack.digests())
+        await stack.attempt(stack.generate(batch, **ANSWER))
+
+    for after in (1, 2, 3, 0):
+        await stack.attempt(stack.sync_weights(2, chunks=5, fail_after_chunks=after))
+        await stack.attempt(stack.prepare_weight_sync())
+        await sync_and_answer()
+    await sync_and_answer()
+
+
+@scenario(
+    task=14,
+    promise="a sync that fails while requests are frozen leaves every server healthy, paused, and able to go on",
+    needs={*SYNC, Capability.PAUSE_KEEP, Capability.IS_PAUSED, Capability.HEALTH},
+    checks=[FAILED_SYNC, PAUSE_STATES, HEALTHY, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY],
+    deadline_s=90.0,
+    spoils=True,
+)
+async def test_a_failed_sync_leaves_the_pause_as_it_is(stack: Stack, prompts: Prompts) -> None:
+    """architecture, uniform fleet: "after a control call that failed …, all servers are in the same state"; SkyRL #899, /is_paused
+    and /health."""
+    batch = prompts.unique(4)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stack.generate(batch, **LONG))
+        async with pause_in_flight(stack, "keep", requests=len(batch)):
+            await stack.attempt(stack.sync_weights(2, chunks=3, fail_after_chunks=1))
+            await stack.is_paused()
+            await stack.health()
+            await stack.attempt(stack.prepare_weight_sync())
+            await stack.attempt(stack.sync_weights(1))
+            await stack.is_paused()
+            await stack.attempt(stack.digests())
+    await stack.is_paused()
+    await stack.health()
+    await stack.generate(prompts.unique(4), **ANSWER)

@@ -1,0 +1,128 @@
+"""What SkyRL's adapters do with LoRA adapters, without SkyRL: which client is asked, under which name, with which folder."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from backends.skyrl.http import HttpStack
+from backends.skyrl.legacy import LegacyStack
+from backends.skyrl.lora import Adapters
+from fixtures import lora
+from harness.capability import Capability
+from harness.contract import Empty, LoadLoraRequest, OpenAIRequest, StartRequest
+from harness.topology import topology
+
+
+@dataclass
+class Client:
+    """As far as adapters go, SkyRL's RemoteInferenceClient."""
+
+    active_lora_name: str | None = None
+    loaded: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    async def update_lora_from_disk(self, path: str) -> None:
+        self.loaded.append(path)
+
+    async def teardown(self) -> None:
+        self.closed = True
+
+
+def made(kind, tmp_path, name: str):
+    stack = kind()
+    stack.request = StartRequest(
+        target="t",
+        topology=topology(name),
+        capabilities=list(Capability),
+        model_path="/model",
+        scratch=str(tmp_path),
+        logs=str(tmp_path),
+    )
+    stack.adapters = Adapters(str(tmp_path), "/model")
+    stack.client = Client()
+    stack.has_experts = False
+    return stack
+
+
+@pytest.fixture
+def written(monkeypatch):
+    found: list[tuple[Path, int]] = []
+    monkeypatch.setattr(lora, "write", lambda folder, _model, version: found.append((folder, version)))
+    return found
+
+
+@pytest.mark.parametrize("kind", [HttpStack, LegacyStack])
+def test_engines_take_adapters_or_weights(kind, tmp_path):
+    of_adapters = {Capability.LORA, Capability.ADAPTER_BY_NAME}
+    assert not of_adapters & made(kind, tmp_path, "disaggregated").capabilities()
+    offered = made(kind, tmp_path, "lora").capabilities()
+    assert of_adapters <= offered
+    assert Capability.WEIGHT_SYNC not in offered
+
+
+def test_http_has_a_client_for_each_name(tmp_path, written):
+    stack = made(HttpStack, tmp_path, "lora")
+    for name, version in (("one", 1), ("other", 2), ("one", 3)):
+        asyncio.run(stack.load_lora_adapter(LoadLoraRequest(name=name, version=version)))
+    one, other = stack.client_of("one"), stack.client_of("other")
+    assert (one.active_lora_name, other.active_lora_name, stack.client_of(None).active_lora_name) == (
+        "one",
+        "other",
+        None,
+    )
+    assert one.loaded == [str(tmp_path / "lora" / "one")] * 2, "a trainer writes each version to the same folder"
+    assert other.loaded == [str(tmp_path / "lora" / "other")]
+    assert [version for _, version in written] == [1, 2, 3]
+    assert stack.client.loaded == []
+
+
+def forgetful(tmp_path, status: int):
+    """A stack with one adapter whose servers answer so when they are to forget it, and what they were asked."""
+    asked = []
+
+    class Direct:
+        async def post(self, url, json):
+            asked.append((url, json))
+            return httpx.Response(status, request=httpx.Request("POST", url))
+
+    async def on_workers(method):
+        asked.append(method)
+
+    stack = made(HttpStack, tmp_path, "lora")
+    stack._direct, stack._urls, stack.on_workers = Direct(), ["http://a", "http://b"], on_workers
+    asyncio.run(stack.load_lora_adapter(LoadLoraRequest(name="one", version=1)))
+    return stack, asked
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_http_forgets_every_name(tmp_path, written, status):
+    stack, asked = forgetful(tmp_path, status)
+    client = stack.client_of("one")
+    asyncio.run(stack.forget_adapters(Empty()))
+    gone = [(f"{url}/v1/unload_lora_adapter", {"lora_name": "one"}) for url in stack._urls]
+    assert asked == [*gone, "parity_forget_adapters"]
+    assert client.closed
+    assert stack.adapters.clients == {}
+
+
+def test_a_server_that_does_not_forget_is_an_error(tmp_path, written):
+    stack, _ = forgetful(tmp_path, 500)
+    with pytest.raises(httpx.HTTPStatusError, match="500"):
+        asyncio.run(stack.forget_adapters(Empty()))
+
+
+def test_legacy_knows_no_name_of_an_adapter(tmp_path):
+    stack = made(LegacyStack, tmp_path, "lora")
+    stack._loaded = "policy"
+
+    def asked(model: str) -> str:
+        return stack._by_model(OpenAIRequest(body={"model": model})).body["model"]
+
+    assert (asked("policy"), asked("/model"), asked("nobody")) == ("/model", "/model", "nobody")
+    stack._loaded = None
+    assert asked("policy") == "policy"
