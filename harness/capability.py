@@ -71,7 +71,9 @@ class Capability(StrEnum):
     """Colocated engines read weights where the trainer has them, through CUDA IPC. It needs CUDA. SkyRL #1014, task 15."""
     TRAINER = "trainer"
     """train(): one optimizer step on rollouts makes a policy version, and sync_weights() sends it, also out of the shards of
-    FSDP2 and Megatron-core. SkyRL #1014, tasks 1, 4 and 9."""
+    FSDP2. SkyRL #1014, tasks 1 and 4."""
+    MEGATRON_TRAINER = "megatron_trainer"
+    """sync_weights() sends what Megatron-core's ranks hold. It needs Megatron-core and Megatron-Bridge. SkyRL #1014, task 9."""
     STALENESS_MANAGER = "staleness_manager"
     """The trainer's staleness manager: it says when a rollout may be asked for. SkyRL documentation, Fully Async Training,
     "Async staleness manager"; SkyRL #1014, task 5."""

@@ -214,7 +214,7 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
     `chunks` is how many pieces the trainer sends the parameters in: 1 is whole. `layout` is how the trainer holds them: whole
-    in one process, as FSDP2's shards in two, or as Megatron-core's in four (TP2×PP2), gathered for the sync. With
+    in one process, as FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2), gathered for the sync. With
     `fail_after_chunks` the trainer fails once it has sent so many of them: the call fails with the error TrainerFailed, and the
     trainer that comes back joins anew (`prepare_weight_sync`).
     """
@@ -597,6 +597,13 @@ METHODS: dict[str, Method] = {
 """Every call of the contract by name. Host and handle are both made from this table."""
 
 
+_OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
+    "single": frozenset(),
+    "fsdp2": frozenset({Capability.TRAINER}),
+    "megatron": frozenset({Capability.MEGATRON_TRAINER}),
+}
+
+
 def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities that this very call needs: finer than the table where an argument decides.
 
@@ -613,8 +620,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "generate":
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
-        case "sync_weights" if request.get("layout", "single") != "single":
-            found.add(Capability.TRAINER)
+        case "sync_weights":
+            found |= _OF_LAYOUTS[request.get("layout", "single")]
         case "http":
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):

@@ -273,7 +273,8 @@ class Session:
         if stack is None:
             return self._not_driven(scenario, take, self._hopeless[seat.name])
         with self.timed("drive"):
-            return self._runner.run(stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack)))
+            driving = stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
+            return self._runner.run(driving)
 
     def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> ScenarioTrace:
         recorder = self._recorder

@@ -377,6 +377,8 @@ class Stack:
         self._version: int | None = None
         self._paused = False
         self._adapters: set[str] = set()
+        self._may_spoil = False
+        """Does the scenario that is driven declare that it breaks the stack?"""
         self._spoiled = False
         self._killed = False
         """A scenario killed a server: that something died is no news."""
@@ -441,7 +443,13 @@ class Stack:
         return self._request.max_model_len
 
     async def drive(
-        self, name: str, take: int, deadline_s: float, scenario: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        take: int,
+        deadline_s: float,
+        scenario: Callable[[], Awaitable[None]],
+        *,
+        spoils: bool = False,
     ) -> ScenarioTrace:
         """Clean room, then the scenario; what was recorded of it. Raises only for a stack that cannot be ended.
 
@@ -450,7 +458,7 @@ class Stack:
         """
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
-        self._scenario, self._events = name, []
+        self._scenario, self._events, self._may_spoil = name, [], spoils
         self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         for attempts in range(1, MOST_ATTEMPTS + 1):
             try:
@@ -754,7 +762,8 @@ class Stack:
         With `fail_after_chunks` the trainer fails in the middle: the call has to fail. The stack is started anew for the next
         scenario.
         """
-        self._spoiled = self._spoiled or fail_after_chunks is not None
+        if fail_after_chunks is not None:
+            self._spoil("a sync that fails")
         self._version, self._left = None, True  # until it is done
         request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
         await self._call("sync_weights", request, Empty, label)
@@ -827,8 +836,15 @@ class Stack:
 
     async def kill_server(self, server: str, *, label: str | None = None) -> None:
         """Kill a server's processes. The stack is started anew for the next scenario."""
-        self._spoiled = self._killed = True
+        self._spoil("kill_server")
+        self._killed = True
         await self._call("kill_server", KillServerRequest(server=server), Empty, label)
+
+    def _spoil(self, how: str) -> None:
+        """The next scenario needs another stack, or none is spared for the others. Raises ValueError if that was not declared."""
+        if not self._may_spoil:
+            raise ValueError(f"{how} breaks the stack, and the scenario does not declare it: spoils=True")
+        self._spoiled = True
 
     async def inject(self, fault: str | None) -> int:
         """Switch to a seeded fault, or to none; how often the one before took effect. Not recorded: scenarios know no faults."""

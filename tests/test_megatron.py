@@ -190,35 +190,6 @@ def test_there_and_back_is_exact(model):
         np.testing.assert_array_equal(again[name], tensor, err_msg=name, strict=True)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(models())
-def test_the_order_of_an_export_has_every_parameter_once(model):
-    tensors, sharding = model
-    order = sharding.exported()
-    assert sorted(order) == sorted(tensors)
-    layers = [int(name.split(".")[2]) if ".layers." in name else -1 for name in order]
-    assert layers == sorted(layers)
-
-
-def test_the_order_of_an_export_is_megatron_bridges():
-    of = configuration()
-    order = llama_like(of, state_dict(of, biases=False)).exported()
-    assert order[:12] == [
-        "model.norm.weight",
-        "model.embed_tokens.weight",
-        "lm_head.weight",
-        "model.layers.0.post_attention_layernorm.weight",
-        "model.layers.0.mlp.gate_proj.weight",
-        "model.layers.0.mlp.up_proj.weight",
-        "model.layers.0.mlp.down_proj.weight",
-        "model.layers.0.self_attn.o_proj.weight",
-        "model.layers.0.input_layernorm.weight",
-        "model.layers.0.self_attn.q_proj.weight",
-        "model.layers.0.self_attn.k_proj.weight",
-        "model.layers.0.self_attn.v_proj.weight",
-    ]
-
-
 COPIED = ("norm_weight", "norm.weight")
 
 

@@ -182,6 +182,19 @@ async def test_a_death_is_not_swallowed_by_an_attempt(rigs):
     assert trace.end.error.kind == "StackDied"
 
 
+@pytest.mark.parametrize(
+    "breaks", [lambda s: s.kill_server("engine-0"), lambda s: s.sync_weights(1, fail_after_chunks=1)]
+)
+async def test_a_scenario_that_does_not_say_so_cannot_break_the_stack(rigs, breaks: Body):
+    rig = await rigs()
+    trace = await rig.drive(breaks)
+    assert trace.end.error is not None
+    assert trace.end.error.blame == Blame.HARNESS
+    assert "spoils=True" in trace.end.error.message
+    assert rig.stack.alive
+    assert {call.method for call in trace.calls if call.phase == "scenario"} == set(), "nothing was done"
+
+
 async def test_what_a_scenario_leaves_running_is_cancelled(rigs):
     left: list[asyncio.Task[None]] = []
 

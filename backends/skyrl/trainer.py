@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from fixtures import fsdp2, megatron, policy
+from fixtures import policy, ranks
 from fixtures.trainer import PolicyTrainer
 from harness.contract import Layout, TrainRequest, TrainResult
 
 HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
     "single": policy.version,
-    "fsdp2": fsdp2.gather,
-    "megatron": megatron.gather,
+    "fsdp2": partial(ranks.gather, "fixtures.fsdp2"),
+    "megatron": partial(ranks.gather, "fixtures.megatron_core"),
 }
 """How the trainer holds a policy version → its whole tensors, of model path, version and the folder of trained versions."""
 

@@ -17,20 +17,17 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": Tr
 
 @scenario(
     task=9,
-    promise="a sync of weights that lie in Megatron's layout equals the whole",
-    needs={Capability.WEIGHT_SYNC, Capability.TRAINER},
+    promise="a sync of what Megatron-core's ranks hold equals the whole",
+    needs={Capability.WEIGHT_SYNC, Capability.MEGATRON_TRAINER},
     checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    deadline_s=300.0,
 )
 async def test_a_sync_of_megatrons_layout_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 9: Megatron's weights mapped to vLLM's, TP2×PP2. Megatron-Bridge, QKVMapping and GatedMLPMapping:
-    what Megatron-core fuses and interleaves. SkyRL 0.2.0, MegatronWeightExtractor: sent in Hugging Face's names, in buckets."""
+    what Megatron-core fuses and interleaves. SkyRL 0.2.0, MegatronWeightExtractor: sent in Hugging Face's names, in buckets.
+    Generation and training with Megatron are the trainer's business: its ranks hold the weights on a CPU here."""
     batch = prompts.unique(4)
-    held: tuple[tuple[int, Layout, int], ...] = (
-        (1, "single", 1),
-        (2, "single", 1),
-        (1, "megatron", 1),
-        (2, "megatron", 4),
-    )
+    held: tuple[tuple[int, Layout, int], ...] = ((1, "single", 1), (0, "single", 1), (1, "megatron", 4))
     for version, layout, chunks in held:
         await stack.sync_weights(version, layout=layout, chunks=chunks)
         await stack.digests()
