@@ -106,7 +106,7 @@ def _known(verdicts: Sequence[Verdict], ledger: Ledger) -> Iterable[str]:
 
 
 def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
-    """Bullets without evidence, task by task; tasks of which nothing was exercised are named together, by wave."""
+    """Bullets without evidence, task by task; tasks of which no bullet has its evidence are named together, by wave."""
     engine = judgement.run.engine
     untouched: list[Task] = []
     for task in plan.task:
@@ -120,7 +120,9 @@ def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
             yield f"task {task.number}: {', '.join(weak)} can only be shown on CUDA; this run used {engine}"
     if untouched:
         waves = sorted({task.wave for task in untouched})
-        yield (f"task {_ranges([task.number for task in untouched])}: not exercised (wave {_ranges(waves)})")
+        yield (
+            f"task {_ranges([task.number for task in untouched])}: no bullet has all of its evidence (wave {_ranges(waves)})"
+        )
 
 
 def _evident(bullet: Bullet, judgement: Judgement) -> bool:

@@ -85,7 +85,7 @@ def test_a_run_that_proves_less_keeps_it_closed(run, says):
 def test_nothing_judged_keeps_it_closed():
     found = reasons([])
     assert found[0] == "nothing was judged"
-    assert "task 0–1: not exercised (wave 1)" in found
+    assert "task 0–1: no bullet has all of its evidence (wave 1)" in found
 
 
 @pytest.mark.parametrize("status", ["fail", "untestable"])
@@ -147,7 +147,7 @@ def test_each_missing_piece_of_evidence_keeps_it_closed(dropped):
 
 def test_evidence_from_another_placement_does_not_count():
     moved = both("order.test_rows") + both("sync.test_all", "remote")
-    assert reasons(moved) == ["task 1: not exercised (wave 1)"]
+    assert reasons(moved) == ["task 1: no bullet has all of its evidence (wave 1)"]
 
 
 @pytest.mark.parametrize(("lacking", "closed"), [((LEGACY, HTTP), False), ((HTTP,), True)])
@@ -160,7 +160,9 @@ def test_what_neither_stack_offers_needs_no_evidence(lacking, closed):
         verdict("order.test_extra", target=one, status="missing" if one in lacking else "pass")
         for one in (LEGACY, HTTP)
     ]
-    assert reasons([*GREEN, *extra], plan=plan) == (["task 0: not exercised (wave 1)"] if closed else [])
+    assert reasons([*GREEN, *extra], plan=plan) == (
+        ["task 0: no bullet has all of its evidence (wave 1)"] if closed else []
+    )
 
 
 def test_a_bullet_without_scenarios_has_no_evidence():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from harness.stack import PROJECT
 from harness.targets import resolve
 
 pytestmark = pytest.mark.real
+MODEL = "the tiny model"
 
 COMPARE = """
 import json, sys
@@ -25,35 +27,54 @@ whole = policy.version(model, 1)
 gathered = ranks.gather(module, model, 1, "")
 print(json.dumps([sorted(whole), sorted(gathered), sorted(n for n in whole if not torch.equal(whole[n], gathered[n]))]))
 """
+FAIL = """
+import json, sys
+import psutil
+from fixtures import ranks
+model, version, ranks.GATHER_DEADLINE_S = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+try:
+    said = sorted(ranks.gather("tests.real.bad_ranks", model, version, ""))
+except RuntimeError as e:
+    said = str(e)
+print(json.dumps([said, len(psutil.Process().children(recursive=True))]))
+"""
 
 
-def gathered(module: str) -> tuple[list[str], list[str], list[str]]:
-    """Names of policy version 1, names of what these ranks gather of it, and the names whose values are not the same."""
+def run(script: str, *arguments: str) -> Any:
+    """What a script prints that runs with SkyRL 0.2.0's interpreter. `MODEL` among its arguments is the tiny model's folder."""
     target, progress = resolve("skyrl-0.2.0:http"), console_progress()
     python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
-    model = tiny_model(python, progress)
-    command = [str(python), "-c", COMPARE, module, str(model)]
+    given = [str(tiny_model(python, progress)) if argument == MODEL else argument for argument in arguments]
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
-        command,
-        cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        check=False,
+        [str(python), "-c", script, *given], cwd=PROJECT, env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    names, found, wrong = json.loads(done.stdout.splitlines()[-1])
-    return names, found, wrong
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("module", ["fixtures.fsdp2", "fixtures.megatron_core"])
 def test_what_ranks_hold_is_gathered_whole(module):
-    names, found, wrong = gathered(module)
+    names, found, wrong = run(COMPARE, module, MODEL)
     assert (found, wrong) == (names, [])
 
 
 def test_a_layout_that_is_not_megatrons_is_not_gathered_whole():
-    names, found, wrong = gathered("tests.real.wrong_megatron")
+    names, found, wrong = run(COMPARE, "tests.real.wrong_megatron", MODEL)
     assert found == names
     fused = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     assert wrong == [name for name in names if name.split(".")[-2] in fused]
+
+
+@pytest.mark.parametrize(
+    ("version", "deadline_s", "says"),
+    [
+        ("1", "120", ["rank 1 of 2 ended with 1", "this shard is lost"]),
+        ("2", "20", ["tests.real.bad_ranks ended with nothing within 20 s"]),
+    ],
+    ids=["fails", "hangs"],
+)
+def test_a_rank_that_fails_is_named_and_none_is_left(version, deadline_s, says):
+    said, left = run(FAIL, MODEL, version, deadline_s)
+    assert [words for words in says if words not in said] == [], said
+    assert left == 0

@@ -1,0 +1,20 @@
+"""Two ranks of which the second fails (version 1) or hangs (version 2): a program, as `fixtures.fsdp2` is."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from fixtures import ranks
+
+
+def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:
+    if rank == 1 and held.version == 1:
+        raise ValueError("this shard is lost")
+    if rank == 1:
+        threading.Event().wait()
+    return held.tensors()
+
+
+if __name__ == "__main__":
+    ranks.main(2, one_rank)
