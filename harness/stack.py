@@ -841,7 +841,7 @@ class Stack:
         await self._call("kill_server", KillServerRequest(server=server), Empty, label)
 
     def _spoil(self, how: str) -> None:
-        """The next scenario needs another stack, or none is spared for the others. Raises ValueError if that was not declared."""
+        """From here on the stack is of no use to the next scenario. Raises ValueError for one that does not declare that."""
         if not self._may_spoil:
             raise ValueError(f"{how} breaks the stack, and the scenario does not declare it: spoils=True")
         self._spoiled = True

@@ -132,6 +132,10 @@ EXPERTS_NOTE = (
     "routed experts are asked for without Megatron: SkyRL's own check of the configuration allows them with its "
     "routing replay only"
 )
+MEGATRON_NOTE = (
+    "Megatron-core's ranks hold weights on the CPU, its own layers in place of Transformer Engine's: they are exported, and not "
+    "trained"
+)
 GROUP_NOTE = (
     'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '
     'itself, it resolves "auto" to "disable"'
@@ -412,11 +416,13 @@ class SkyRLStack:
         for name, ranks in workers.items():
             processes.update({f"{name}/worker-{w['rank']}": w["pid"] for w in ranks})
         processes.update(self.roles())
+        capabilities = self.capabilities()
+        self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in capabilities else []
         return Description(
             target=request.target,
             topology=request.topology,
             start=request.start,
-            capabilities=sorted(self.capabilities()),
+            capabilities=sorted(capabilities),
             servers=[
                 ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
                 for name, ranks in workers.items()
