@@ -70,6 +70,7 @@ class SwappedInLargeBatches(Client):
     also=[
         "abort_returns_partial",
         "adapter_isolated",
+        "all_complete",
         "chat_completion.usage",
         "conservation",
         "current_policy",
@@ -88,7 +89,6 @@ class SwappedInLargeBatches(Client):
         "same_version_same_output",
         "sampling.filters",
         "schedule.versions",
-        "sticky_sessions",
         "tokens.greedy",
         "tokens.same",
         "training.gap",

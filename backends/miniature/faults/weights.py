@@ -103,7 +103,6 @@ class SyncWithoutEffect(Client):
     caught_by=["every_parameter"],
     also=[
         "current_policy",
-        "forced_effect",
         "fresh_prefix_cache",
         "gym.logprobs",
         "kept_cache",
