@@ -7,7 +7,6 @@ Where the harness deviates from what SkyRL ships, it is a named patch or a note,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib.metadata
 import json
@@ -18,7 +17,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import psutil
 
 from backends.skyrl import endpoint, exposed, gym, lora
 from backends.skyrl.actors import shipped_hosts
@@ -63,6 +61,7 @@ from harness.contract import (
     WorkersResult,
 )
 from harness.errors import NotOffered, StartFailed
+from harness.processes import kill_trees
 from harness.topology import Placement
 
 MEGATRON = ("megatron-core", "megatron-bridge")
@@ -612,7 +611,7 @@ class SkyRLStack:
         """SIGKILL to every process of the server. A forked legacy engine keeps its frontend: that is this process."""
         assert self._description is not None
         processes = self._description.processes
-        _kill([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
+        kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
         return Empty()
 
     async def in_flight(self, _request: Empty) -> InFlightResult:
@@ -635,15 +634,7 @@ def generation(output: Any) -> Generation:
     )
 
 
-def _kill(pids: list[int]) -> None:
-    """SIGKILL to these processes and their children, all at once."""
-    roots = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    doomed = {process for root in roots for process in (root, *root.children(recursive=True))}
-    for process in doomed:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
+@functools.cache
 def _installed() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
