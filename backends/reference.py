@@ -9,6 +9,7 @@ the same layers rounded to steps of a scale a token, all products and sums in fl
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.metadata
 import os
 import re
@@ -17,7 +18,8 @@ from typing import Any
 import msgspec
 
 from backends.vllm.probes import tensor_digest
-from fixtures import lora, policy, quantized
+from fixtures import lora, policy, quantized, vocabulary
+from fixtures.vocabulary import Vocabulary
 from harness.capability import Capability
 from harness.contract import Description, Empty, StartRequest
 from harness.errors import NotOffered
@@ -31,6 +33,8 @@ from harness.reference import (
     ExpertsRequest,
     Next,
     NextRequest,
+    Noise,
+    NoiseRequest,
     RenderRequest,
     Score,
     ScoreRequest,
@@ -58,6 +62,10 @@ FUSED = {
 EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 """A Hugging Face parameter of one expert (Qwen3-MoE, OLMoE)."""
 
+NOT_ROUNDED = (-1, None, None)
+"""What the model is under while it holds the checkpoint's own weights: no question asks for that."""
+NOISE_ROWS, NOISE_TOKENS, NOISE_BEST = 16, 64, 4
+"""Rounding is measured on so many random contexts, of so many tokens each, for the most probable tokens of each position."""
 DRAWS = 4
 """How often a score of quantized weights is worked out again with activations moved at random (`Score.rounding`)."""
 AT_A_BOUNDARY = 1e-3
@@ -111,8 +119,28 @@ class Reference:
             raise NotOffered(Capability.ROUTED_EXPERTS, self._request.target)
         return await self._run(self._experts, request)
 
+    async def noise(self, request: NoiseRequest) -> Noise:
+        return await self._run(self._noise, request)
+
+    async def vocabulary(self, _request: Empty) -> Vocabulary:
+        tokenizer, ends = self._tokenizer, self._model.generation_config.eos_token_id
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer of {self._request.model_path} names no end of sequence")
+        return vocabulary.read(
+            size=min(len(tokenizer), self._model.config.vocab_size),
+            ids=tokenizer.get_vocab(),
+            decode=tokenizer.decode,
+            special=[token for token, added in tokenizer.added_tokens_decoder.items() if added.special],
+            eos=tokenizer.eos_token_id,
+            ends=[ends] if isinstance(ends, int) else ends or [],
+            template=tokenizer.get_chat_template() if tokenizer.chat_template else "",
+            named={name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)},
+        )
+
     async def render(self, request: RenderRequest) -> Tokens:
-        ids = self._tokenizer.apply_chat_template(request.messages, add_generation_prompt=True, tokenize=True)
+        ids = self._tokenizer.apply_chat_template(
+            request.messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         return Tokens(tokens=[int(t) for t in ids])
 
     async def decode(self, request: DecodeRequest) -> Text:
@@ -145,21 +173,25 @@ class Reference:
         for name, module in self._model.named_modules():
             if quantized.is_quantized(f"{name}.weight"):
                 module.register_forward_pre_hook(lambda _module, inputs: (self._rounded(inputs[0]),))
-        self._holds = (0, None, None)
+        self._holds = (0, None, None) if self._request.dtype == "float32" else None
 
     def _at(self, weights: Weights) -> Any:
-        """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized."""
+        """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized.
+
+        Weights are rounded to the engines' dtype, as these hold them, and computed with in float32.
+        """
         wanted = (weights.version, weights.adapter, weights.quantization)
         if wanted != self._holds:
             path = self._request.model_path
-            tensors = policy.version(path, weights.version, self._request.policies)
+            made = policy.version(path, weights.version, self._request.policies)
+            tensors = {name: tensor.to(self._dtype).float() for name, tensor in made.items()}
             if weights.adapter is not None:
-                tensors = lora.merged(tensors, policy.checkpoint(path), weights.adapter)
+                tensors = lora.merged(tensors, policy.checkpoint(path), weights.adapter, self._dtype)
             if weights.quantization is not None:
                 tensors = {
                     name: self._dequantized(name, tensor, weights.quantization) for name, tensor in tensors.items()
                 }
-            self._model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+            self._model.load_state_dict(tensors, strict=False)
             self._holds = wanted
         return self._model
 
@@ -168,7 +200,7 @@ class Reference:
         if not quantized.is_quantized(name):
             return tensor
         steps, scale = quantized.quantize(tensor.to(self._dtype), kind)
-        return steps.float() * scale
+        return steps.float() * scale.float()
 
     def _rounded(self, inputs: Any) -> Any:
         """Inputs of a quantized layer (… × tokens × features) as its kernel sees them."""
@@ -178,6 +210,7 @@ class Reference:
         kind = self._holds[2]
         if kind is None:
             return inputs
+        given, inputs = inputs.dtype, inputs.float()
         scale = inputs.abs().amax(-1, keepdim=True) / quantized.LARGEST[kind]
         scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
         numbers = inputs / scale
@@ -187,7 +220,7 @@ class Reference:
         steps = numbers / step
         if self._dice is not None:
             steps = steps + AT_A_BOUNDARY * (2 * torch.rand(steps.shape, generator=self._dice) - 1)
-        return steps.round() * step * scale
+        return (steps.round() * step * scale).to(given)
 
     @property
     def _dtype(self) -> Any:
@@ -229,8 +262,55 @@ class Reference:
             logprobs=chosen.tolist(),
             ranks=(rows > chosen[:, None]).sum(1).tolist(),
             margins=(best[:, 0] - best[:, 1]).tolist(),
+            behind=(best[:, 0] - chosen).tolist(),
             rounding=() if request.quantization is None else self._moved_by_rounding(request, chosen),
         )
+
+    def _noise(self, request: NoiseRequest) -> Noise:
+        """The model in the engines' dtype against itself in float32, on random contexts."""
+        import torch
+
+        model = self._at(Weights(version=0, quantization=request.quantization))
+        low = copy.deepcopy(model).to(self._dtype)
+        dice = torch.Generator().manual_seed(0)
+        contexts = torch.randint(model.config.vocab_size, (NOISE_ROWS, NOISE_TOKENS), generator=dice)
+        moved, router = [], 0.0
+        chosen = []
+        with torch.no_grad():
+            for row in contexts:
+                right, other = (self._all_logits(one, row) for one in (model, low))
+                rows = right[0].log_softmax(-1)
+                best = rows.topk(NOISE_BEST, dim=1).indices
+                chosen.append(torch.cat([best, torch.multinomial(rows.exp(), 1, generator=dice)], dim=1))
+                moved.append((other[0].log_softmax(-1) - rows).gather(1, chosen[-1]))
+                if right[1] is not None:
+                    router = max(router, float((right[1] - other[1]).abs().max()))
+            whole = 0.0
+            if request.quantization is None:
+                made = policy.version(self._request.model_path, 0, self._request.policies)
+                model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
+                self._holds = NOT_ROUNDED
+                for row, ids in zip(contexts, chosen, strict=True):
+                    rows, other = (self._all_logits(one, row)[0].log_softmax(-1) for one in (model, low))
+                    whole = max(whole, float((other - rows).gather(1, ids).abs().max()))
+        every = torch.cat(moved).flatten()
+        return Noise(
+            numbers=every.numel(),
+            largest=float(every.abs().max()),
+            rms=float(every.square().mean().sqrt()),
+            weights=whole,
+            router=router,
+        )
+
+    @staticmethod
+    def _all_logits(model: Any, tokens: Any) -> tuple[Any, Any]:
+        """Logits by position, and a mixture's router logits (positions × layers × experts) or None; both float32."""
+        import torch
+
+        mixture = bool(getattr(model.config, "num_experts", 0))
+        asked = {"output_router_logits": True} if mixture else {}
+        made = model(input_ids=tokens[None], use_cache=False, **asked)
+        return made.logits[0].float(), torch.stack(list(made.router_logits), dim=1).float() if mixture else None
 
     def _rows(self, request: ScoreRequest) -> Any:
         """Rows: the request's tokens; columns: log-probabilities at the position of each."""

@@ -7,10 +7,12 @@ verdicts that need them become `untestable`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TypeVar, final
+from typing import IO, Any, Self, TypeVar, final
 
 import msgspec
 
@@ -27,7 +29,10 @@ from harness.reference import (
     ExpertsRequest,
     Next,
     NextRequest,
+    Noise,
+    NoiseRequest,
     Query,
+    Refusal,
     RenderRequest,
     Score,
     ScoreRequest,
@@ -40,6 +45,9 @@ from harness.run_folder import references_in
 
 FORMAT = 1
 """Version of this file format. A reader refuses any other."""
+
+ROUNDING = 1e-4
+"""By how much a number may differ between two machines' answers to one query, in nats. Below it the checks see a tie."""
 
 _A = TypeVar("_A", bound=Message)
 
@@ -62,6 +70,53 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 _header_decoder = msgspec.json.Decoder(BookHeader)
 _entry_decoder = msgspec.json.Decoder(Entry)
 _encoder = msgspec.json.Encoder()
+
+
+def _read(path: Path) -> tuple[BookHeader, Iterator[Entry]]:
+    """A book's header, and its entries as they are read. Raises `RecordingError` for what is not a whole book."""
+    lines = _lines(path)
+    header = next(lines, None)
+    if not isinstance(header, BookHeader):
+        raise RecordingError(f"{path} is empty: not a reference book", next_step="run it again")
+    return header, (line for line in lines if isinstance(line, Entry))
+
+
+def _lines(path: Path) -> Iterator[BookHeader | Entry]:
+    """The header, then the entries. Raises `RecordingError` with the line's number."""
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise RecordingError(f"cannot read {path}: {e.strerror}", next_step="judge a run's own folder") from e
+    with file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                raise RecordingError(
+                    f"{path}:{number}: reference answers are cut off in the middle of a line",
+                    next_step="the run was killed or the disk is full; run it again",
+                )
+            try:
+                line = _header_decoder.decode(raw) if number == 1 else _entry_decoder.decode(raw)
+            except msgspec.DecodeError as e:
+                raise RecordingError(f"{path}:{number}: not a line of a reference book: {e}") from e
+            if isinstance(line, BookHeader) and line.format != FORMAT:
+                raise RecordingError(
+                    f"{path} has format {line.format}, this harness reads {FORMAT}",
+                    next_step="judge it with the harness that recorded it",
+                )
+            yield line
+
+
+def _agree(left: Any, right: Any) -> bool:
+    """True if two JSON values are equal, but for floats that are as near as `ROUNDING`."""
+    match left, right:
+        case dict(), dict():
+            return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
+        case list(), list():
+            return len(left) == len(right) and all(map(_agree, left, right))
+        case float(), float():
+            return math.isclose(left, right, rel_tol=0, abs_tol=ROUNDING)
+        case _:
+            return bool(left == right)
 
 
 @final
@@ -92,35 +147,30 @@ class Book:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a whole book. Raises `RecordingError` with the line's number for anything else."""
-        try:
-            file = path.open("rb")
-        except OSError as e:
-            raise RecordingError(f"cannot read {path}: {e.strerror}", next_step="judge a run's own folder") from e
-        answers: dict[str, msgspec.Raw] = {}
-        header: BookHeader | None = None
-        with file:
-            for number, raw in enumerate(file, start=1):
-                if not raw.endswith(b"\n"):
-                    raise RecordingError(
-                        f"{path}:{number}: reference answers are cut off in the middle of a line",
-                        next_step="the run was killed or the disk is full; run it again",
-                    )
-                try:
-                    if header is None:
-                        header = _header_decoder.decode(raw)
-                    else:
-                        entry = _entry_decoder.decode(raw)
-                        answers[entry.key] = entry.answer.copy()
-                except msgspec.DecodeError as e:
-                    raise RecordingError(f"{path}:{number}: not a line of a reference book: {e}") from e
-                if header.format != FORMAT:
-                    raise RecordingError(
-                        f"{path} has format {header.format}, this harness reads {FORMAT}",
-                        next_step="judge it with the harness that recorded it",
-                    )
-        if header is None:
-            raise RecordingError(f"{path} is empty: not a reference book", next_step="run it again")
-        return cls(path, header.model_sha256, answers, None)
+        header, entries = _read(path)
+        return cls(path, header.model_sha256, {entry.key: entry.answer.copy() for entry in entries}, None)
+
+    @classmethod
+    def unite(cls, path: Path, books: Sequence[Path]) -> None:
+        """Write one book at `path` with the answers of all `books`. The first answer to each query stands.
+
+        They are about one model. Raises `RecordingError` for a book that is not whole, and for two answers to one query
+        that differ by more than rounding.
+        """
+        origins: dict[str, Path] = {}
+        with cls.create(path, _read(books[0])[0].model_sha256) as united:
+            for source in books:
+                for entry in _read(source)[1]:
+                    name = entry.key
+                    if name not in origins:
+                        united._write(entry)
+                        united._answers[name] = entry.answer.copy()
+                        origins[name] = source
+                    elif not _agree(msgspec.json.decode(united._answers[name]), msgspec.json.decode(entry.answer)):
+                        raise RecordingError(
+                            f"{source} and {origins[name]} answer {name} differently",
+                            next_step="make the runs with one reference environment",
+                        )
 
     @classmethod
     def of(cls, model_sha256: str, folder: Path) -> Self:
@@ -142,14 +192,14 @@ class Book:
         """A book without answers and without a file: whatever needs the oracle is untestable."""
         return cls(Path("reference.jsonl"), "", {}, None)
 
-    def add(self, query: Query, answer: Answer) -> None:
+    def add(self, query: Query, answer: Answer | Refusal) -> None:
         """Keep an answer. A query that is known already is not written again.
 
         Raises TypeError if the answer is not of the query's kind.
         """
         name = key(query)
         _, expected = QUERIES[name.partition(":")[0]]
-        if not isinstance(answer, expected):
+        if not isinstance(answer, expected | Refusal):
             raise TypeError(f"{name} is answered by {expected.__name__}, not by {type(answer).__name__}")
         if name not in self._answers:
             raw = msgspec.Raw(_encoder.encode(answer))
@@ -187,6 +237,9 @@ class Book:
     def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]:
         return self._answer(request, ExpectedDigests).digests
 
+    def noise(self, request: NoiseRequest) -> Noise:
+        return self._answer(request, Noise)
+
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         return self._answer(RenderRequest(messages=messages), Tokens).tokens
 
@@ -204,6 +257,9 @@ class Book:
         try:
             return msgspec.json.decode(raw, type=kind)
         except msgspec.DecodeError as e:
+            with suppress(msgspec.DecodeError):
+                refusal = msgspec.json.decode(raw, type=Refusal)
+                raise UnansweredQuery(f"the reference failed at {name}: {refusal.reason}") from None
             raise RecordingError(f"{self.path}: the answer to {name} is not a {kind.__name__}: {e}") from e
 
     def _write(self, line: BookHeader | Entry) -> None:

@@ -53,6 +53,9 @@ class Capability(StrEnum):
     """sleep(level) and wake_up(): hand the accelerator's memory to the trainer and take it back. SkyRL #1014, task 1."""
     WAKE_UP_TAGS = "wake_up_tags"
     """wake_up(tags): take back only "weights" or only "kv_cache". vLLM sleep mode."""
+    DEVICE_MEMORY = "device_memory"
+    """device_memory(): what a device reports is memory that sleep() can release. It needs CUDA and colocated engines.
+    vLLM documentation, Sleep Mode; SkyRL #1014, task 1."""
     RESET_PREFIX_CACHE = "reset_prefix_cache"
     """reset_prefix_cache(). SkyRL API reference, InferenceEngineInterface.reset_prefix_cache."""
     RESET_RUNNING_REQUESTS = "reset_running_requests"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache
 
 import scenarios
@@ -36,10 +36,20 @@ def functions() -> dict[str, Callable[..., Awaitable[None]]]:
 def body(name: str) -> Callable[[Stack], Awaitable[None]]:
     """What a scenario does to a stack, with its own prompts: as pytest would call it, without pytest."""
     function = functions()[name]
-    return lambda stack: function(stack=stack, prompts=Prompts(name))
+    return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary))
 
 
 @cache
 def declared() -> dict[str, Scenario]:
     """Name → declaration, of every test function in scenarios/wave*. Raises UsageError for a name given twice."""
     return {name: scenario for name, function in functions().items() if (scenario := declaration(function))}
+
+
+def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:
+    """Waves whose every declared scenario was selected, in every topology that it names. `selected`: topology → scenarios."""
+    scenarios = declared().values()
+    return [
+        wave
+        for wave in sorted({s.wave for s in scenarios})
+        if all(s.name in selected.get(topology, ()) for s in scenarios if s.wave == wave for topology in s.topologies)
+    ]

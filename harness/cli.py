@@ -42,6 +42,15 @@ class EngineChoice(StrEnum):
     CUDA = "cuda"
 
 
+class DtypeChoice(StrEnum):
+    """What --dtype takes."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 class StartChoice(StrEnum):
     """What --start takes."""
 
@@ -92,7 +101,26 @@ def run(
     stack: Annotated[
         list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
     ] = None,
-    python: Annotated[Path | None, typer.Option(metavar="PATH", help="Interpreter of local: targets.")] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable, TARGET=PATH gives one to each)."
+        ),
+    ] = None,
+    reference_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Interpreter of the oracle, where its environment cannot be made."),
+    ] = None,
+    dtype: Annotated[
+        DtypeChoice | None,
+        typer.Option(
+            help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
+        ),
+    ] = None,
+    colocate: Annotated[
+        bool,
+        typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
+    ] = False,
     engine: Annotated[EngineChoice | None, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")] = None,
     start: Annotated[
         StartChoice | None, typer.Option(help="ray: as SkyRL ships it (default). fork: seconds, for development.")
@@ -104,10 +132,12 @@ def run(
         list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
     ] = None,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Checkpoint folder (default: a tiny model, made now). Topologies for one architecture (moe…) take it if it is "
-            "of that architecture, and a tiny model of theirs if it is not."
+            metavar="PATH",
+            help="Checkpoint folder, or smollm2: SmolLM2-135M-Instruct, fetched and converted once. Default: a tiny model, made "
+            "now. Topologies for one architecture (moe…) take the model if it is of that architecture, and a tiny model of "
+            "theirs if it is not.",
         ),
     ] = None,
     run_dir: Annotated[
@@ -133,8 +163,12 @@ def run(
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
     Your own checkout against the release:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
+    On a machine with one GPU, everything that one can hold:
+      parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
       parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
+    A real model of 135 million parameters, on CPU:
+      parity run --wave 1 --topology disaggregated --model smollm2
     Stop at the first red, look around:
       parity run --wave 1 -- -x --pdb
 
@@ -143,20 +177,27 @@ def run(
     """
     import pytest
 
+    from harness.models import absolute
+    from harness.targets import interpreters
+
     names = [name for name in (baseline, candidate, *(stack or ())) if name]
-    _check_targets(names, python)
+    _check_targets(names, python or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),
         "-k": k,
         "--baseline": baseline,
         "--candidate": candidate,
         "--stack": stack,
-        "--target-python": python and python.expanduser().absolute(),
+        "--target-python": [
+            f"{name}={path}" if name else str(path) for name, path in interpreters(python or ()).items()
+        ],
+        "--reference-python": reference_python and reference_python.expanduser().absolute(),
+        "--dtype": dtype,
         "--engine": engine,
         "--start": start,
         "--engines": engines,
         "--topology": topology,
-        "--model": model and model.expanduser().absolute(),
+        "--model": model and absolute(model),
         "--run-dir": run_dir and run_dir.expanduser().absolute(),
         "--ledger": ledger and ledger.expanduser().absolute(),
         "--repeat": repeat,
@@ -166,6 +207,7 @@ def run(
         "scenarios",
         *_arguments(options),
         *["--no-twin"] * no_twin,
+        *["--colocate"] * colocate,
         *["-v"] * verbose,
         *(pytest_arguments or ()),
     ]
@@ -188,6 +230,9 @@ def prove(
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
     start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = StartChoice.FORK,
+    dtype: Annotated[
+        DtypeChoice | None, typer.Option(help="In which real stacks compute (as of `parity run`).")
+    ] = None,
     engine: Engine = EngineChoice.AUTO,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one a core).")] = 0,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
@@ -208,9 +253,12 @@ def prove(
     from harness.environments import detect_engine
     from harness.prove import MINIATURES, Request, plans
 
-    _check_targets(stack or [], None)
-    if readme and (fault or k):
-        raise UsageError("the README shows whole runs only", next_step="leave out --fault and -k, or --readme")
+    _check_targets(stack or [], ())
+    if readme and (fault or k or dtype):
+        raise UsageError(
+            "the README shows whole runs only, in the default dtype",
+            next_step="leave out --fault, -k and --dtype, or --readme",
+        )
     request = Request(
         stacks=tuple(stack or MINIATURES),
         faults=tuple(fault or ()),
@@ -218,6 +266,7 @@ def prove(
         run_dir=run_dir and run_dir.expanduser().absolute(),
         start="ray" if start == StartChoice.RAY else "fork",
         engine=_fixed(engine) or detect_engine(),
+        dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
         jobs=jobs,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
@@ -325,6 +374,7 @@ def setup(
     engine: Engine = EngineChoice.AUTO,
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
 ) -> None:
     """Make and check the environments of targets, ahead of the first run.
 
@@ -333,8 +383,12 @@ def setup(
       parity setup
     One that was found broken, made anew:
       parity setup skyrl-0.2.0:http --recreate
+    The model of `parity run --model smollm2` as well:
+      parity setup --model smollm2
     """
+    from harness import models
     from harness.environments import detect_engine, ensure
+    from harness.progress import console_progress
     from harness.targets import known, registry
 
     chosen = [known(name) for name in names] if names else [t for t in registry().values() if t.environment]
@@ -347,6 +401,9 @@ def setup(
     for environment in dict.fromkeys(target.environment for target in chosen if target.environment):
         made = ensure(environment, on, root=ROOT, python=python, recreate=recreate)
         typer.echo(f"{environment}-{on}: {made}")
+    if model is not None:
+        by = ensure(str(known("reference").environment), on, root=ROOT, python=python)
+        typer.echo(f"{model}: {models.checkpoint(model, by, console_progress())}")
 
 
 @app.command()
@@ -397,31 +454,46 @@ def compare(
 
 @app.command()
 def report(
-    run: Run,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
+    ],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Put the runs together into one, judge that, and report it.")
+    ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
+    ] = None,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
 ) -> None:
     """Render a run's reports again from its report.json: nothing is judged, and recordings, if there, only give the pictures.
 
+    With --merge: put shards together, runs that separate jobs made of the same stacks, and judge them as one run from their
+    recordings. Shards that do not belong together, overlap or are not whole are refused, and nothing is written.
+
     \b
     Examples:
       parity report .parity/runs/20261121-1500
       parity report 20261121-1500 --readme
+      parity report --merge shards/wave-1 shards/wave-2 --run-dir whole
     """
     from harness.plan import load_plan
+    from harness.run_folder import new_run_dir
     from reports import plan_figures
-    from reports.json_report import read_report
-    from reports.render import write_all
 
-    folder = run_folder(run)
-    source = folder / "report.json"
-    if not source.is_file():
-        raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {run}")
-    judgement = read_report(source)
-    write_all(judgement, folder, all_pictures=all_pictures)
+    if merge:
+        folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(ROOT)
+        judgement = _merged([run_folder(name) for name in runs], folder, all_pictures=all_pictures)
+    elif len(runs) > 1 or run_dir is not None:
+        raise UsageError(
+            "without --merge one run is rendered, in its own folder", next_step="add --merge to put runs together"
+        )
+    else:
+        folder = run_folder(runs[0])
+        judgement = _rendered(folder, all_pictures=all_pictures)
     if readme:
         plan_figures.renew(ROOT / "README.md", judgement, load_plan())
-    _show(judgement)
+    _show(judgement, report=folder / "report.html")
 
 
 @app.command()
@@ -467,18 +539,43 @@ def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
             return None
 
 
-def _show(judgement: Judgement) -> None:
+def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
+    """Shards as one run in `out`, judged and with all reports."""
+    from harness.merge import merging
+    from harness.run import judge_run
+    from reports.render import write_all
+
+    with merging(shards, out) as folder:
+        judgement = judge_run(folder)
+        write_all(judgement, folder, all_pictures=all_pictures)
+    return judgement
+
+
+def _rendered(folder: Path, *, all_pictures: bool) -> Judgement:
+    """A run's judgement as its report.json has it, rendered again."""
+    from reports.json_report import read_report
+    from reports.render import write_all
+
+    source = folder / "report.json"
+    if not source.is_file():
+        raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {folder}")
+    judgement = read_report(source)
+    write_all(judgement, folder, all_pictures=all_pictures)
+    return judgement
+
+
+def _show(judgement: Judgement, report: Path | None = None) -> None:
     from reports.terminal import show
 
-    show(judgement)
+    show(judgement, report=report)
     raise typer.Exit(judgement.exit_status)
 
 
-def _check_targets(names: Sequence[str], python: Path | None) -> None:
+def _check_targets(names: Sequence[str], python: Sequence[str]) -> None:
     from harness.targets import known
 
     local = [name for name in names if known(name).local]
-    if python is not None and not local:
+    if python and not local:
         raise UsageError(
             "--python names the interpreter of a local target, but none is selected",
             next_step="add --candidate local:http (or another `local:` target of `parity targets`)",

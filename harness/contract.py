@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from harness.capability import Capability
+from harness.devices import Devices
 from harness.topology import Topology
 
 PauseMode = Literal["abort", "keep", "wait"]
@@ -22,6 +23,8 @@ Layout = Literal["single", "fsdp2", "megatron"]
 FIRST_TRAINED = 2**32
 """Policy versions from here on were trained; those below are made by rule (`fixtures/policy.py`)."""
 Start = Literal["ray", "fork", "inline"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""In which engines hold weights and compute."""
 """As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
 
 
@@ -314,6 +317,26 @@ class WorkersResult(Message, frozen=True, kw_only=True):
     servers: dict[str, list[WorkerDescription]]
 
 
+class WorkerMemory(Message, frozen=True, kw_only=True):
+    """Memory of one worker's device, in bytes (out of band). Workers on one device report the same total and free bytes."""
+
+    rank: int
+    device: str | None = None
+    """The device's UUID. None for a worker on a CPU, which has no device memory."""
+    total: int = 0
+    free: int = 0
+    """Bytes that no process uses: total - free is in use by all processes."""
+    pool: dict[str, int] = {}
+    """Tag ("weights", "kv_cache") → bytes that sleep() can release and wake_up() takes back. They count also while
+    released. Empty if the worker has no such pool."""
+
+
+class DeviceMemoryResult(Message, frozen=True, kw_only=True):
+    """server → its workers."""
+
+    servers: dict[str, list[WorkerMemory]]
+
+
 # --- observation and lifecycle --------------------------------------------------------------------------------------
 
 
@@ -406,7 +429,7 @@ class StartRequest(Message, frozen=True, kw_only=True):
     start: Start = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     max_model_len: int = 512
     seed: int = 0
     scratch: str
@@ -416,6 +439,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
     """Put the fault instrument (`inject`) into the stack. Never in a run whose verdicts are to count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
+    devices: Devices | None = None
+    """GPUs of the workers and of the trainer; None on a CPU."""
     policies: str = ""
     """Folder of the run in which trained policy versions are kept, for trainer and oracle alike."""
 
@@ -527,6 +552,9 @@ class StackAdapter(Protocol):
     async def workers(self, request: Empty) -> WorkersResult:
         """Out of band: by what the workers take weights."""
 
+    async def device_memory(self, request: Empty) -> DeviceMemoryResult:
+        """Out of band: memory in use on the workers' devices. Also answered while engines are asleep."""
+
     async def observe(self, request: ObserveRequest) -> ObserveResult:
         """Out of band: what the engine taps saw since the last call."""
 
@@ -587,6 +615,7 @@ METHODS: dict[str, Method] = {
         Method("forget_adapters", Empty, Empty),
         Method("digests", Empty, DigestsResult),
         Method("workers", Empty, WorkersResult),
+        Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY),
         Method("observe", ObserveRequest, ObserveResult),
         Method("in_flight", Empty, InFlightResult),
         Method("probe_security", Empty, ProbeSecurityResult),

@@ -32,6 +32,7 @@ NEEDED_BYTES = 9 * 10**9
 """Disk that a stack environment takes while it is made."""
 INSTALL_DEADLINE_S = 3600.0
 STAMP = "parity.json"
+FROM_LOCK = ("--no-progress", "--no-deps", "--require-hashes")
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +139,14 @@ def problems(home: Path, locked: Path) -> list[str]:
     return found + differences(home, pins(locked))
 
 
+def unpack(locked: Path, folder: Path, python: Path, what: str) -> None:
+    """Install the packages of a requirement file into `folder`, for the files that they hold. `what` names the step in errors.
+
+    Raises EnvironmentBroken, with the end of uv's output.
+    """
+    _uv(["pip", "install", "--python", str(python), "--target", str(folder), *FROM_LOCK, "-r", str(locked)], what)
+
+
 def _make(home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, needed_bytes: int) -> None:
     free = shutil.disk_usage(home.parent).free
     if free < needed_bytes:
@@ -154,8 +163,8 @@ def _make(home: Path, locked: Path, what: str, show: Progress, *, python: Path |
     with show(f"{what}: installing {count} packages (35 s on a 2-core machine, minutes when they must be downloaded)"):
         _uv(
             [
-                *("pip", "install", "--python", str(home / "bin" / "python"), "--strict", "--no-progress"),
-                *("--no-deps", "--require-hashes", "-r", str(locked), "--build-constraints", str(locked)),
+                *("pip", "install", "--python", str(home / "bin" / "python"), "--strict"),
+                *(*FROM_LOCK, "-r", str(locked), "--build-constraints", str(locked)),
             ],
             what,
         )

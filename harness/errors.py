@@ -50,6 +50,15 @@ class UsageError(HarnessError):
     blame = Blame.SETUP
 
 
+class ModelLacks(HarnessError):
+    """A scenario needs something that the model's vocabulary does not have."""
+
+    blame = Blame.SETUP
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the model has not {what}", next_step="drive this scenario with the embedded tiny model")
+
+
 class EnvironmentBroken(HarnessError):
     """A target's virtual environment cannot be made or does not match its requirement file."""
 

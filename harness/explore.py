@@ -150,7 +150,9 @@ class Explorer:
         seat = Seat(target=self.target.name, topology=topology)
         session = self._session(topology)
         session.inject(seat, fault)
-        verdicts = session.drive(scenario, seat, lambda stack: function(stack=stack, prompts=Prompts(scenario.name)))
+        verdicts = session.drive(
+            scenario, seat, lambda stack: function(stack=stack, prompts=Prompts(scenario.name, stack.vocabulary))
+        )
         fired = session.inject(seat, None)
         judged = sum(v.status in (Conformance.PASS, Conformance.FAIL) for v in verdicts)
         return Outcome(findings=tuple(findings(verdicts)), judged=judged, fired=fired)

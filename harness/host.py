@@ -22,7 +22,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from harness.contract import METHODS, Description, KillServerRequest, Message
+from fixtures.vocabulary import Vocabulary
+from harness.contract import METHODS, Description, Empty, KillServerRequest, Message
 from harness.errors import Blame, NotOffered, StackDied, StackError
 from harness.reference import QUERIES
 
@@ -33,6 +34,7 @@ WATCH_S = 0.5
 CALLS: dict[str, tuple[type[Message], type[Message]]] = {
     **{name: (m.request, m.result) for name, m in METHODS.items()},
     **QUERIES,
+    "vocabulary": (Empty, Vocabulary),
 }
 
 

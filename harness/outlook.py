@@ -11,8 +11,9 @@ from typing import final
 
 import msgspec
 
+from harness import devices
 from harness.memory import available_and_total
-from harness.topology import Placement, Topology
+from harness.topology import Topology
 
 GIB = 2**30
 START_CPU_S = {"ray": 105.0, "fork": 30.0}
@@ -58,18 +59,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         """What this machine lacks for it; empty if nothing. So many models have an oracle by then, which stays."""
         if self.kind == "inline":
             return ""
-        if engine == "cuda" and (needed := gpus_needed(self.topology)) > gpus:
+        if engine == "cuda" and (needed := devices.needed(self.topology)) > gpus:
             return f"needs {needed} GPUs, there are {gpus}"
         free, _ = available_and_total()
         needed_bytes = self.bytes + models * ORACLE_BYTES
         if engine == "cpu" and needed_bytes > free:
             return f"needs {needed_bytes / GIB:.1f} GiB of memory, {free / GIB:.1f} are free"
         return ""
-
-
-def gpus_needed(topology: Topology) -> int:
-    """GPUs of the engines, and one of the trainer's unless it shares theirs."""
-    return topology.world_size + (topology.placement is not Placement.COLOCATED)
 
 
 def lines(starts: Sequence[Start], engine: str, gpus: int) -> Iterator[str]:

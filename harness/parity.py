@@ -200,8 +200,9 @@ def _facets(
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
     verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
-    quantized = candidate.evidence.header.topology.quantization is not None
-    verdicts.extend(_logprobs(about, found, floor, quantized=quantized))
+    header = candidate.evidence.header
+    exact = header.topology.quantization is None and header.model["dtype"] == "float32"
+    verdicts.extend(_logprobs(about, found, floor, exact=exact))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     return verdicts
@@ -269,8 +270,9 @@ def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
     ]
 
 
-def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, quantized: bool) -> list[Verdict]:
-    """Of quantized engines no noise is known: where roundings part, a difference is left open. The reference has judged both."""
+def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exact: bool) -> list[Verdict]:
+    """`exact`: float32, not quantized. Elsewhere the noise of single numbers hides small faults: a difference beyond the bound is
+    left open, and the reference has judged both sides."""
     numbers = found.logprobs
     if not numbers.facts:
         if not found.incomparable:
@@ -286,7 +288,7 @@ def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, qua
         "numbers": measured,
         "evidence": [d.shown for d in sorted(numbers.beyond, key=lambda d: d.size)[:3]],
     }
-    if numbers.largest > 0 and not quantized:
+    if numbers.largest > 0 and exact:
         useless = _useless(floor)
         if useless:
             return [about(LOGPROBS, Parity.UNTESTABLE, useless, Blame.HARNESS, **details)]

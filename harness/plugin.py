@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from fixtures.prompts import Prompts
-from harness import environments, ledger, outlook
+from harness import environments, ledger, models, outlook
 from harness import topology as topology_table
-from harness.catalogue import declared
+from harness.contract import Dtype
 from harness.errors import HarnessError, UsageError
 from harness.ledger import Ledger
 from harness.logs import LogStream
@@ -28,9 +28,9 @@ from harness.outlook import Start
 from harness.progress import console_progress
 from harness.run import judge_run
 from harness.scenario import Scenario, declaration
-from harness.session import Options, Seat, Session, check_model
+from harness.session import Options, Seat, Session
 from harness.stack import Stack
-from harness.targets import known, resolve
+from harness.targets import interpreters, known, resolve
 from harness.topology import DEFAULT_ENGINES, Topology
 from harness.verdict import Judgement, Verdict
 
@@ -78,11 +78,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only this topology; repeatable (default: all that the scenarios name)",
     )  # fmt: skip
     add(
-        "--model", type=Path, metavar="PATH",
-        help="checkpoint folder (default: a tiny model made on the spot); topologies for one architecture take it if it is of that",
+        "--model", metavar="PATH",
+        help="checkpoint folder, or smollm2 (SmolLM2-135M-Instruct, fetched and converted once). Default: a tiny model, made on the "
+        "spot. Topologies for one architecture take the model if it is of that",
     )  # fmt: skip
     add("--run-dir", type=Path, metavar="PATH", help="where recordings and report go (default .parity/runs/<run id>)")
-    add("--target-python", type=Path, metavar="PATH", help="interpreter of local:legacy and local:http")
+    add(
+        "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
+        help="interpreter of local targets; repeatable, TARGET=PATH gives one to each",
+    )  # fmt: skip
+    add(
+        "--reference-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of the oracle (default: an environment of its own)",
+    )
+    add(
+        "--dtype", choices=("auto", *get_args(Dtype)),
+        help="in which engines compute (default: float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)",
+    )  # fmt: skip
+    add(
+        "--colocate",
+        action="store_true",
+        help="drive disaggregated scenarios on colocated engines: what one GPU can hold",
+    )
     add(
         "--repeat",
         type=int,
@@ -115,7 +134,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     options = metafunc.config
     targets = options.getoption("--stack") or [options.getoption("--baseline"), options.getoption("--candidate")]
-    topologies = scenario.driven_in(options.getoption("--engines"), options.getoption("--topology"))
+    topologies = scenario.driven_in(
+        options.getoption("--engines"), options.getoption("--topology"), colocate=options.getoption("--colocate")
+    )
     places: list[Seat | Duel] = [Seat(target=name, topology=t) for t in topologies for name in targets]
     if not options.getoption("--stack"):
         places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]
@@ -146,7 +167,7 @@ class Parity:
         self._report: Path | None = None
         self._broken: HarnessError | None = None
         self._known = Ledger()
-        self._whole_waves: list[int] = []
+        self._selected: dict[str, list[str]] = {}
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
 
@@ -180,7 +201,7 @@ class Parity:
             self._validate()
         except HarnessError as e:
             raise pytest.UsageError(str(e)) from e
-        self._whole_waves = _whole_waves(mine)
+        self._selected = _selected(mine)
         self._starts = self._outlook(mine)
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
@@ -212,13 +233,13 @@ class Parity:
     def _validate(self) -> None:
         option = self._config.getoption
         for name in option("--stack") or [option("--baseline"), option("--candidate")]:
-            resolve(name, option("--target-python"))
+            resolve(name, interpreters(option("--target-python")))
         if not option("--stack") and option("--baseline") == option("--candidate"):
             raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
-        if option("--model") is not None:
-            check_model(option("--model"))
+        if option("--model") not in (None, *models.NAMED):
+            models.check_model(Path(option("--model")))
         self._known = ledger.load(option("--ledger"))
 
     def _options(self) -> Options:
@@ -233,7 +254,9 @@ class Parity:
             engines=option("--engines"),
             model=option("--model"),
             run_dir=option("--run-dir"),
-            target_python=option("--target-python"),
+            target_python=interpreters(option("--target-python")),
+            reference_python=option("--reference-python"),
+            dtype=option("--dtype"),
             repeat=option("--repeat"),
             twin=not option("--no-twin"),
             base_port=option("--base-port"),
@@ -244,7 +267,7 @@ class Parity:
     def _begun(self) -> Session:
         if self._session is None:
             self._session = Session(self._options(), self._progress)
-            self._session.whole_waves = self._whole_waves
+            self._session.selected = self._selected
             if self._config.get_verbosity() > 0:
                 self._logs = LogStream(self._session.folder.path / "logs", self._write)
         return self._session
@@ -294,7 +317,7 @@ class Parity:
             return session.compare(scenario, place.topology)
 
         async def body(live: Stack) -> None:
-            arguments: dict[str, Any] = {"stack": live, "prompts": Prompts(scenario.name)}
+            arguments: dict[str, Any] = {"stack": live, "prompts": Prompts(scenario.name, live.vocabulary)}
             names = item._fixtureinfo.argnames
             await item.obj(**{name: arguments.get(name, item.funcargs.get(name)) for name in names})
 
@@ -365,19 +388,14 @@ def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
     return [*seats, *duels]
 
 
-def _whole_waves(items: Sequence[pytest.Item]) -> list[int]:
-    """Waves of which every declared scenario is among the items, in every topology that it names."""
-    selected = {
-        (scenario.name, place.topology.name)
-        for item in items
-        if (scenario := declaration(getattr(item, "obj", None))) and isinstance(place := _place(item), Seat)
-    }
-    waves = {scenario.wave for scenario in declared().values()}
-    return sorted(
-        wave
-        for wave in waves
-        if all((s.name, t) in selected for s in declared().values() if s.wave == wave for t in s.topologies)
-    )
+def _selected(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
+    """Topology → names of the scenarios among the items that are driven there, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for item in items:
+        scenario, place = declaration(getattr(item, "obj", None)), _place(item)
+        if scenario is not None and isinstance(place, Seat):
+            found.setdefault(place.topology.name, {})[scenario.name] = None
+    return {topology: list(names) for topology, names in found.items()}
 
 
 def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledger) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from _pytest.mark.expression import Expression, ExpressionMatcher
 
 from harness import catalogue, ledger, pace
+from harness.contract import Dtype
 from harness.errors import HarnessError, StackError, UsageError
 from harness.faults import Fault
 from harness.judge import not_driven
@@ -70,6 +71,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     start: Literal["ray", "fork"] = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
     engines: int = 2
+    dtype: Dtype | Literal["auto"] | None = None
+    """As `Options.dtype`; miniatures are exact."""
     jobs: int = 0
     """Worker processes for stacks of nothing but Python; 0: one a core."""
     command: str = "parity prove"
@@ -471,7 +474,10 @@ class Collected:
 def command(planned: Plan, fault: Fault, request: Request) -> str:
     """Repeats one fault of one stack."""
     words = f"parity prove --stack {planned.target} --fault {fault.id}"
-    return words if planned.inline else f"{words} --start {request.start} --engine {request.engine}"
+    if planned.inline:
+        return words
+    dtype = f" --dtype {request.dtype}" if request.dtype else ""
+    return f"{words} --start {request.start} --engine {request.engine}{dtype}"
 
 
 def options(request: Request, target: str, folder: Path) -> Options:
@@ -483,6 +489,7 @@ def options(request: Request, target: str, folder: Path) -> Options:
         engine=request.engine,
         start=request.start,
         engines=request.engines,
+        dtype=request.dtype,
         run_dir=folder,
         repeat=1,
         twin=False,

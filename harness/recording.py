@@ -13,6 +13,7 @@ from typing import IO, Any, Literal, Self
 
 import msgspec
 
+from fixtures.vocabulary import TINY, Vocabulary
 from harness.capability import Capability
 from harness.contract import Start
 from harness.errors import RecordingError
@@ -41,6 +42,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     """Commit of the harness's checkout, or of the local stack under test; None outside a checkout."""
     model: dict[str, str]
     """"name", "sha256" of the checkpoint, "dtype"."""
+    vocabulary: Vocabulary = TINY
+    """Recordings from before this field are of tiny models."""
     hardware: dict[str, str]
     seed: int
     servers: list[str]
@@ -123,6 +126,8 @@ class ScenarioEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     outcome: Literal["completed", "failed"]
     attempts: int = 1
     """How often it was begun: again where requests ended before they could be caught in flight."""
+    allowed_s: float | None = None
+    """How long driving might take: the scenario's deadline, times how slow the engines were. None if it was not begun."""
     error: CallError | None = None
     """Set when `outcome` is "failed": why the scenario could not be driven to its end."""
     at_ns: int

@@ -7,12 +7,16 @@ step, float32. It shares no code with the adapters.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Protocol
 
 import msgspec
 
 from harness.contract import Message
 from harness.topology import Quantization
+
+WIDER = 2.0
+"""A bound is this many times the largest rounding error that was measured."""
 
 
 class Weights(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,18 +50,19 @@ class Score(Message, frozen=True, kw_only=True):
     logprobs: list[float]
     ranks: list[int]
     margins: list[float]
+    behind: tuple[float, ...] = ()
+    """By how many nats each token is less probable than the most probable one; 0 for the greedy choice."""
     rounding: tuple[float, ...] = ()
     """Of quantized weights: the most that each log-probability moves, in nats, when activations that lie nearly between two
     steps are rounded to either at random. Of full precision: empty."""
 
-    def near(self, bound: float) -> float:
-        """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
-
-        `bound` is for what floating point rounds. Where activations are quantized, one that lies between two steps goes
-        either way for it, and what follows goes with it. Few do in an engine, far more in the reference's trials: twice
-        the most that these moved any token of the answer is allowed.
-        """
-        return bound + 2 * max(self.rounding, default=0.0)
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """`behind`; where it was not asked for, what rank and margin say of it: nothing but "far" of a third token."""
+        if self.behind:
+            return self.behind
+        both = zip(self.ranks, self.margins, strict=True)
+        return tuple(0.0 if rank == 0 else margin if rank == 1 else math.inf for rank, margin in both)
 
 
 class NextRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +121,35 @@ class ExpectedDigests(Message, frozen=True, kw_only=True):
     digests: dict[str, str]
 
 
+class NoiseRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """How far rounding moves the model's own numbers in the dtype that the engines compute in."""
+
+    quantization: Quantization | None = None
+
+
+class Noise(Message, frozen=True, kw_only=True):
+    """What the engines' dtype moves: the reference's forward pass in that dtype against the same weights in float32.
+
+    It is measured on contexts of the reference's own, before anything is judged: no stack has a part in it. All zeros: of float32,
+    for which each check has a bound of its own.
+    """
+
+    numbers: int = 0
+    """Log-probabilities that were compared: of the most probable tokens of each position, and of one drawn at random."""
+    largest: float = 0.0
+    """Nats: the largest difference of a log-probability."""
+    rms: float = 0.0
+    """Nats: the root of the mean squared difference."""
+    weights: float = 0.0
+    """Nats: the largest difference from weights that were not rounded to the dtype either: what a float32 trainer sees."""
+    router: float = 0.0
+    """The largest difference of a mixture's router logits."""
+
+    def near(self, bound: float) -> float:
+        """The larger of `bound` and twice the largest difference: an engine answers about more tokens than were measured."""
+        return max(bound, WIDER * self.largest)
+
+
 class RenderRequest(Message, frozen=True, kw_only=True):
     """Chat messages to token ids, by the model's own template (add_generation_prompt) and tokenizer."""
 
@@ -143,15 +177,30 @@ class Text(Message, frozen=True, kw_only=True):
 
 
 Query = (
-    ScoreRequest | NextRequest | ExpertsRequest | ExpectedDigestsRequest | RenderRequest | DecodeRequest | EncodeRequest
+    ScoreRequest
+    | NextRequest
+    | ExpertsRequest
+    | ExpectedDigestsRequest
+    | NoiseRequest
+    | RenderRequest
+    | DecodeRequest
+    | EncodeRequest
 )
-Answer = Score | Next | Experts | ExpectedDigests | Tokens | Text
+Answer = Score | Next | Experts | ExpectedDigests | Noise | Tokens | Text
+
+
+class Refusal(Message, frozen=True, kw_only=True):
+    """The oracle raised: what needs this answer is untestable."""
+
+    reason: str
+
 
 QUERIES: dict[str, tuple[type[Message], type[Message]]] = {
     "score": (ScoreRequest, Score),
     "next": (NextRequest, Next),
     "experts": (ExpertsRequest, Experts),
     "expected_digests": (ExpectedDigestsRequest, ExpectedDigests),
+    "noise": (NoiseRequest, Noise),
     "render": (RenderRequest, Tokens),
     "decode": (DecodeRequest, Text),
     "encode": (EncodeRequest, Tokens),
@@ -180,6 +229,8 @@ class ReferenceBook(Protocol):
     def experts(self, request: ExpertsRequest) -> Experts: ...
 
     def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]: ...
+
+    def noise(self, request: NoiseRequest) -> Noise: ...
 
     def render(self, messages: list[dict[str, str]]) -> list[int]: ...
 

@@ -22,7 +22,7 @@ from harness.catalogue import declared
 from harness.checks.base import Evidence
 from harness.errors import Blame, UsageError
 from harness.exercise import due, exercised, unexercised
-from harness.index import Index, index
+from harness.index import Index, indices
 from harness.judge import absent, judge_evidence, missing
 from harness.noise import floors, noise_floors
 from harness.parity import Absent, Judged, Missing, Side, compare
@@ -39,7 +39,7 @@ __all__ = ["RunFolder", "compare_recordings", "judge_run"]
 
 @final
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """One recording with the oracle's answers that belong to it."""
+    """The recordings of one seat with the oracle's answers that belong to them."""
 
     index: Index
     book: Book
@@ -118,9 +118,9 @@ def _source(path: Path, role: str) -> list[Recorded]:
 
 def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
     """Recordings, each with the answers about its model that lie in `folder`."""
-    indices = [index(path) for path in recordings]
-    books = {sha256: Book.of(sha256, folder) for sha256 in {one.header.model_sha256 for one in indices}}
-    return [Recorded(index=one, book=books[one.header.model_sha256]) for one in indices]
+    found = indices(recordings)
+    books = {sha256: Book.of(sha256, folder) for sha256 in {one.header.model_sha256 for one in found}}
+    return [Recorded(index=one, book=books[one.header.model_sha256]) for one in found]
 
 
 def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
@@ -128,14 +128,7 @@ def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> 
     if found[0].target != taken:
         return found
     return [
-        Recorded(
-            book=r.book,
-            index=msgspec.structs.replace(
-                r.index,
-                header=msgspec.structs.replace(r.index.header, target=f"{r.target} in {r.index.header.run_id or path}"),
-            ),
-        )
-        for r in found
+        Recorded(book=r.book, index=r.index.renamed(f"{r.target} in {r.index.header.run_id or path}")) for r in found
     ]
 
 
@@ -166,7 +159,7 @@ def _judgement(
     judgement = Judgement(
         run=msgspec.structs.replace(
             info,
-            headers=[msgspec.to_builtins(r.index.header) for r in found],
+            headers=[msgspec.to_builtins(part.header) for r in found for part in r.index.parts],
             seconds=info.seconds | {"judge": time.perf_counter() - started},
         ),
         verdicts=verdicts,
@@ -185,6 +178,12 @@ def _refuse_what_differs(found: Sequence[Recorded]) -> None:
             raise UsageError(
                 f"the recordings of {topology} were made of different shapes ({sizes} engines): nothing can be compared",
                 next_step="record both stacks in one topology with as many --engines",
+            )
+        dtypes = {r.index.header.model["dtype"] for r in found if r.topology == topology}
+        if len(dtypes) > 1:
+            raise UsageError(
+                f"the engines of {topology} computed in {' and '.join(sorted(dtypes))}: nothing can be compared",
+                next_step="record both stacks with one --dtype",
             )
         models = {r.index.header.model_sha256 for r in found if r.topology == topology}
         if len(models) > 1:
@@ -348,9 +347,10 @@ class _Judging:
         return side, absent(scenario, target, self.topology, reason, blame)
 
     def _why_absent(self, target: str, recorded: Recorded | None) -> tuple[str, Blame]:
+        if (error := self.info.not_started.get(f"{target}@{self.topology}")) is not None:
+            return _told("did not start", error)
         if recorded is None:
-            error = self.info.not_started.get(f"{target}@{self.topology}")
-            return ("has no recording here", Blame.HARNESS) if error is None else _told("did not start", error)
+            return "has no recording here", Blame.HARNESS
         last = recorded.index.last_end
         if last is not None and last.error is not None:
             return _told("was not driven after an earlier scenario ended", last.error)

@@ -3,7 +3,8 @@
 ::
 
     run.json                              RunInfo
-    recordings/<target>@<topology>.jsonl  one per start of a stack; ":" in a target becomes "_"
+    recordings/<target>@<topology>.jsonl  one per start of a stack; ":" in a target becomes "_"; of merged shards:
+    recordings/<target>@<topology>.N.jsonl  one per seat of the Nth shard
     reference.jsonl                       the oracle's answers about the run's model
     reference-<architecture>.jsonl        about the model of topologies that are for one architecture
     logs/<target>@<topology>/             what the stack wrote
@@ -38,6 +39,12 @@ def stem(target: str, topology: str) -> str:
     return f"{target.replace(':', '_')}@{topology}"
 
 
+def new_run_dir(root: Path) -> Path:
+    """``.parity/runs/<UTC time>-<random>`` below `root`. It is not made."""
+    now = datetime.datetime.now(datetime.UTC)
+    return root / RUNS / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
 def references_in(folder: Path) -> list[Path]:
     """The books of the oracle's answers in a folder, one a model."""
     return sorted(folder.glob("reference*.jsonl"))
@@ -57,9 +64,7 @@ class RunFolder:
 
         Raises UsageError if another run is using it or if it holds a run already.
         """
-        if run_dir is None:
-            now = datetime.datetime.now(datetime.UTC)
-            run_dir = (root or Path.cwd()) / RUNS / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        run_dir = run_dir or new_run_dir(root or Path.cwd())
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as e:

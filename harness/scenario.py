@@ -10,7 +10,7 @@ import msgspec
 
 from harness.capability import Capability
 from harness.checks.base import Check
-from harness.topology import Topology, in_order, topology
+from harness.topology import Topology, colocated, in_order, topology
 
 
 @final
@@ -29,13 +29,21 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     source: str
     """The function's docstring: where the promise is written."""
+    fixed_placement: bool = False
+    """True if the promise is about where the engines live: `--colocate` does not move it."""
     spoils: bool = False
     """Does it break the stack, so that the next one has to wait for a fresh start? It is driven last, and once."""
 
-    def driven_in(self, engines: int, wanted: Iterable[str] = ()) -> list[Topology]:
-        """Its topologies, or those of them that are wanted; of so many engines where the table leaves that open."""
-        chosen = set(wanted) or set(self.topologies)
-        return [topology(name, engines) for name in self.topologies if name in chosen]
+    def driven_in(self, engines: int, wanted: Iterable[str] = (), *, colocate: bool = False) -> list[Topology]:
+        """Its topologies, or the wanted ones of them. `engines` is their number where the table leaves it open.
+
+        `colocate`: colocated engines take the place of disaggregated ones.
+        """
+        places = [topology(name, engines) for name in self.topologies]
+        if colocate and not self.fixed_placement:
+            places = list({place.name: place for place in map(colocated, places)}.values())
+        chosen = set(wanted)
+        return [place for place in places if not chosen or place.name in chosen]
 
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
@@ -51,13 +59,15 @@ def scenario(
     needs: Iterable[Capability] = (),
     topologies: Iterable[str] = ("disaggregated",),
     deadline_s: float = 60.0,
+    fixed_placement: bool = False,
     spoils: bool = False,
 ) -> Callable[[F], F]:
     """Declare a test function as a scenario.
 
     `task` is the plan's task that it belongs to, `promise` one sentence, `checks` what judges its recording (at
     least one), `needs` the capabilities without which it is `missing`, `topologies` where it is driven
-    (names of ``scenarios/topologies.toml``), `deadline_s` how long driving may take in all, `spoils` whether it
+    (names of ``scenarios/topologies.toml``), `fixed_placement` whether the promise
+    is about these places, `deadline_s` how long driving may take in all, `spoils` whether it
     leaves a stack that the next one has to wait for (always with `KILL_SERVER`). The function's
     docstring names the source of the promise.
 
@@ -96,6 +106,7 @@ def scenario(
                 topologies=tuple(in_order(placed)),
                 deadline_s=deadline_s,
                 source=source,
+                fixed_placement=fixed_placement,
                 spoils=spoils or Capability.KILL_SERVER in needed,
             ),
         )

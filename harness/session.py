@@ -22,18 +22,21 @@ import msgspec
 import psutil
 
 import harness
-from harness import environments, judge, outlook, parity
+from fixtures import models as checkpoints
+from fixtures.vocabulary import Vocabulary
+from harness import devices, environments, judge, models, parity
 from harness.book import Book
+from harness.catalogue import whole_waves
 from harness.checks.base import Evidence
 from harness.clock import SimulatedLoop
-from harness.contract import Description, Start, StartRequest
-from harness.errors import Blame, StackError, UsageError
+from harness.contract import Description, Dtype, Empty, Start, StartRequest
+from harness.errors import Blame, CallFailed, StackError, UsageError
 from harness.faults import Fault
 from harness.inline import InlineHost
 from harness.noise import noise_floors
 from harness.progress import Progress, silent
 from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
-from harness.reference import METHOD_OF, Query
+from harness.reference import METHOD_OF, Query, Refusal
 from harness.run_folder import RUNNING, RunFolder
 from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
@@ -59,9 +62,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["cpu", "cuda"]
     start: Literal["ray", "fork"] = "ray"
     engines: int = 2
-    model: Path | None = None
+    model: str | None = None
+    """A checkpoint folder, or a name in `harness.models.NAMED`."""
     run_dir: Path | None = None
-    target_python: Path | None = None
+    target_python: dict[str, Path] = {}
+    """Local target → its interpreter; "" → that of all others."""
+    reference_python: Path | None = None
+    """Interpreter of the oracle, on a machine where its environment cannot be made."""
+    dtype: Dtype | Literal["auto"] | None = None
+    """In which engines compute. "auto": as the checkpoint says; None: float32 on CPU, bfloat16 on CUDA."""
     repeat: int = 1
     twin: bool = True
     base_port: int | None = None
@@ -128,8 +137,8 @@ class Session:
         _refuse_two_models(options)
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
-        self.whole_waves: list[int] = []
-        """Waves of which every scenario was selected: what they lack is then red."""
+        self.selected: dict[str, list[str]] = {}
+        """Topology → the scenarios that are to be driven there. A gap in a fully selected wave is red."""
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._progress = progress
         self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.targets}
@@ -150,6 +159,8 @@ class Session:
         self._hopeless: dict[str, CallError] = {}
         self._oracles: dict[str, Oracle] = {}
         """Hash of a model → its oracle."""
+        self._vocabularies: dict[str, Vocabulary] = {}
+        """Hash of a model → what its oracle says of its tokens."""
         self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
         self._noise: list[NoiseFloor] | None = None
@@ -180,7 +191,8 @@ class Session:
             declared={name: sorted(self._target(name).capabilities) for name in options.targets},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
-            whole_waves=self.whole_waves,
+            whole_waves=whole_waves(self.selected),
+            selected=self.selected,
             not_started=self.not_started,
         )
 
@@ -198,6 +210,8 @@ class Session:
         target = self._target(name)
         if target.python is not None:
             return target.python
+        if name == self._oracle_name and self.options.reference_python is not None:
+            return self.options.reference_python
         assert target.environment is not None
         if target.environment not in self._pythons:
             with self.timed("environment"):
@@ -218,16 +232,16 @@ class Session:
         return Model(path=Path("miniature"), sha256=sha256)
 
     def _checkpoint(self, architecture: Architecture | None) -> Model:
-        from fixtures import models
-
-        path = self.options.model
-        if path is not None:
-            check_model(path)
-        if path is None or architecture not in (None, models.architecture(path)):
+        path = None
+        if self.options.model is not None:
             python = self._python("reference")
             with self.timed("environment"):
-                path = tiny_model(python, self._progress, architecture or "qwen2")
-        return Model(path=path, sha256=models.checkpoint_hash(path))
+                path = models.checkpoint(self.options.model, python, self._progress)
+        if path is None or architecture not in (None, checkpoints.architecture(path)):
+            python = self._python("reference")
+            with self.timed("environment"):
+                path = models.tiny_model(python, self._progress, architecture or "qwen2")
+        return Model(path=path, sha256=checkpoints.checkpoint_hash(path))
 
     # --- driving
 
@@ -340,11 +354,13 @@ class Session:
 
     def _start(self, seat: Seat) -> CallError | None:
         """Start the seat's stack; what went wrong, if anything did."""
+        assigned: devices.Devices | None = None
         if self.options.engine == "cuda" and not self._target(seat.target).inline:
-            needed, there = outlook.gpus_needed(seat.topology), len(environments.list_gpus())
-            if needed > there:
-                message = f"untestable here: needs {needed} GPUs, there are {there}"
+            gpus = len(environments.list_gpus())
+            if devices.needed(seat.topology) > gpus:
+                message = f"untestable here: needs {devices.needed(seat.topology)} GPUs, there are {gpus}"
                 return CallError(kind="TooFewGPUs", message=message, blame=Blame.ENVIRONMENT)
+            assigned = devices.assign(seat.topology, gpus)
         number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
@@ -357,7 +373,8 @@ class Session:
             start=self._start_kind,
             engine=self.options.engine,
             model_path=str(self._model(seat.topology).path),
-            dtype=self._dtype,
+            dtype=self._dtype(self._model(seat.topology)),
+            devices=assigned,
             seed=SEED,
             scratch=str(host.scratch),
             logs=str(logs.absolute()),
@@ -365,7 +382,7 @@ class Session:
             fault_taps=self.options.fault_taps,
             policies=str(self.folder.policies),
         )
-        stack = Stack(host, request)
+        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256])
         try:
             with self.timed("start"):
                 self._runner.run(stack.start(self._progress if not self._inline else silent))
@@ -443,7 +460,8 @@ class Session:
             capabilities=description.capabilities,
             packages=description.packages,
             commit=_commit(),
-            model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype},
+            vocabulary=self._vocabularies[model.sha256],
+            model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
             hardware=hardware(),
             seed=SEED,
             servers=[server.name for server in description.servers],
@@ -451,9 +469,12 @@ class Session:
             notes=description.notes,
         )
 
-    @property
-    def _dtype(self) -> str:
-        return "float32" if self.options.engine == "cpu" else "bfloat16"
+    def _dtype(self, model: Model) -> Dtype:
+        if self._inline:
+            return "float32"  # its numbers are exact
+        if self.options.dtype == "auto":
+            return models.checkpoint_dtype(model.path)
+        return self.options.dtype or ("float32" if self.options.engine == "cpu" else "bfloat16")
 
     # --- the oracle
 
@@ -480,6 +501,7 @@ class Session:
             capabilities=sorted(self._target(self._oracle_name).capabilities),
             engine="cpu",
             model_path=str(model.path),
+            dtype=self._dtype(model),
             scratch=str(oracle.host.scratch),
             logs=str(logs.absolute()),
             policies=str(self.folder.policies),
@@ -488,6 +510,12 @@ class Session:
         with progress("reference: loading the model"), self.timed("start"):
             self._runner.run(oracle.host.launch())
             self._runner.run(oracle.host.call("start", request, 180))
+            vocabulary: Vocabulary = self._runner.run(oracle.host.call("vocabulary", Empty(), QUERY_DEADLINE_S))
+        if not vocabulary.template:
+            raise UsageError(
+                f"{model.path} has no chat template", next_step="name a model that is made for conversations"
+            )
+        self._vocabularies[model.sha256] = vocabulary
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask everything that the scenario's checks want to know, until nothing new comes up."""
@@ -498,7 +526,11 @@ class Session:
 
     async def _ask(self, queries: Sequence[Query], oracle: Oracle) -> None:
         for query in queries:
-            oracle.book.add(query, await oracle.host.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S))
+            try:
+                answer = await oracle.host.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S)
+            except CallFailed as e:
+                answer = Refusal(reason=str(e))
+            oracle.book.add(query, answer)
 
     def _reference(self, seat: Seat) -> Book:
         return self._oracles[self._model(seat.topology).sha256].book
@@ -568,38 +600,6 @@ def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
     if first.status == Conformance.MISSING:
         return parity.Missing(target=seat.target, topology=topology, reason=first.reason)
     return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
-
-
-def tiny_model(python: Path, progress: Progress, architecture: Architecture = "qwen2") -> Path:
-    """A tiny checkpoint, made on first use by an interpreter that has torch, and kept. Raises UsageError."""
-    recipe = hashlib.sha256((PROJECT / "fixtures" / "models.py").read_bytes()).hexdigest()[:12]
-    folder = PROJECT / ".parity" / "models" / f"tiny-{architecture}-{recipe}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with progress(f"making the tiny model ({architecture})"):
-        made = subprocess.run(
-            [str(python), "-m", "fixtures.models", str(folder), "--architecture", architecture],
-            cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-    if made.returncode != 0 and not folder.exists():
-        raise UsageError(
-            f"the tiny model could not be made:\n{made.stderr[-2000:]}",
-            next_step="`parity doctor` checks the environment",
-        )
-    return folder
-
-
-def check_model(path: Path) -> None:
-    """Raises UsageError unless `path` is a checkpoint folder that vLLM can load."""
-    if not (path / "config.json").is_file():
-        raise UsageError(
-            f"{path} is not a model: it has no config.json",
-            next_step="name a folder with a Hugging Face checkpoint, or leave --model out for the embedded tiny model",
-        )
-    if not any(path.glob("*.safetensors")):
-        raise UsageError(f"{path} holds no *.safetensors", next_step="convert the checkpoint to safetensors")
 
 
 def hardware() -> dict[str, str]:

@@ -23,12 +23,14 @@ from typing import Any, Literal, Protocol, TypeVar
 import httpx
 import msgspec
 
+from fixtures.vocabulary import TINY, Vocabulary
 from harness.capability import Capability
 from harness.clock import monotonic, now_ns
 from harness.contract import (
     Description,
     DetokenizeRequest,
     DetokenizeResult,
+    DeviceMemoryResult,
     DigestsResult,
     Empty,
     GenerateRequest,
@@ -69,6 +71,7 @@ from harness.contract import (
     UnloadLoraRequest,
     WakeUpRequest,
     WorkerDescription,
+    WorkerMemory,
     WorkersResult,
     WorldSizeResult,
     capabilities_of,
@@ -114,6 +117,9 @@ DEATH_S = 5.0
 LONGEST_TMPDIR = 20
 """Ray's sockets lie 67 characters below the scratch folder, and the path of a socket has 107 at most (Linux)."""
 CLEAN_ROOM_DEADLINE_S = 60.0
+OBSERVE_DEADLINE_S = 20.0
+CANARY_S = 0.02
+"""How long the canary, an answer of one token, takes with a tiny model on two busy cores; SmolLM2 takes 0.12. Deadlines fit this."""
 LOG_TAIL_LINES = 25
 CANCEL_DEADLINE_S = 10.0
 """How long what a scenario left running may take to end once it is cancelled."""
@@ -367,9 +373,11 @@ class Stack:
     Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
     """
 
-    def __init__(self, host: HostHandle, request: StartRequest) -> None:
+    def __init__(self, host: HostHandle, request: StartRequest, vocabulary: Vocabulary = TINY) -> None:
         self._host = host
         self._request = request
+        self.vocabulary = vocabulary
+        """What the model's tokens are."""
         self._recorder: Recorder | None = None
         self._phase: str = "scenario"
         self._calls = 0
@@ -391,6 +399,10 @@ class Stack:
         """Calls of the data plane, counted when they begin; `_pending` are those that have not ended."""
         self._pending = 0
         self._canary_seed = 0
+        self._slowness = 1.0
+        """By how much every deadline is longer: what the last canary took, in units of `CANARY_S`, at least 1."""
+        self._allowed_s: float | None = None
+        """How long the scenario that is driven may take."""
         self._events: list[Event] = []
         self.description: Description | None = None
 
@@ -458,7 +470,7 @@ class Stack:
         """
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
-        self._scenario, self._events, self._may_spoil = name, [], spoils
+        self._scenario, self._events, self._may_spoil, self._allowed_s = name, [], spoils, None
         self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         for attempts in range(1, MOST_ATTEMPTS + 1):
             try:
@@ -495,8 +507,9 @@ class Stack:
         """Clean room and scenario, once: how it ended badly, None if it did not. Raises only what is not an Exception."""
         limit = asyncio.timeout(None)
         try:
-            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S
+            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S * self._slowness
             await self._clean_room()
+            self._allowed_s = deadline_s = deadline_s * self._slowness
             self._phase, self._deadline = "scenario", monotonic() + deadline_s
             async with limit:
                 limit.reschedule(asyncio.get_running_loop().time() + deadline_s + LAST_WORD_S)
@@ -522,7 +535,15 @@ class Stack:
 
     def _end(self, name: str, take: int, error: CallError | None, attempts: int) -> ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
-        end = ScenarioEnd(scenario=name, take=take, outcome=outcome, attempts=attempts, error=error, at_ns=now_ns())
+        end = ScenarioEnd(
+            scenario=name,
+            take=take,
+            outcome=outcome,
+            attempts=attempts,
+            allowed_s=self._allowed_s,
+            error=error,
+            at_ns=now_ns(),
+        )
         self._record(end)
         return end
 
@@ -542,7 +563,7 @@ class Stack:
         return self._spoiled and (self._killed or self._host.died is None)
 
     async def _observe(self) -> None:
-        seen: ObserveResult = await self._host.call("observe", ObserveRequest(), 20)
+        seen: ObserveResult = await self._host.call("observe", ObserveRequest(), OBSERVE_DEADLINE_S * self._slowness)
         for raw in seen.observations:
             kind = raw["kind"]
             if kind == "request":
@@ -570,8 +591,11 @@ class Stack:
         await self.digests(label="clean_room")
         self._canary_seed += 1
         # One canary a server would need routing to be right; one for all proves that the tap writes at all.
-        canary = [3 + (self._canary_seed >> shift) % 200 for shift in (0, 4, 8, 12)]
+        canary = [self.vocabulary.ordinary[(self._canary_seed >> shift) % 200] for shift in (0, 4, 8, 12)]
+        began = monotonic()
         await self.generate([canary], label="canary", max_tokens=1, temperature=0.0)
+        if self._request.start != "inline":  # its time is simulated
+            self._slowness = max(1.0, (monotonic() - began) / CANARY_S)
         await self._observe()
 
     async def _until_idle(self) -> None:
@@ -791,6 +815,10 @@ class Stack:
         """server → rank → by what it takes weights, out of band."""
         return (await self._call("workers", Empty(), WorkersResult, label)).servers
 
+    async def device_memory(self, *, label: str | None = None) -> dict[str, list[WorkerMemory]]:
+        """server → rank → memory of the worker's device, out of band."""
+        return (await self._call("device_memory", Empty(), DeviceMemoryResult, label)).servers
+
     async def start_staleness_manager(
         self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
     ) -> None:
@@ -866,7 +894,7 @@ class Stack:
 
     async def in_flight(self) -> InFlightResult:
         """What engines work on now. Not recorded: it is asked many times a second."""
-        found: InFlightResult = await self._host.call("in_flight", Empty(), 20)
+        found: InFlightResult = await self._host.call("in_flight", Empty(), OBSERVE_DEADLINE_S * self._slowness)
         return found
 
     async def until_generating(self, *, requests: int, tokens: int = 0) -> None:

@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,26 @@ def known(name: str) -> Target:
     raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
 
 
-def resolve(name: str, python: Path | None = None) -> Target:
-    """The target of that name. `python` is the interpreter of a local target; other targets have their own.
+def interpreters(given: Sequence[str]) -> dict[str, Path]:
+    """Values of `--python` → local target → interpreter. "PATH" is for all local targets (""), "TARGET=PATH" for one.
+
+    Raises UsageError for a name that is no local target, and for two interpreters of one target.
+    """
+    found: dict[str, Path] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not equals:
+            name, path = "", one
+        elif not known(name).local:
+            raise UsageError(f"--python {one}: {name} is no local target, it has an environment of its own")
+        if name in found:
+            raise UsageError(f"--python names two interpreters for {name or 'all local targets'}")
+        found[name] = Path(path).expanduser().absolute()  # not resolved: a virtual environment's python is a link
+    return found
+
+
+def resolve(name: str, pythons: Mapping[str, Path] | None = None) -> Target:
+    """The target of that name. `pythons` are interpreters of local targets (`interpreters`); other targets have their own.
 
     Raises UsageError for an unknown name or a local target without an interpreter, and EnvironmentBroken for an
     interpreter that cannot run a stack.
@@ -94,12 +113,12 @@ def resolve(name: str, python: Path | None = None) -> Target:
     target = known(name)
     if not target.local:
         return target
-    if python is None:
+    chosen = (pythons or {}).get(name) or (pythons or {}).get("")
+    if chosen is None:
         raise UsageError(
             f"target {name!r} needs the interpreter of your own environment",
             next_step="add --python PATH (pytest: --target-python PATH), a python that can import your skyrl and vllm",
         )
-    chosen = python.expanduser().absolute()  # not resolved: a virtual environment's python is a link
     check_interpreter(chosen)
     return msgspec.structs.replace(target, python=chosen)
 

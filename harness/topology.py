@@ -17,6 +17,8 @@ from harness.errors import UsageError
 Quantization = Literal["int8", "fp8"]
 Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
 DEFAULT_ENGINES = 2
+DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
+"""Topologies that differ in nothing but their placement."""
 
 
 class Placement(StrEnum):
@@ -33,7 +35,7 @@ class Placement(StrEnum):
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """engines × (tensor × pipeline × data) parallelism, in one placement. All sizes are counts of workers."""
 
-    name: str = "disaggregated"
+    name: str = DISAGGREGATED
     """Its key in the table: short, stable and fit for a file name."""
     about: str = ""
     engines: int = DEFAULT_ENGINES
@@ -76,6 +78,15 @@ def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
             next_step=f"there are {', '.join(names())} (scenarios/topologies.toml)",
         )
     return msgspec.convert({"engines": engines, **_table()[name], "name": name}, Topology)
+
+
+def colocated(one: Topology) -> Topology:
+    """The same engines, colocated with the trainer: what one GPU can hold. Remote servers stay remote."""
+    if one.placement is not Placement.DISAGGREGATED:
+        return one
+    if one.name == DISAGGREGATED:
+        return topology(COLOCATED, one.engines)
+    return msgspec.structs.replace(one, placement=Placement.COLOCATED)
 
 
 def in_order(some: Iterable[str]) -> list[str]:

@@ -195,10 +195,18 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"completed", or why the run ended early."""
     whole_waves: list[int] = []
     """Waves that were run unfiltered: only of those can be said what was never driven or exercised."""
+    selected: dict[str, list[str]] = {}
+    """Topology → the scenarios that were selected there. Shards of a run add up to its whole waves by them."""
     declared: dict[str, list[Capability]] = {}
     """What each target declares before it is started: a scenario that needs more is missing without a start."""
     not_started: dict[str, CallError] = {}
     """"target@topology" of each stack that did not come up, and why."""
+
+    @property
+    def computed(self) -> str:
+        """Engine and dtypes, such as "cuda, bfloat16"; the engine alone where nothing was recorded."""
+        dtypes = sorted({header["model"]["dtype"] for header in self.headers if "dtype" in header.get("model", {})})
+        return ", ".join([self.engine, *dtypes])
 
 
 class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,7 +89,7 @@ def _gate(judgement: Judgement) -> str:
     pair = " → ".join(f"`{one_line(name)}`" for name in (run.baseline, run.candidate) if name)
     lines = [
         "## Rollout parity\n",
-        f"{status} · {pair} · start {text(run.start)} · engine {text(run.engine)} · "
+        f"{status} · {pair} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
     if not judgement.verdicts:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from harness.book import Book
 from harness.checks.base import Evidence
 from harness.errors import RecordingError, UsageError
-from harness.index import Index, index
+from harness.index import Index, indices
 from harness.run_folder import RunFolder
 from harness.verdict import Judgement
 from reports import drawing
@@ -88,7 +88,7 @@ def gather(judgement: Judgement, run_dir: Path, *, everything: bool = False) -> 
     """
     run = RunFolder(run_dir)
     try:
-        found = [index(path) for path in run.recorded()]
+        found = indices(run.recorded())
         models = {one.header.model_sha256 for one in found}
         return _drawn(judgement, found, {sha256: Book.of(sha256, run.path) for sha256 in models}, everything)
     except (RecordingError, UsageError) as e:

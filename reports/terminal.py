@@ -69,7 +69,8 @@ def _head(judgement: Judgement) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(),
         _line(
-            (pair, "bold"), f"  start {one_line(run.start)}, engine {one_line(run.engine)}, run {one_line(run.run_id)}"
+            (pair, "bold"),
+            f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
     if run.outcome != "completed":

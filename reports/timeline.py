@@ -36,6 +36,7 @@ OUT_OF_BAND = frozenset(
         "teardown",
         "digests",
         "workers",
+        "device_memory",
         "observe",
         "in_flight",
         "probe_security",

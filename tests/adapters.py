@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from fixtures.vocabulary import TINY
 from harness.contract import (
     Description,
     DigestsResult,
@@ -112,6 +113,9 @@ class Oracle(Toy):
 
     async def expected_digests(self, _request):
         return ExpectedDigests(digests=DIGESTS)
+
+    async def vocabulary(self, _request):
+        return TINY
 
     async def render(self, request):
         return Tokens(tokens=self.reference.render(request.messages))

@@ -15,6 +15,7 @@ from harness.reference import (
     ExpectedDigestsRequest,
     Next,
     NextRequest,
+    Refusal,
     RenderRequest,
     Score,
     ScoreRequest,
@@ -100,3 +101,14 @@ def test_a_line_that_is_no_answer_is_named(path: Path):
     path.write_bytes(path.read_bytes() + b'{"key": 3}\n')
     with pytest.raises(RecordingError, match=":8: not a line of a reference book"):
         Book.load(path)
+
+
+def test_a_question_that_the_oracle_failed_to_answer_says_why(tmp_path):
+    path = tmp_path / "reference.jsonl"
+    query = ScoreRequest(version=0, prompt=[1], tokens=[2])
+    with Book.create(path, "sha") as book:
+        book.add(query, Refusal(reason="ValueError: no such token"))
+        assert book.missing([query]) == []
+    for one in (book, Book.load(path)):
+        with pytest.raises(UnansweredQuery, match="ValueError: no such token"):
+            one.score(query)

@@ -14,6 +14,7 @@ from harness import cli, doctor
 from harness.doctor import Diagnosis
 from harness.errors import EnvironmentBroken
 from harness.verdict import Judgement, RunInfo
+from tests import recordings
 
 COMMANDS = ("run", "prove", "explore", "targets", "topologies", "setup", "judge", "compare", "report", "doctor")
 
@@ -47,6 +48,8 @@ def test_the_commands_are_those_that_are_documented():
         (["setup", "local:http"], "has no environment to make"),
         (["judge", "no-such-run"], "there is no run 'no-such-run'"),
         (["report", "/"], "has no report.json"),
+        (["report", "/", "/"], "without --merge one run is rendered"),
+        (["report", "--merge", "/"], "is not the folder of a run"),
         (["compare", "/nowhere/a.jsonl", "/nowhere/b.jsonl"], "there is no recording /nowhere/a.jsonl"),
     ],
 )
@@ -148,7 +151,7 @@ class Rooms:
             monkeypatch, "reports.render", write_all=lambda _, folder, **_more: self.calls.append(("write", folder))
         )
         self._put(monkeypatch, "reports.json_report", read_report=self.judge)
-        self._put(monkeypatch, "reports.terminal", show=lambda _: self.calls.append(("show",)))
+        self._put(monkeypatch, "reports.terminal", show=lambda _, **_more: self.calls.append(("show",)))
 
     def judge(self, *paths: Path) -> Judgement:
         self.calls.append(("judge", *paths))
@@ -180,6 +183,28 @@ def test_report_reads_nothing_but_the_report(rooms: Rooms, monkeypatch: pytest.M
     (tmp_path / "report.json").touch()
     assert parity(monkeypatch, "report", str(tmp_path)) == 1
     assert rooms.calls == [("judge", tmp_path / "report.json"), ("write", tmp_path), ("show",)]
+
+
+def test_report_merges_shards_judges_them_and_leaves_nothing_after_a_refusal(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shards = [recordings.run_folder(tmp_path / name, [f"module.test_{name}"]).path for name in ("a", "b")]
+    out = tmp_path / "whole"
+    assert parity(monkeypatch, "report", "--merge", *map(str, shards), "--run-dir", str(out)) == 1
+    assert [call[0] for call in rooms.calls] == ["judge", "write", "show"]
+    assert len(list((out / "recordings").iterdir())) == 4
+    assert parity(monkeypatch, "report", "--merge", str(shards[0]), str(tmp_path / "c"), "--run-dir", str(out)) == 2
+    assert "there is no run" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "whole"}
+
+
+def test_a_merge_without_a_folder_goes_beside_the_other_runs(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    run = recordings.run_folder(tmp_path / "a", ["module.test_a"]).path
+    assert parity(monkeypatch, "report", "--merge", str(run)) == 1
+    [made] = (cli.ROOT / ".parity" / "runs").iterdir()
+    assert (made / "run.json").is_file()
 
 
 def test_compare_writes_reports_only_where_it_is_told(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

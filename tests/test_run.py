@@ -368,7 +368,11 @@ def test_one_topology_of_two_shapes_is_refused(tmp_path, ledger):
 
 def test_recordings_that_have_nothing_in_common_are_refused(tmp_path, ledger):
     recordings.write(tmp_path / "a.jsonl", OLD, NAMES)
-    for name, changes in (("topology", {"topology": Topology(engines=4)}), ("models", {"model": {"sha256": "1"}})):
+    for name, changes in (
+        ("topology", {"topology": Topology(engines=4)}),
+        ("dtype", {"model": {"sha256": "1", "dtype": "float16"}}),
+        ("models", {"model": {"sha256": "1", "dtype": "float32"}}),
+    ):
         Recorder(tmp_path / f"{name}.jsonl").open(recordings.header(NEW, **changes)).close()
         with pytest.raises(UsageError, match=name):
             compare_recordings(tmp_path / "a.jsonl", tmp_path / f"{name}.jsonl", ledger=ledger, today=TODAY)

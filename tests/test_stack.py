@@ -334,3 +334,15 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
     stack.description = Description(**about, capabilities=list(Capability))
     await stack.load_lora_adapter("other", 1)
     await stack.generate([[1]])
+
+
+@pytest.mark.parametrize(("canary_s", "longer"), [(60.0, False), (1e-6, True)])
+async def test_a_slow_engine_has_longer_deadlines_and_the_recording_says_so(
+    rigs, monkeypatch: pytest.MonkeyPatch, canary_s: float, longer: bool
+):
+    monkeypatch.setattr("harness.stack.CANARY_S", canary_s)
+    rig = await rigs()
+    trace = await rig.drive(lambda stack: stack.generate([[5, 6]], max_tokens=2), deadline_s=7)
+    assert trace.end.allowed_s is not None
+    assert (trace.end.allowed_s > 7) == longer
+    assert longer or trace.end.allowed_s == 7

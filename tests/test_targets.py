@@ -13,7 +13,7 @@ from harness import targets
 from harness.capability import Capability
 from harness.environments import requirement_file
 from harness.errors import EnvironmentBroken, UsageError
-from harness.targets import LOCAL_NEEDS, registry, resolve
+from harness.targets import LOCAL_NEEDS, interpreters, registry, resolve
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
@@ -73,7 +73,7 @@ def test_an_unknown_target_is_answered_with_close_names(name: str, said: str):
 
 
 def test_an_interpreter_is_only_for_local_targets_and_they_need_one():
-    assert resolve("skyrl-0.2.0:http", Path("/nowhere")).python is None
+    assert resolve("skyrl-0.2.0:http", {"": Path("/nowhere")}).python is None
     with pytest.raises(UsageError, match="needs the interpreter"):
         resolve("local:http")
 
@@ -93,13 +93,15 @@ def interpreter(tmp_path: Path) -> Path:
 
 def test_a_local_target_runs_the_named_interpreter_as_it_was_named(interpreter: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(interpreter.parent)
-    assert resolve("local:legacy", Path("link")).python == interpreter, "a virtual environment's link must stay a link"
+    assert resolve("local:legacy", {"": Path("link").absolute()}).python == interpreter, (
+        "a virtual environment's link must stay a link"
+    )
 
 
 def test_an_interpreter_without_the_stack_is_refused(interpreter: Path):
     (interpreter.parent / "vllm.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
     with pytest.raises(EnvironmentBroken, match="cannot run a stack: ImportError: libtorch") as caught:
-        resolve("local:http", interpreter)
+        resolve("local:http", {"": interpreter})
     assert "vllm" in caught.value.next_step
 
 
@@ -107,19 +109,37 @@ def test_an_interpreter_that_hangs_is_given_up(interpreter: Path, monkeypatch: p
     (interpreter.parent / "skyrl.py").write_text("import threading; threading.Event().wait()\n")
     monkeypatch.setattr(targets, "IMPORT_DEADLINE_S", 0.5)
     with pytest.raises(EnvironmentBroken, match="within 0 s"):
-        resolve("local:http", interpreter)
+        resolve("local:http", {"": interpreter})
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="does not exist"):
-        resolve("local:http", tmp_path / "python")
+        resolve("local:http", {"": tmp_path / "python"})
     with pytest.raises(UsageError, match="does not exist"):
-        resolve("local:http", tmp_path)
+        resolve("local:http", {"": tmp_path})
     (tmp_path / "text").write_text("not a program")
     if os.geteuid() != 0:
         (tmp_path / "text").chmod(0o600)
     with pytest.raises(UsageError, match="not executable"):
-        resolve("local:http", tmp_path / "text")
+        resolve("local:http", {"": tmp_path / "text"})
     (tmp_path / "text").chmod(0o700)
     with pytest.raises(UsageError, match="cannot be run"):
-        resolve("local:http", tmp_path / "text")
+        resolve("local:http", {"": tmp_path / "text"})
+
+
+def test_each_local_target_may_have_an_interpreter_of_its_own(tmp_path: Path):
+    found = interpreters([f"local:http={tmp_path}/new", str(tmp_path / "any")])
+    assert found == {"local:http": tmp_path / "new", "": tmp_path / "any"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["skyrl-0.2.0:http=/bin/python"], "is no local target"),
+        (["nowhere=/bin/python"], "unknown target 'nowhere'"),
+        (["/a", "/b"], "two interpreters for all local targets"),
+    ],
+)
+def test_an_interpreter_for_nothing_is_refused(given, said):
+    with pytest.raises(UsageError, match=said):
+        interpreters(given)

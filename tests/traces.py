@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fixtures.prompts import rendered
+from fixtures.vocabulary import TINY
 from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Finding
 from harness.contract import (
@@ -40,6 +40,8 @@ from harness.reference import (
     ExpertsRequest,
     Next,
     NextRequest,
+    Noise,
+    NoiseRequest,
     Query,
     Score,
     ScoreRequest,
@@ -394,6 +396,10 @@ class FakeReference:
             return found.digests  # type: ignore[union-attr]
         return {"weight": f"{request.version:08x}:2x2:{request.quantization or 'float32'}"}
 
+    def noise(self, request: NoiseRequest) -> Noise:
+        found = self._set.get(key(request))
+        return found if isinstance(found, Noise) else Noise()
+
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         found = self._set.get(self._name("render", messages=messages))
         return list(found.tokens) if found is not None else render(messages)  # type: ignore[union-attr]
@@ -486,4 +492,4 @@ def encode(text: str) -> list[int]:
 
 def render(messages: list[dict[str, str]]) -> list[int]:
     """The tiny model's chat template, with the generation prompt."""
-    return encode(rendered(messages))
+    return encode(TINY.rendered(messages))

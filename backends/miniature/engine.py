@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.miniature import model, tokenizer
-from fixtures.prompts import EOS
+from backends.miniature.tokenizer import EOS
 from harness.clock import now_ns
 from harness.contract import PauseMode
 from harness.reference import ExpertShard
@@ -29,6 +29,13 @@ MOST_RUNNING = 64
 """Requests that are worked on at once; others wait."""
 MOST_PREFILLED = 1024
 """Tokens of new requests, from which on a step takes up no more of them."""
+
+DEVICE_BYTES = 2**36
+"""Memory of a simulated device; workers of several servers may share it."""
+CACHE_BYTES = 2**30
+"""What a worker's KV cache takes of it: far more than its weights, as with a tiny model on a real engine."""
+TAGS = frozenset({"weights", "kv_cache"})
+"""What sleep releases and wake_up takes back (vLLM sleep mode)."""
 
 RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
 """Sampling parameters under which the most probable token is not always the greedy one."""
@@ -472,13 +479,26 @@ class Engine:
 
     async def sleep(self, *, level: int) -> None:
         """vLLM documentation, Sleep Mode: the cache goes, at level 2 the weights as well."""
-        self.asleep = {"weights", "kv_cache"}
+        self.asleep = set(TAGS)
         self.forget()
         if level == 2:
             self.hold({name: np.zeros_like(tensor) for name, tensor in self.held_parameters.items()})
 
     async def wake_up(self, *, tags: list[str] | None) -> None:
-        self.asleep -= set(tags if tags is not None else ("weights", "kv_cache"))
+        self.asleep -= TAGS if tags is None else set(tags)
+
+    def pool(self, rank: int) -> dict[str, int]:
+        """tag → bytes that one worker releases when it sleeps."""
+        return {"weights": sum(tensor.nbytes for tensor in self.shards[rank].values()), "kv_cache": CACHE_BYTES}
+
+    def mapped(self) -> frozenset[str]:
+        """Tags whose memory is on the device now."""
+        return TAGS - self.asleep
+
+    def in_use(self, rank: int) -> int:
+        """Bytes that one worker has on its device now."""
+        mapped = self.mapped()
+        return sum(size for tag, size in self.pool(rank).items() if tag in mapped)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         self.forget()

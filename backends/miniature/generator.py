@@ -11,8 +11,8 @@ import msgspec
 from backends.miniature import tokenizer
 from backends.miniature.client import Client
 from backends.miniature.engine import BadRequest
+from backends.miniature.tokenizer import EOS
 from fixtures import gym_rule
-from fixtures.prompts import EOS
 from harness.contract import GenerateRequest, GymOutput, GymRequest
 
 

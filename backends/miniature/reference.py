@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from backends.miniature import model, tokenizer, trainer
+from fixtures.vocabulary import Vocabulary
 from harness.contract import FIRST_TRAINED, Description, Empty, Message, StartRequest
 from harness.reference import (
     DecodeRequest,
@@ -22,6 +23,8 @@ from harness.reference import (
     ExpertsRequest,
     Next,
     NextRequest,
+    Noise,
+    NoiseRequest,
     RenderRequest,
     Score,
     ScoreRequest,
@@ -131,6 +134,12 @@ class MiniatureReference:
 
     async def expected_digests(self, request: ExpectedDigestsRequest) -> Message:
         return self._about_the_model(request)
+
+    async def noise(self, _request: NoiseRequest) -> Noise:
+        return Noise()
+
+    async def vocabulary(self, _request: Empty) -> Vocabulary:
+        return tokenizer.VOCABULARY
 
     async def render(self, request: RenderRequest) -> Tokens:
         return Tokens(tokens=tokenizer.render(request.messages))

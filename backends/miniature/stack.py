@@ -10,7 +10,7 @@ import msgspec
 from backends.miniature import faults, model
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
-from backends.miniature.engine import Engine
+from backends.miniature.engine import DEVICE_BYTES, Engine
 from backends.miniature.generator import Generator
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
@@ -21,6 +21,7 @@ from harness.contract import (
     Description,
     DetokenizeRequest,
     DetokenizeResult,
+    DeviceMemoryResult,
     DigestsResult,
     Empty,
     GenerateRequest,
@@ -58,6 +59,7 @@ from harness.contract import (
     UnloadLoraRequest,
     WakeUpRequest,
     WorkerDescription,
+    WorkerMemory,
     WorkersResult,
     WorldSizeResult,
 )
@@ -147,6 +149,7 @@ class Miniature:
             Capability.QUANTIZED: quantized,
             Capability.QUANTIZED_SYNC: quantized,
             Capability.CUDA_IPC: colocated,
+            Capability.DEVICE_MEMORY: colocated,
         }
         return frozenset(capability for capability, here in offered.items() if not here)
 
@@ -296,6 +299,24 @@ class Miniature:
             servers={
                 engine.name: [
                     WorkerDescription(rank=rank, extensions=engine.extensions, transport=engine.transport)
+                    for rank in range(len(engine.workers))
+                ]
+                for engine in self.engines
+            }
+        )
+
+    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
+        """Workers of the same rank share a simulated device, whatever their server."""
+        return DeviceMemoryResult(
+            servers={
+                engine.name: [
+                    WorkerMemory(
+                        rank=rank,
+                        device=f"device-{rank}",
+                        total=DEVICE_BYTES,
+                        free=DEVICE_BYTES - sum(other.in_use(rank) for other in self.engines),
+                        pool=engine.pool(rank),
+                    )
                     for rank in range(len(engine.workers))
                 ]
                 for engine in self.engines

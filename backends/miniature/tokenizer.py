@@ -1,6 +1,6 @@
 """Tokens and text: byte-level, like the tiny models' tokenizer, with pairs of letters for merges.
 
-Ids 0 to 2 are special, 3 to 258 one byte each in the order of a byte-level vocabulary (printable ASCII first: `fixtures.prompts`),
+Ids 0 to 2 are special, 3 to 258 one byte each in the order of a byte-level vocabulary (printable ASCII first),
 259 to 511 two letters each. So a text has several spellings in tokens, of which `encode` knows one: what is decoded
 and encoded again need not be what it was.
 """
@@ -11,7 +11,8 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from fixtures.prompts import rendered
+from fixtures import vocabulary
+from fixtures.models import TEMPLATE
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -55,6 +56,18 @@ def encode(text: str) -> list[int]:
     return tokens
 
 
+VOCABULARY = vocabulary.read(
+    size=len(SPECIAL) + len(_PIECES),
+    ids={chr(byte): _OF_BYTE[byte] for byte in _PRINTABLE},
+    decode=decode,
+    special=SPECIAL,
+    eos=2,
+    template=TEMPLATE,
+    named={"eos_token": SPECIAL[2], "pad_token": SPECIAL[0]},
+)
+EOS = VOCABULARY.eos
+
+
 def render(messages: list[dict[str, str]]) -> list[int]:
     """The tiny models' chat template, with the generation prompt."""
-    return encode(rendered(messages))
+    return encode(VOCABULARY.rendered(messages))

@@ -32,6 +32,7 @@ from harness import probing
 from harness.capability import Capability
 from harness.contract import (
     Description,
+    DeviceMemoryResult,
     DigestsResult,
     Empty,
     GenerateRequest,
@@ -60,6 +61,7 @@ from harness.contract import (
     WakeUpRequest,
     WorkersResult,
 )
+from harness.devices import Devices
 from harness.errors import NotOffered, StartFailed
 from harness.processes import kill_trees
 from harness.topology import Placement
@@ -135,6 +137,12 @@ MEGATRON_NOTE = (
     "Megatron-core's ranks hold weights on the CPU, its own layers in place of Transformer Engine's: they are exported, and not "
     "trained"
 )
+SHARED_CACHE_BYTES = 2**30
+"""Key-value cache of an engine that shares its GPU."""
+SHARED_GPU_NOTE = (
+    "{} engines share a GPU: SkyRL's entry point asks Ray for a whole one each. Each has a key-value cache of 1 GiB, since vLLM "
+    "would otherwise measure free memory while its neighbours take theirs"
+)
 GROUP_NOTE = (
     'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '
     'itself, it resolves "auto" to "disable"'
@@ -194,7 +202,7 @@ class SkyRLStack:
         self._trainer = Trainer(
             request.model_path,
             request.policies,
-            "cpu" if self.on_cpu else "cuda",
+            "cpu" if self.on_cpu else f"cuda:{self.devices.trainer}",
             one_at_a_time=self.release.first,
         )
         self._description = await self._describe()
@@ -334,13 +342,24 @@ class SkyRLStack:
                 self.notes.append("sleep is accepted on CPU but releases no memory; enable_sleep_mode is off there")
         else:
             engine.gpu_memory_utilization = 0.2
+            if self.devices.workers_per_gpu > 1:
+                extra["kv_cache_memory_bytes"] = SHARED_CACHE_BYTES
+                self.notes.append(SHARED_GPU_NOTE.format(self.devices.workers_per_gpu))
         engine.engine_init_kwargs = extra
         return cfg
 
     @property
     def executor(self) -> str:
-        """vLLM's executor: "ray", which SkyRL 0.1.0 forces, is refused on CPU."""
-        return "mp" if self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel > 1 else "uni"
+        """vLLM's executor. "ray", which SkyRL ships, is refused on CPU. On CUDA "uni" would put every server's engine on the first
+        GPU, since SkyRL's server actor holds no GPU of Ray's; "mp" is told which one is its own."""
+        one = self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel == 1
+        return "uni" if one and self.on_cpu else "mp"
+
+    @property
+    def devices(self) -> Devices:
+        """GPUs of this start. Only on CUDA."""
+        assert self.request.devices is not None
+        return self.request.devices
 
     def _start_ray(self) -> None:
         import ray
@@ -350,6 +369,8 @@ class SkyRLStack:
         if self.on_cpu:
             resources["num_gpus"] = 2 * workers  # made up: placement groups ask for them
             self.notes.append("Ray's GPUs are made up: placement groups are real, the devices are not")
+        else:
+            resources["num_gpus"] = len(set(self.devices.workers))  # Ray gives out no GPU that is the trainer's alone
         ray.init(
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
@@ -366,7 +387,8 @@ class SkyRLStack:
         from ray.util.placement_group import placement_group
         from skyrl.train.utils.utils import get_ray_pg_ready_with_timeout
 
-        group = placement_group([{"GPU": 1, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
+        share = 1.0 if self.on_cpu else self.devices.share
+        group = placement_group([{"GPU": share, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
         get_ray_pg_ready_with_timeout(group, timeout=180)
         if self.release.first:
             return group
@@ -450,7 +472,7 @@ class SkyRLStack:
         if topology.lora or (topology.quantization is not None and not synced):
             lacking |= NEEDS_A_SYNC
         if self.on_cpu or not self.colocated:
-            lacking |= {Capability.CUDA_IPC}
+            lacking |= {Capability.CUDA_IPC, Capability.DEVICE_MEMORY}
         if not self.returns_experts:
             lacking |= {Capability.ROUTED_EXPERTS}
         if not set(MEGATRON) <= _installed().keys():
@@ -559,6 +581,9 @@ class SkyRLStack:
 
     async def workers(self, _request: Empty) -> WorkersResult:
         return msgspec.convert({"servers": await self.on_workers("parity_worker")}, WorkersResult)
+
+    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
+        return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, DeviceMemoryResult)
 
     async def observe(self, _request: ObserveRequest) -> ObserveResult:
         return ObserveResult(observations=self.tap.take())

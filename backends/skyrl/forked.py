@@ -14,6 +14,7 @@ from typing import Any
 
 from backends.skyrl.release import installed
 from harness import ports
+from harness.devices import Devices
 from harness.errors import StartFailed
 
 START_DEADLINE_S = 180
@@ -30,12 +31,15 @@ def warm_up() -> None:
 class ForkedServers:
     """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 
-    def __init__(self, cli_arguments: Any, engines: int, *, data_parallel: int, executor: str) -> None:
+    def __init__(
+        self, cli_arguments: Any, engines: int, *, data_parallel: int, executor: str, devices: Devices | None = None
+    ) -> None:
         self._arguments = cli_arguments
         self._ranks = data_parallel
         self._group = engines * data_parallel if installed().first else data_parallel
         """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
         self._executor = executor
+        self._devices = devices
         self._count = engines * data_parallel
         self._children: list[Any] = []
 
@@ -47,10 +51,11 @@ class ForkedServers:
         chosen = ports.free(self._count)
         for index, port in enumerate(chosen):
             number = index % self._group
+            own = {} if self._devices is None else self._devices.visible(index, self._count)
             options = {"start_port": port, "server_idx": number, **self._parallel(chosen[index - number])}
             child = context.Process(
                 target=_serve,
-                args=(self._arguments, index, options, urls, dict(os.environ)),
+                args=(self._arguments, index, options, urls, {**os.environ, **own}),
                 name=f"server-{index}",
             )
             child.start()

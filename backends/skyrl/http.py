@@ -132,7 +132,11 @@ class HttpStack(SkyRLStack):
         elif self.request.start == "fork":
             topology = self.request.topology
             self._servers = ForkedServers(
-                self._cli_arguments(), topology.engines, data_parallel=topology.data_parallel, executor=self.executor
+                self._cli_arguments(),
+                topology.engines,
+                data_parallel=topology.data_parallel,
+                executor=self.executor,
+                devices=self.request.devices,
             )
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)

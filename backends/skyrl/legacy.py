@@ -43,6 +43,13 @@ ABORT_GRACE_PATCH = {
     "version": "skyrl 0.1.0",
 }
 
+SLEEP_LEVEL_AT_START = 1
+"""SkyRL's default, 2, discards the weights: its trainer syncs before the first request. Scenarios begin at policy version 0."""
+SLEEP_NOTE = (
+    "SkyRL puts colocated engines to sleep as soon as they are up, at level 2; here at level 1, and the adapter wakes them: "
+    "scenarios begin with the checkpoint's weights"
+)
+
 
 class LegacyStack(SkyRLStack):
     """The contract on `InferenceEngineClient`."""
@@ -103,6 +110,14 @@ class LegacyStack(SkyRLStack):
             engine_cfg,
         )
         self._first = self.client
+        if self.sleeps_at_start:
+            self.notes.append(SLEEP_NOTE)
+            await self.client.wake_up()
+
+    @property
+    def sleeps_at_start(self) -> bool:
+        """True if SkyRL puts the engines that it has started to sleep, for a trainer that takes the GPUs first."""
+        return self.colocated and not self.on_cpu and self.request.start == "ray"
 
     def _tapped(self, engines: list[Any]) -> list[Any]:
         """The engines as the client gets them: behind fault taps if the start asked for these."""
@@ -158,6 +173,7 @@ class LegacyStack(SkyRLStack):
             shared_pg=self.colocation_group(),
             gpu_memory_utilization=engine.gpu_memory_utilization,
             inference_engine_enable_sleep=self.colocated and not self.on_cpu,
+            sleep_level=SLEEP_LEVEL_AT_START,
             async_engine=engine.async_engine,
             max_num_batched_tokens=engine.max_num_batched_tokens,
             max_num_seqs=engine.max_num_seqs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -43,11 +44,15 @@ class RemoteServers:
 
     async def start(self) -> list[str]:
         """URLs of the servers, in order, once every one is healthy."""
+        devices = self._request.devices
         ports = [self._port(index) for index in range(self._request.topology.engines)]
         for index, port in enumerate(ports):
+            own = {} if devices is None else devices.visible(index, len(ports))
             with (Path(self._request.logs) / f"server-{index}.log").open("ab") as log:
                 self._servers.append(
-                    subprocess.Popen(self._command(port), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                    subprocess.Popen(
+                        self._command(port), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **own}
+                    )
                 )
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
         await asyncio.gather(*(self._healthy(index, url) for index, url in enumerate(self.urls)))

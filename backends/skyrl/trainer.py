@@ -61,9 +61,17 @@ class Trainer:
         strategy = get_transfer_strategy_cls(engine_cfg.weight_sync_backend, cfg.trainer.placement.colocate_all)
         info = strategy.create_init_info(engine_cfg, inference_world_size=world_size)
         self._sender, _ = await asyncio.gather(
-            asyncio.to_thread(strategy.create_sender, init_info=info, inference_client=client),
+            asyncio.to_thread(self._on_device, strategy.create_sender, init_info=info, inference_client=client),
             client.init_weight_update_communicator(info),
         )
+
+    def _on_device(self, function: Callable[..., Any], **arguments: Any) -> Any:
+        """Call `function` where the trainer's device is the current one: SkyRL's senders work on that, and it is a thread's own."""
+        if self._device != "cpu":
+            import torch
+
+            torch.cuda.set_device(self._device)
+        return function(**arguments)
 
     async def send(
         self, version: int, chunks: int, layout: Layout = "single", *, fail_after_chunks: int | None = None
@@ -113,7 +121,7 @@ class Trainer:
             "shapes": [list(t.shape) for t in tensors.values()],
         }
         pieces = _failing(self._chunks(tensors, chunks), fail_after_chunks)
-        await self._sender.send_chunks(pieces, weight_metadata=metadata)
+        await self._on_device(self._sender.send_chunks, chunks=pieces, weight_metadata=metadata)
 
     async def train(self, request: TrainRequest) -> TrainResult:
         """One optimizer step, in a thread of its own: rollouts go on meanwhile."""

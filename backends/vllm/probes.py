@@ -59,6 +59,29 @@ def parity_worker(worker: Any) -> dict[str, Any]:
     return {"rank": int(worker.rank), "extensions": extensions, "transport": transport}
 
 
+def parity_device_memory(worker: Any) -> dict[str, Any]:
+    """Memory of the worker's device (`harness.contract.WorkerMemory`), and what vLLM's sleep mode manages of it."""
+    import torch
+
+    if worker.device.type != "cuda":
+        return {"rank": int(worker.rank)}
+    free, total = torch.cuda.mem_get_info(worker.device)
+    uuid = str(torch.cuda.get_device_properties(worker.device).uuid)
+    return {"rank": int(worker.rank), "device": uuid, "total": total, "free": free, "pool": _sleep_pool()}
+
+
+def _sleep_pool() -> dict[str, int]:
+    """tag → bytes of this process's sleep pool, mapped or released (vLLM, CuMemAllocator). Empty without sleep mode."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    pool: dict[str, int] = {}
+    if CuMemAllocator.instance is not None:
+        for allocation in CuMemAllocator.instance.pointer_to_data.values():
+            _device, size, *_ = allocation.handle
+            pool[allocation.tag] = pool.get(allocation.tag, 0) + size
+    return pool
+
+
 def install() -> None:
     """Give the methods to every worker class of this process."""
     from vllm.v1.worker.worker_base import WorkerBase
@@ -67,3 +90,4 @@ def install() -> None:
     WorkerBase.parity_forget_adapters = parity_forget_adapters  # type: ignore[attr-defined]
     WorkerBase.parity_whoami = parity_whoami  # type: ignore[attr-defined]
     WorkerBase.parity_worker = parity_worker  # type: ignore[attr-defined]
+    WorkerBase.parity_device_memory = parity_device_memory  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import msgspec
 from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
 from harness.recording import Call, Mark, Observation, ScenarioTrace
-from harness.reference import Query, ReferenceBook
+from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Score
 from harness.verdict import Exposure, Margin
 from harness.wire import as_openai
 
@@ -84,6 +84,28 @@ class Evidence:
     @property
     def header(self) -> Any:
         return self.trace.header
+
+    @property
+    def noise_question(self) -> NoiseRequest | None:
+        """What the oracle is asked about the engines' dtype; None for float32, whose bounds stand in each check."""
+        if self.header.model["dtype"] == "float32":
+            return None
+        return NoiseRequest(quantization=self.header.topology.quantization)
+
+    @cached_property
+    def noise(self) -> Noise:
+        """How far right log-probabilities lie from the oracle's, for want of digits."""
+        question = self.noise_question
+        return Noise() if question is None else self.reference.noise(question)
+
+    def near(self, score: Score, bound: float) -> float:
+        """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
+
+        `bound` is for what float32 rounds; of another dtype the noise was measured. Where activations are quantized, one that lies
+        between two steps goes either way for it, and what follows goes with it. Few do in an engine, far more in the reference's
+        trials: twice the most that these moved any token of the answer is allowed.
+        """
+        return self.noise.near(bound) + 2 * max(score.rounding, default=0.0)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the

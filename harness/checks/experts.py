@@ -8,7 +8,7 @@ from typing import Any
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.staleness import overlap
-from harness.reference import Experts, ExpertsRequest
+from harness.reference import WIDER, Experts, ExpertsRequest
 from harness.verdict import Margin
 
 NEAR_TIE = 1e-4
@@ -55,11 +55,15 @@ def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
     return None
 
 
-def _differences(routed: Routed, expected: Experts) -> Iterator[tuple[int, int]]:
+def _near_tie(evidence: Evidence) -> float:
+    return max(NEAR_TIE, WIDER * evidence.noise.router)
+
+
+def _differences(routed: Routed, expected: Experts, near_tie: float) -> Iterator[tuple[int, int]]:
     """(position, layer) where the experts are others, near ties aside."""
     for position, layers in enumerate(routed):
         for layer, chosen in enumerate(layers):
-            if chosen != expected.indices[position][layer] and expected.margins[position][layer] > NEAR_TIE:
+            if chosen != expected.indices[position][layer] and expected.margins[position][layer] > near_tie:
                 yield position, layer
 
 
@@ -88,14 +92,15 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
     if not judged:
         return untestable("every answer overlaps a weight sync")
     facts = near_ties = 0
+    near_tie = _near_tie(evidence)
     for answer in judged:
         expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
         wrong = _wrong_shape(answer, routed, expected)
         if wrong:
             return failed(facts + 1, wrong, [answer.shown(routed_experts=(routed or [])[:2])])
         facts += sum(map(len, routed))
-        near_ties += sum(margin <= NEAR_TIE for margins in expected.margins for margin in margins)
-        different = list(_differences(routed, expected))
+        near_ties += sum(margin <= near_tie for margins in expected.margins for margin in margins)
+        different = list(_differences(routed, expected, near_tie))
         if different:
             position, layer = different[0]
             at = {"position": position, "layer": layer, "differ": len(different)}
@@ -109,16 +114,17 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
 def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
     """What was let pass as a near tie, and the closest choice that was none: a swap there would have been red."""
     let_pass, closest = 0.0, []
+    near_tie = _near_tie(evidence)
     for answer in judged:
         expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
         for position, margins in enumerate(expected.margins):
             for layer, size in enumerate(margins):
-                if size > NEAR_TIE:
+                if size > near_tie:
                     closest.append(size)
                 elif routed[position][layer] != expected.indices[position][layer]:
                     let_pass = max(let_pass, size)
     faults = {"another expert at the closest choice": min(closest)} if closest else {}
-    return Margin(unit="router logits between neighbours", measured=let_pass, bound=NEAR_TIE, faults=faults)
+    return Margin(unit="router logits between neighbours", measured=let_pass, bound=near_tie, faults=faults)
 
 
 def routed_experts(*labels: str) -> Check:

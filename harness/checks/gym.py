@@ -13,7 +13,7 @@ from harness.checks import matching
 from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
-from harness.checks.logprobs import BOUND, CONSTANT
+from harness.checks.logprobs import BOUND, seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
@@ -183,8 +183,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         if len(got) != len(trajectory.response):
             continue  # other tokens than the engines': `gym.tokens` says so
         expected = _expected(evidence, trajectory)
-        for name, other in (("each off", [x - CONSTANT for x in expected]), ("shifted by one", expected[1:])):
-            size = max((abs(a - b) for a, b in zip(other, expected, strict=False)), default=0.0)
+        for name, size in seeded(expected, exact=evidence.noise_question is None).items():
             faults[name] = max(faults.get(name, 0.0), size)
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
@@ -192,10 +191,11 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
                 worst, shown = abs(a - b), _shown(trajectory) | {"position": position, "got": a, "expected": b}
     if not facts:
         return untestable("no trajectory has log-probabilities that were asked for")
-    if worst > BOUND:
+    bound = evidence.noise.near(BOUND)
+    if worst > bound:
         reason = "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
-        return failed(facts, reason, [shown], max_abs_error=worst, bound=BOUND)
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=BOUND, faults=faults), max_abs_error=worst)
+        return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)
+    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
 
 
 def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:

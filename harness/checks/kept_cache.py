@@ -102,9 +102,11 @@ def _judge(evidence: Evidence) -> Finding:
         score = evidence.reference.score(rest.score)
         others = {OLD_WEIGHTS: rest.stale, READ_ANEW: rest.anew}
         followed = [
-            why for why, asked in others.items() if ties.parts_at(evidence.reference.score(asked), NEAR_TIE) is None
+            why
+            for why, asked in others.items()
+            if ties.parts_at(evidence, evidence.reference.score(asked), NEAR_TIE) is None
         ]
-        at = ties.parts_at(score, NEAR_TIE)
+        at = ties.parts_at(evidence, score, NEAR_TIE)
         scores.append(score)
         if at is not None:
             shown = {**rest.row.shown, "version": rest.score.version, "cached": rest.score.cached, "parts at token": at}
@@ -116,7 +118,7 @@ def _judge(evidence: Evidence) -> Finding:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
     if not all(told.values()):
         return untestable(ALIKE)
-    return passed(facts, margin=ties.margin(scores, NEAR_TIE))
+    return passed(facts, margin=ties.margin(evidence, scores, NEAR_TIE))
 
 
 KEPT_CACHE = Check(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -19,6 +21,11 @@ BOUND = 1e-3
 weights, another temperature or another token make more than 1e-2. Parity derives its own bound in the run."""
 CONSTANT = 1e-2
 TEMPERATURE = 1.01
+FEWEST_ROWS, FEWEST_TOKENS = 24, 2000
+MEAN_FLOOR = 1e-5
+"""Nats, and nats a nat: what float32 may be off by in the mean."""
+DEVIATIONS = 5.0
+"""Standard errors: one right run in two million is beyond."""
 TEMPERED_TOKENS = 4
 """Of how many tokens the reference is asked for the whole distribution, to seed another temperature."""
 
@@ -76,6 +83,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no call asked for log-probabilities")
     errors: list[float] = []
     rounded, most, beyond = False, BOUND, 0.0
+    exact = evidence.noise_question is None
     seeded: dict[str, list[float]] = {}
     worst_shown: dict[str, object] = {}
     for row in rows:
@@ -83,9 +91,9 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         if wrong:
             return failed(len(errors) + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
         score = evidence.reference.score(row.score)
-        allowed = score.near(BOUND)
+        allowed = evidence.near(score, BOUND)
         rounded, most = rounded or bool(score.rounding), max(most, allowed)
-        for name, sizes in _seeded(row.logprobs or [], score.logprobs):
+        for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
         for at, (got, expected) in enumerate(zip(row.logprobs or (), score.logprobs, strict=True)):
             if not math.isfinite(expected):
@@ -96,15 +104,17 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
                 worst_shown = row.shown(position=at, got=got, reference=expected)
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
+    bound = max(BOUND, evidence.noise.rms) if rounded else evidence.noise.near(BOUND)
     measured = measure(errors) if errors else 0.0
-    numbers = {"max_abs_error": worst, "bound": BOUND} | (
+    numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
     )
-    if not (beyond <= 1 and measured <= BOUND):
+    if not (beyond <= 1 and measured <= bound):
         reason = "log-probabilities are further from the reference's than the bound"
         return failed(len(errors), reason, [worst_shown], **numbers)
-    faults = {name: measure(sizes) for name, sizes in seeded.items()} | _asked_faults(evidence, rows[0], measure)
-    margin = Margin(unit="nats", measured=measured, bound=BOUND, faults=faults)
+    faults = {name: measure(sizes) for name, sizes in seeded.items()}
+    faults |= _asked_faults(evidence, rows[0], measure, temperature=exact and not rounded)
+    margin = Margin(unit="nats", measured=measured, bound=bound, faults=faults)
     return passed(len(errors), margin=margin, **numbers)
 
 
@@ -115,15 +125,22 @@ def _quarter(errors: Iterable[float]) -> float:
     return ordered[len(ordered) // 4]
 
 
-def _seeded(numbers: list[float], expected: list[float]) -> Iterator[tuple[str, list[float]]]:
-    """Each fault that the numbers alone can be given, and how far from the reference's it puts each of them."""
-    damaged = {
-        f"each off by {CONSTANT:g}": [x - CONSTANT for x in numbers],
-        "shifted by one position": numbers[1:],
-    }
+def _seeded(numbers: list[float], expected: list[float], *, constant: bool) -> Iterator[tuple[str, list[float]]]:
+    """Each fault that the numbers alone can be given, and how far from the reference's it puts each of them. `constant`: of a dtype
+    whose noise hides a small constant in so few numbers, that is left to the mean over many (`logprobs.mean`)."""
+    damaged = {"shifted by one position": numbers[1:]}
+    if constant:
+        damaged[f"each off by {CONSTANT:g}"] = [x - CONSTANT for x in numbers]
     for name, those in damaged.items():
         if those:
             yield name, [abs(got - right) for got, right in zip(those, expected, strict=False)]
+
+
+def seeded(numbers: Sequence[float], *, exact: bool) -> dict[str, float]:
+    """Faults of log-probabilities alone → by how much each moves one of them at most. `exact`: small ones as well, which the noise of
+    shorter dtypes hides."""
+    shifted = {"shifted by one": max((abs(a - b) for a, b in pairwise(numbers)), default=0.0)}
+    return shifted | ({"each off": CONSTANT} if exact and numbers else {})
 
 
 def _distributions(row: Answer) -> list[NextRequest]:
@@ -137,15 +154,18 @@ def _others(evidence: Evidence, row: Answer) -> list[ScoreRequest]:
     return [msgspec.structs.replace(row.score, version=version) for version in sorted(versions)[:1]]
 
 
-def _asked_faults(evidence: Evidence, row: Answer, measure: Measure) -> dict[str, float]:
-    """Faults that need more of the reference: another temperature, another policy version. Seeded where it was asked."""
+def _asked_faults(evidence: Evidence, row: Answer, measure: Measure, *, temperature: bool) -> dict[str, float]:
+    """Faults that need more of the reference: another temperature, another policy version. Seeded where it was asked.
+
+    Of the few tokens for which another temperature is worked out, nothing but the largest error can be told, of exact numbers.
+    """
     found: dict[str, float] = {}
     numbers = [float(x) for x in row.logprobs or ()]
     expected = evidence.reference.score(row.score).logprobs
     try:
         nexts = [evidence.reference.next(question) for question in _distributions(row)]
         moved = [_moved(one, token) for one, token in zip(nexts, row.tokens, strict=False)]
-        if measure is max:  # of so few tokens nothing else can be told
+        if temperature:
             found[f"of temperature {TEMPERATURE:g}"] = max(
                 abs(got + by - right) for got, by, right in zip(numbers, moved, expected, strict=False)
             )
@@ -180,5 +200,62 @@ def of_reference(*labels: str) -> Check:
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
         asks=_queries,
+        labels=labels,
+    )
+
+
+def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
+    """Mean and slope of the errors. A row's errors go together, so that rows are the unit: the error of a mean comes from theirs."""
+    errors: list[list[float]] = []
+    numbers: list[list[float]] = []
+    for row in rows:
+        wrong = _wrong_shape(row)
+        if wrong:
+            return failed(sum(map(len, errors)) + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
+        expected = evidence.reference.score(row.score).logprobs
+        errors.append([got - right for got, right in zip(row.logprobs or (), expected, strict=True)])
+        numbers.append(list(expected))
+    tokens = sum(map(len, errors))
+    if len(rows) < FEWEST_ROWS or tokens < FEWEST_TOKENS:
+        return untestable(
+            f"a mean needs {FEWEST_ROWS} rows and {FEWEST_TOKENS} tokens, there are {len(rows)} and {tokens}"
+        )
+    center = statistics.fmean(x for row in numbers for x in row)
+    spread = math.fsum((x - center) ** 2 for row in numbers for x in row)
+    means = [statistics.fmean(row) for row in errors]
+    slopes = [
+        len(rows) * math.fsum((x - center) * e for x, e in zip(row, off, strict=True)) / spread
+        for row, off in zip(numbers, errors, strict=True)
+    ]
+    floor = MEAN_FLOOR + evidence.noise.rms**2
+    found = {"mean": means, "slope": slopes}
+    measured = {name: abs(statistics.fmean(each)) for name, each in found.items()}
+    bound = {name: floor + DEVIATIONS * statistics.stdev(each) / math.sqrt(len(each)) for name, each in found.items()}
+    figures = {f"{name} error": measured[name] for name in found} | {f"{name} bound": bound[name] for name in found}
+    beyond = [name for name in found if measured[name] > bound[name]]
+    if beyond:
+        reason = f"log-probabilities are off in the {' and '.join(beyond)} over many tokens"
+        return failed(tokens, reason, [], **figures)
+    relative = max(measured[name] / bound[name] for name in found)
+    faults = {
+        f"each off by {CONSTANT:g}": (CONSTANT - measured["mean"]) / bound["mean"],
+        f"of temperature {TEMPERATURE:g}": (1 - 1 / TEMPERATURE - measured["slope"]) / bound["slope"],
+    }
+    margin = Margin(unit="of the bound of the mean or the slope", measured=relative, bound=1.0, faults=faults)
+    return passed(tokens, margin=margin, **figures)
+
+
+def over_many(*labels: str) -> Check:
+    """Over thousands of sampled tokens the errors cancel: their mean is 0, and they do not grow with the log-probability.
+
+    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors, and the square of the noise,
+    which sampling by the engine's own probabilities makes of it at most (a Kullback-Leibler divergence).
+    """
+    return of_answers(
+        "logprobs.mean",
+        fault="a small constant, or a temperature a hundredth off, that the noise of single numbers hides",
+        source=SOURCE,
+        rule=_many,
+        asks=lambda _, rows: (row.score for row in rows),
         labels=labels,
     )

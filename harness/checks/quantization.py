@@ -13,8 +13,8 @@ from harness.checks.logprobs import BOUND
 from harness.reference import ScoreRequest
 from harness.verdict import Margin
 
-TELLING = 4 * BOUND
-"""Nats. So far apart must the reference's two sets of log-probabilities be for an answer to tell which made it."""
+TELLING = 4
+"""The reference's two sets of log-probabilities must be this many times the bound apart for an answer to tell which made it."""
 
 
 def _full(answer: Answer) -> ScoreRequest:
@@ -28,6 +28,7 @@ def _apart(some: list[float], others: list[float]) -> list[float]:
 def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
     if evidence.header.topology.quantization is None:
         return untestable("the stack was not asked to quantize")
+    bound = evidence.noise.near(BOUND)
     facts, nearest, unquantized = 0, float("inf"), []
     errors: list[float] = []
     expected: list[float] = []
@@ -38,16 +39,16 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
         full, quantized = evidence.reference.score(_full(answer)), evidence.reference.score(answer.score)
         errors += _apart(got, full.logprobs)
         expected += _apart(quantized.logprobs, full.logprobs)
-        if max(_apart(full.logprobs, quantized.logprobs), default=0.0) < TELLING:
+        if max(_apart(full.logprobs, quantized.logprobs), default=0.0) < TELLING * bound:
             continue
         facts += 1
         distance = max(_apart(got, full.logprobs))
         nearest = min(nearest, distance)
-        if distance <= BOUND:
+        if distance <= bound:
             unquantized.append(answer.shown(logprobs=got[:8], full_precision=full.logprobs[:8]))
     if unquantized:
         reason = "log-probabilities are those of full precision: the quantization is not in effect"
-        return failed(facts, reason, unquantized, distance=nearest, bound=BOUND)
+        return failed(facts, reason, unquantized, distance=nearest, bound=bound)
     if not facts:
         return untestable("no answer can tell whether its weights were quantized")
     margin = Margin(unit="answers of full precision", measured=0, bound=0, faults={"no quantization": facts})
@@ -55,7 +56,7 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
         facts,
         margin=margin,
         distance=nearest,
-        bound=BOUND,
+        bound=bound,
         mean_quantization_error=statistics.fmean(errors),
         max_quantization_error=max(errors),
         mean_error_of_reference=statistics.fmean(expected),

@@ -6,10 +6,12 @@ Chance is judged with a stated rate of false alarms, and a recording on which th
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
@@ -63,7 +65,7 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     fractions = [math.fsum(expected[t] for t in cell) for cell in cells]
     counts = [sum(drawn[t] for t in cell) for cell in cells]
     statistic = math.fsum((n - len(rows) * p) ** 2 / (len(rows) * p) for n, p in zip(counts, fractions, strict=True))
-    margin = _margin(statistic, model, one, len(rows), cells)
+    margin = _margin(statistic, model, one, len(rows), cells, rms=evidence.noise.rms)
     numbers = {"p_value": 10**-margin.measured, "draws": float(len(rows)), "cells": float(len(cells))}
     if margin.measured > margin.bound:
         often = [
@@ -77,11 +79,18 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     return passed(len(rows), margin=margin, **numbers)
 
 
-def _margin(statistic: float, model: list[float], one: Answer, draws: int, cells: list[list[int]]) -> Margin:
-    """Everything as −log10 of a p-value. Of a fault: what it reaches at least with probability `POWER`."""
+def _margin(
+    statistic: float, model: list[float], one: Answer, draws: int, cells: list[list[int]], *, rms: float
+) -> Margin:
+    """Everything as −log10 of a p-value. Of a fault: what it reaches at least with probability `POWER`.
+
+    An engine whose log-probabilities are off by `rms` nats draws from a distribution of its own: the statistic of a right one has a
+    noncentrality of draws × rms². Twice the `rms` of many positions is allowed for this one.
+    """
     freedom = len(cells) - 1
-    critical = stats.chi2.isf(FALSE_ALARM, freedom)
     temperature = one.params.get("temperature", 1.0)
+    noise = draws * (2 * rms / temperature) ** 2
+    critical = stats.ncx2.isf(FALSE_ALARM, freedom, noise)
     right = tempered(model, temperature)
     faults, powers = {}, []
     for factor in WEAKEST_FAULT:
@@ -89,10 +98,10 @@ def _margin(statistic: float, model: list[float], one: Answer, draws: int, cells
         masses = [(math.fsum(right[t] for t in cell), math.fsum(wrong[t] for t in cell)) for cell in cells]
         shift = draws * math.fsum((q - p) ** 2 / p for p, q in masses)
         powers.append(float(stats.ncx2.sf(critical, freedom, shift)))
-        faults[f"temperature × {factor:.2f}"] = _minus_log10(stats.ncx2.isf(POWER, freedom, shift), freedom)
+        faults[f"temperature × {factor:.2f}"] = _minus_log10(stats.ncx2.isf(POWER, freedom, shift), freedom, noise)
     return Margin(
         unit="−log10 p",
-        measured=_minus_log10(statistic, freedom),
+        measured=_minus_log10(statistic, freedom, noise),
         bound=-math.log10(FALSE_ALARM),
         faults=faults,
         false_alarm_rate=FALSE_ALARM,
@@ -100,8 +109,10 @@ def _margin(statistic: float, model: list[float], one: Answer, draws: int, cells
     )
 
 
-def _minus_log10(statistic: float, freedom: int) -> float:
-    return max(0.0, -float(stats.chi2.logsf(statistic, freedom)) / math.log(10))
+def _minus_log10(statistic: float, freedom: int, noise: float) -> float:
+    if not noise:
+        return max(0.0, -float(stats.chi2.logsf(statistic, freedom)) / math.log(10))
+    return _minus_log10_of(float(stats.ncx2.sf(statistic, freedom, noise)))
 
 
 def _cells(expected: list[float], draws: int) -> list[list[int]]:
@@ -129,10 +140,11 @@ def tempered(logprobs: list[float], temperature: float) -> list[float]:
     return [w / total for w in weights]
 
 
-def allowed(probabilities: list[float], params: dict[str, Any]) -> set[int]:
-    """Tokens that min_p, top_k and top_p leave, in this order, with `TOLERANCE` at each edge."""
+def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = TOLERANCE) -> set[int]:
+    """Tokens that min_p, top_k and top_p leave, in this order. `tolerance` (nats) is how far apart two log-probabilities may lie
+    and still be in either order: it moves each edge."""
     kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
-    slack = math.exp(-TOLERANCE)
+    slack = math.exp(-tolerance)
     if params.get("min_p"):
         floor = params["min_p"] * probabilities[kept[0]] * slack
         kept = [t for t in kept if probabilities[t] >= floor]
@@ -141,8 +153,10 @@ def allowed(probabilities: list[float], params: dict[str, Any]) -> set[int]:
         kept = [t for t in kept if probabilities[t] >= floor]
     if params.get("top_p", 1.0) < 1.0:
         total = math.fsum(probabilities[t] for t in kept)
-        above = itertools.accumulate((probabilities[t] / total for t in kept), initial=0.0)
-        kept = [t for t, mass in zip(kept, above, strict=False) if mass < params["top_p"] + TOLERANCE]
+        above = list(itertools.accumulate((probabilities[t] / total for t in kept), initial=0.0))
+        surely = (bisect.bisect_left(kept, -probabilities[t] / slack, key=lambda u: -probabilities[u]) for t in kept)
+        least = [above[more] * slack / (above[more] * slack + 1 - above[more]) for more in surely]
+        kept = [t for t, mass in zip(kept, least, strict=True) if mass < params["top_p"] + TOLERANCE]
     return set(kept)
 
 
@@ -168,6 +182,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     facts = chosen_top = 0
     outside = 0.0
     unfiltered = greedy = 0.0
+    tolerance = evidence.noise.near(TOLERANCE)
     for row in rows:
         active = [name for name in FILTERS if row.params.get(name)]
         if not active or not row.params.get("temperature", 1.0):
@@ -176,7 +191,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
             facts += 1
             model = evidence.reference.next(row.next_after(at)).logprobs
             probabilities = tempered(model, row.params.get("temperature", 1.0))
-            kept = allowed(probabilities, row.params)
+            kept = allowed(probabilities, row.params, tolerance / row.params.get("temperature", 1.0))
             if token not in kept:
                 rank = sum(p > probabilities[token] for p in probabilities)
                 shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
@@ -185,7 +200,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
             outside += max(0.0, 1.0 - mass)
             unfiltered += math.log(min(mass, 1.0))
             greedy += math.log(min(top / mass, 1.0))
-            chosen_top += probabilities[token] >= top * math.exp(-TOLERANCE)
+            chosen_top += probabilities[token] >= top * math.exp(-tolerance)
     if chosen_top == facts and greedy < math.log(FALSE_ALARM):
         return failed(facts, "sampling under a filter always took the most probable token", [rows[0].shown()])
     if unfiltered > math.log(FALSE_ALARM):
@@ -247,3 +262,32 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         power=1 - likely / distinct,
     )
     return passed(facts, margin=margin)
+
+
+FLIPS = 4.0
+"""The probability that noise changes a seeded draw is at most this many times its root mean square in nats."""
+
+
+def draws_repeat(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rms: float) -> Margin:
+    """Do seeded draws repeat but for noise of `rms` nats? As −log10 of the probability of so many partings, or more.
+
+    Each token up to the first other one is a trial. Another seed parts at about every second token.
+    """
+    trials = partings = 0
+    for one, other in pairs:
+        alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        trials += len(one) if alike is None else alike + 1
+        partings += alike is not None
+    flip = min(0.5, FLIPS * rms)
+    rows = len(pairs)
+    return Margin(
+        unit="−log10 p",
+        measured=_minus_log10_of(float(stats.binom.sf(partings - 1, trials, flip))),
+        bound=-math.log10(FALSE_ALARM),
+        faults={"another seed": _minus_log10_of(float(stats.binom.sf(rows - 1, 2 * rows, flip)))},
+        false_alarm_rate=FALSE_ALARM,
+    )
+
+
+def _minus_log10_of(probability: float) -> float:
+    return -math.log10(max(probability, sys.float_info.min))

@@ -255,6 +255,7 @@ def _judge_versions(evidence: Evidence) -> Finding:
     if not trained:
         return untestable("no rollout was made by a version that was trained")
     facts, worst, far = 0, 0.0, []
+    bound = evidence.noise.near(BOUND)
     for number, row in rows:
         synced = evidence.version_at(row.call.started_ns)
         if synced != row.version:
@@ -265,14 +266,14 @@ def _judge_versions(evidence: Evidence) -> Finding:
         expected = evidence.reference.score(row.score).logprobs
         off = max((abs(float(a) - b) for a, b in zip(row.logprobs, expected, strict=True)), default=0.0)
         facts, worst = facts + len(row.tokens), max(worst, off)
-        if not off <= BOUND:
+        if not off <= bound:
             far.append(row.shown(step=number, version=row.version, largest_difference=off))
     if far:
         reason = "a rollout was made by another version than the schedule allows"
-        return failed(facts, reason, far, max_abs_error=worst, bound=BOUND)
+        return failed(facts, reason, far, max_abs_error=worst, bound=bound)
     sizes = [_between(evidence, row, other) for row, other in _before(evidence, rows)]
     faults = {"one version too old": max(sizes)} if sizes else {}
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=BOUND, faults=faults), trained_rows=trained)
+    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), trained_rows=trained)
 
 
 def _between(evidence: Evidence, row: Answer, other: ScoreRequest) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from fixtures.prompts import MAX_MODEL_LEN
 from harness.checks.answers import METHODS, Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.reference import DecodeRequest, Query
@@ -33,11 +34,11 @@ def _asks(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 
 def ends_as_asked(
-    *labels: str, eos: int, max_model_len: int, causes: Iterable[Cause], methods: Sequence[str] = METHODS
+    *labels: str, causes: Iterable[Cause], methods: Sequence[str] = METHODS, max_model_len: int = MAX_MODEL_LEN
 ) -> Check:
     """Each output ends at the first token that should end it, not before, and its finish reason says why.
 
-    `eos` ends a sequence unless ignore_eos; `max_model_len` caps prompt and response together. Each of `causes` must
+    The model's end of sequence ends one unless ignore_eos; `max_model_len` caps prompt and response together. Each of `causes` must
     have ended some output: else it was not put to the test.
     """
     wanted = set(causes)
@@ -45,7 +46,7 @@ def ends_as_asked(
     def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
         met: set[Cause] = set()
         for number, row in enumerate(rows, start=1):
-            at, cause = _end(evidence, row, eos, max_model_len)
+            at, cause = _end(evidence, row, max_model_len)
             wrong = _wrong(row, at, cause)
             if wrong:
                 return failed(number, wrong, [row.shown(expected_length=at, expected_cause=cause)])
@@ -66,15 +67,16 @@ def ends_as_asked(
     )
 
 
-def _end(evidence: Evidence, row: Answer, eos: int, max_model_len: int) -> tuple[int | None, Cause | None]:
+def _end(evidence: Evidence, row: Answer, max_model_len: int) -> tuple[int | None, Cause | None]:
     """How many tokens the output should have had and what should have ended it; None, None: it should have gone on."""
     params = row.params
     most = min(params.get("max_tokens") or 16, max_model_len - len(row.prompt))
+    ends = evidence.trace.header.vocabulary.ends
     stops, least = set(params.get("stop_token_ids") or ()), params.get("min_tokens") or 0
     if not least and _has_stop_string(evidence, row, row.tokens[:-1]):
         return len(row.tokens) - 1, "stop string"
     for count, token in enumerate(row.tokens, start=1):
-        if count > least and token == eos and not params.get("ignore_eos"):
+        if count > least and token in ends and not params.get("ignore_eos"):
             return count, "eos"
         if count > least and token in stops:
             return count, "stop token"

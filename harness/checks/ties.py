@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.checks.base import Evidence
 from harness.reference import Score
 from harness.verdict import Margin
 
 
-def follows(rank: int, margin: float, near_tie: float) -> bool:
-    """Is a token of this rank the greedy choice, or the other half of a near tie? `margin` and `near_tie` in nats."""
-    return rank == 0 or (rank == 1 and margin < near_tie)
+def parts_at(evidence: Evidence, score: Score, near_tie: float) -> int | None:
+    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere. `near_tie` in nats, for float32."""
+    near = evidence.near(score, near_tie)
+    return next((at for at, gap in enumerate(score.gaps) if gap > 0 and gap >= near), None)
 
 
-def parts_at(score: Score, near_tie: float) -> int | None:
-    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere."""
-    best = zip(score.ranks, score.margins, strict=True)
-    near = score.near(near_tie)
-    return next((at for at, (rank, size) in enumerate(best) if not follows(rank, size, near)), None)
-
-
-def margin(scores: Iterable[Score], near_tie: float) -> Margin:
+def margin(evidence: Evidence, scores: Iterable[Score], near_tie: float) -> Margin:
     """What was let pass as a near tie, and the closest decision that was none: a swap there would have been red."""
     scores = list(scores)
-    bound = max((score.near(near_tie) for score in scores), default=near_tie)
+    bound = max((evidence.near(score, near_tie) for score in scores), default=near_tie)
     let_pass, closest = 0.0, []
     for score in scores:
-        for rank, size in zip(score.ranks, score.margins, strict=True):
+        for gap, size in zip(score.gaps, score.margins, strict=True):
             if size > bound:
                 closest.append(size)
-            elif rank > 0:
-                let_pass = max(let_pass, size)
+            let_pass = max(let_pass, gap)
     faults = {"the runner-up taken at the closest decision": min(closest)} if closest else {}
     return Margin(unit="nats between the first two tokens", measured=let_pass, bound=bound, faults=faults)

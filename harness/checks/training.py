@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import chain
 
 import msgspec
 
 from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND, CONSTANT, TEMPERATURE
+from harness.checks.logprobs import BOUND, TEMPERATURE, seeded
+from harness.reference import WIDER
 from harness.verdict import Margin
 
 RISE = 0.15
@@ -52,6 +53,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
     if not calls:
         return untestable("nothing was trained")
     facts, worst, k3 = 0, 0.0, 0.0
+    bound = max(BOUND, WIDER * evidence.noise.weights)
     faults: dict[str, float] = {}
     for call in calls:
         if call.error is not None or call.result is None:
@@ -63,23 +65,21 @@ def _judge_gap(evidence: Evidence) -> Finding:
             return failed(facts + 1, "trainer and engines do not give one log-probability for each token of a rollout")
         gap = gap_of(rollouts, trained)
         facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
-        for name, size in _seeded([float(x) for x in chain.from_iterable(rollouts)]).items():
+        numbers = [float(x) for x in chain.from_iterable(rollouts)]
+        for name, size in _seeded(numbers, exact=evidence.noise_question is None).items():
             faults[name] = max(size, faults.get(name, 0.0))
-        if not gap.largest <= BOUND:
+        if not gap.largest <= bound:
             shown = {"call": call.label, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
             reason = "trainer and engines give the tokens of a rollout other probabilities"
-            return failed(facts, reason, [shown], max_gap=gap.largest, bound=BOUND, k3=gap.k3)
-    margin = Margin(unit="nats", measured=worst, bound=BOUND, faults=faults)
-    return passed(facts, margin=margin, max_gap=worst, bound=BOUND, k3=k3)
+            return failed(facts, reason, [shown], max_gap=gap.largest, bound=bound, k3=gap.k3)
+    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
+    return passed(facts, margin=margin, max_gap=worst, bound=bound, k3=k3)
 
 
-def _seeded(numbers: list[float]) -> dict[str, float]:
+def _seeded(numbers: list[float], *, exact: bool) -> dict[str, float]:
     """Each fault that numbers alone can be given → by how much it moves one of them at most."""
-    return {
-        f"each off by {CONSTANT:g}": CONSTANT,
-        "shifted by one position": max((abs(a - b) for a, b in pairwise(numbers)), default=0.0),
-        f"of temperature {TEMPERATURE:g}, not renormalized": max(map(abs, numbers)) * (1 - 1 / TEMPERATURE),
-    }
+    tempered = {f"of temperature {TEMPERATURE:g}, not renormalized": max(map(abs, numbers)) * (1 - 1 / TEMPERATURE)}
+    return seeded(numbers, exact=exact) | (tempered if exact else {})
 
 
 GAP = Check(

@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterator
 import msgspec
 
 from fixtures import gym_rule
-from fixtures.prompts import EOS
 from harness.checks.base import Evidence, Execution
 from harness.contract import GymRequest
 from harness.recording import Call
@@ -54,8 +53,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     cut: bool
     """Did it end because the next prompt would have been too long?"""
-    closed: bool
-    """Does the generator add an end of the sequence? (SkyRL: without use_conversation_multi_turn, unless by length)"""
+    end: tuple[int, ...]
+    """The end of the sequence if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
 
     @property
     def whole(self) -> bool:
@@ -64,13 +63,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def response(self) -> list[int]:
         found = [token for turn in self.turns for token in (*turn.kept, *turn.observed)]
-        return [*found, EOS] if self.closed else found
+        return [*found, *self.end]
 
     @property
     def loss_mask(self) -> list[int]:
         """1 on the policy's own tokens and on the end of the sequence that is added (SkyRL, SkyRLGymGenerator)."""
         found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.observed))]
-        return [*found, 1] if self.closed else found
+        return [*found, *[1] * len(self.end)]
 
     @property
     def rewards(self) -> list[float]:
@@ -81,7 +80,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
             if found:
                 found[-1] += turn.reward
             found += [0.0] * len(turn.observed)
-        return [*found[:-1], 0.0, found[-1]] if self.closed else found
+        return [*found[:-1], 0.0, found[-1]] if self.end else found
 
     @property
     def stop_reason(self) -> str | None:
@@ -125,6 +124,7 @@ class _Walk:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
+        self._eos = evidence.trace.header.vocabulary.eos
         self.found: list[Trajectory] = []
         self.waiting = False
         """A trajectory could not be worked out to its end for lack of an answer."""
@@ -157,7 +157,7 @@ class _Walk:
             text = self.evidence.reference.decode(decode.tokens, skip_special_tokens=True)
             said = gym_rule.step(text, len(turns) + 1, asked.env_extras[index], asked.max_turns)
             kept = execution.tokens
-            if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (EOS,):
+            if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (self._eos,):
                 kept = kept[:-1]
             done = asked.batched or said.done
             observed = yield from self._observed(asked, said.observation)
@@ -170,6 +170,7 @@ class _Walk:
         ended = None if last is None else last.execution
         one_message = not asked.batched and not asked.use_conversation_multi_turn
         identity = None if asked.batched or asked.trajectory_ids is None else asked.trajectory_ids[index]
+        closed = one_message and done and ended is not None and ended.finish_reason != "length"
         self.found.append(
             Trajectory(
                 call=call,
@@ -178,7 +179,7 @@ class _Walk:
                 session=None if identity is None else identity.session,
                 turns=tuple(turns),
                 cut=not done and ended is not None,
-                closed=one_message and done and ended is not None and ended.finish_reason != "length",
+                end=(self._eos,) if closed else (),
             )
         )
 
@@ -193,7 +194,7 @@ class _Walk:
         yield RenderRequest(messages=longer)
         base, full = book.render(BASE), book.render(longer)
         shared = next((at for at, (a, b) in enumerate(zip(base, full, strict=False)) if a != b), len(base))
-        end = max((at for at in range(shared) if base[at] == EOS), default=-1)
+        end = max((at for at in range(shared) if base[at] == self._eos), default=-1)
         return tuple(full[end + 1 :])
 
     def _take(self, call: Call, index: int, prompt: tuple[int, ...], context: tuple[int, ...]) -> Execution | None:

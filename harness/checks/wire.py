@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checks.answers import OPENAI, Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND, CONSTANT
+from harness.checks.logprobs import BOUND, seeded
 from harness.checks.matching import is_error
 from harness.reference import Query
 from harness.verdict import Margin
@@ -127,17 +127,17 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             return failed(facts + 1, "a log-probability is not a finite number", [row.shown(logprobs=got)])
         expected = evidence.reference.score(row.score).logprobs
-        for name, other in (("each off", [x - CONSTANT for x in expected]), ("shifted by one", expected[1:])):
-            size = max((abs(a - b) for a, b in zip(other, expected, strict=False)), default=0.0)
+        for name, size in seeded(expected, exact=evidence.noise_question is None).items():
             faults[name] = max(faults.get(name, 0.0), size)
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
             if abs(a - b) >= worst:
                 worst, shown = abs(a - b), row.shown(position=position, got=a, reference=b)
-    if worst > BOUND:
+    bound = evidence.noise.near(BOUND)
+    if worst > bound:
         reason = "log-probabilities are further from the reference's than the bound"
-        return failed(facts, reason, [shown], max_abs_error=worst, bound=BOUND)
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=BOUND, faults=faults), max_abs_error=worst)
+        return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)
+    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
 
 
 def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:

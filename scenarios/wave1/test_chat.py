@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.errors import names_error, returns_error
 from harness.checks.openai import envelope, usage
@@ -34,7 +34,7 @@ def body(stack: Stack, messages: list[dict[str, str]], **changes: Any) -> dict[s
         envelope("chat_completion"),
         usage("chat_completion"),
         greedy(methods=METHODS),
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"], methods=METHODS),
+        ends_as_asked(causes=["length"], methods=METHODS),
     ],
 )
 async def test_a_conversation_is_answered(stack: Stack, prompts: Prompts) -> None:
@@ -53,7 +53,7 @@ async def test_a_conversation_is_answered(stack: Stack, prompts: Prompts) -> Non
 async def test_content_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: message content; return_token_ids shows its tokens."""
     for messages in prompts.conversations(4):
-        await stack.chat_completion(body(stack, messages, allowed_token_ids=list(PLAIN)))
+        await stack.chat_completion(body(stack, messages, allowed_token_ids=stack.vocabulary.plain))
 
 
 @scenario(
@@ -61,13 +61,13 @@ async def test_content_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> 
     promise="the end-of-sequence token ends an answer",
     needs=CHAT,
     checks=[
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["eos"], methods=METHODS),
+        ends_as_asked(causes=["eos"], methods=METHODS),
         usage("chat_completion"),
     ],
 )
 async def test_an_answer_ends(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop"."""
-    few = {"logit_bias": {str(EOS): 100.0}, "ignore_eos": False, "max_tokens": 40}
+    few = {"logit_bias": {str(stack.vocabulary.eos): 100.0}, "ignore_eos": False, "max_tokens": 40}
     for messages in prompts.conversations(4):
         await stack.chat_completion(body(stack, messages, temperature=1.0, seed=9, **few))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.base import Check
 from harness.checks.errors import names_error, returns_error
@@ -17,7 +17,7 @@ from harness.stack import Stack
 
 COMPLETION = {Capability.COMPLETION}
 METHODS = ("completion",)
-ENDS = ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"], methods=METHODS)
+ENDS = ends_as_asked(causes=["length"], methods=METHODS)
 BODY: list[Check] = [envelope("completion"), usage("completion"), greedy(methods=METHODS), ENDS]
 AFTER = greedy("after", methods=METHODS)
 
@@ -60,7 +60,7 @@ async def test_prompts_of_text(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_text_of_choices(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: completions return text; return_token_ids shows its tokens."""
-    await stack.completion(body(stack, prompts.unique(8), allowed_token_ids=list(PLAIN)))
+    await stack.completion(body(stack, prompts.unique(8), allowed_token_ids=stack.vocabulary.plain))
 
 
 @scenario(
@@ -68,13 +68,15 @@ async def test_text_of_choices(stack: Stack, prompts: Prompts) -> None:
     promise="a stop token ends a choice",
     needs=COMPLETION,
     checks=[
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"], methods=METHODS),
+        ends_as_asked(causes=["stop token"], methods=METHODS),
         usage("completion"),
     ],
 )
 async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop", and usage counts what was generated."""
-    await stack.completion(body(stack, prompts.unique(8), max_tokens=40, stop_token_ids=list(range(100, 300))))
+    await stack.completion(
+        body(stack, prompts.unique(8), max_tokens=40, stop_token_ids=stack.vocabulary.scattered(range(100, 300)))
+    )
 
 
 @scenario(

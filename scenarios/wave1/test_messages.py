@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.prompts import Prompts, rendered
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.logprobs import of_reference
 from harness.checks.ordering import in_order
@@ -36,6 +36,6 @@ async def test_messages_are_rendered_by_the_models_template(stack: Stack, prompt
 async def test_messages_equal_their_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInput: "Either prompts or prompt_token_ids must be provided"."""
     conversations = prompts.conversations(6)
-    token_ids = await stack.tokenize([rendered(c) for c in conversations], add_special_tokens=False)
+    token_ids = await stack.tokenize([stack.vocabulary.rendered(c) for c in conversations], add_special_tokens=False)
     await stack.generate_messages(conversations, label="messages", **GREEDY)
     await stack.generate(token_ids, label="tokens", **GREEDY)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, Prompts
+from fixtures.prompts import Prompts
 from harness.checks.ordering import in_order
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
 from harness.scenario import scenario
 from harness.stack import Stack
 
-STOPS = list(range(200, 260))
+STOPS = range(200, 260)
 """So many stop tokens that rows of one batch end after a few tokens or after many."""
 
 
@@ -21,13 +21,15 @@ STOPS = list(range(200, 260))
     checks=[
         in_order(ragged=True),
         greedy(),
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"]),
+        ends_as_asked(causes=["stop token"]),
     ],
 )
 async def test_results_keep_the_order_of_prompts(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."
     Prompts of many lengths and rows that end early or late make the servers finish out of order."""
-    await stack.generate(prompts.ragged(48), temperature=0, max_tokens=48, stop_token_ids=STOPS)
+    await stack.generate(
+        prompts.ragged(48), temperature=0, max_tokens=48, stop_token_ids=stack.vocabulary.scattered(STOPS)
+    )
 
 
 @scenario(

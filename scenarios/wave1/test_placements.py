@@ -46,6 +46,7 @@ async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts
     needs={Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP},
     checks=[NO_SLEEP, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
     topologies=["disaggregated"],
+    fixed_placement=True,
 )
 async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: "No sleep/wake needed (separate GPUs)". The trainer pauses, syncs and resumes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, Prompts
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.logprobs import of_reference
 from harness.checks.sampling import independent
@@ -21,7 +21,7 @@ SAMPLE = {Capability.SAMPLE}
     checks=[
         independent(),
         of_reference(),
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["length"]),
+        ends_as_asked(causes=["length"]),
     ],
 )
 async def test_samples_are_independent(stack: Stack, prompts: Prompts) -> None:
@@ -53,8 +53,10 @@ async def test_several_greedy_samples(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="stop tokens end samples",
     needs=SAMPLE,
-    checks=[ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"])],
+    checks=[ends_as_asked(causes=["stop token"])],
 )
 async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, sample: stop_reasons, one a sample."""
-    await stack.sample(prompts.one(), 8, temperature=1.0, max_tokens=48, stop_token_ids=list(range(100, 300)))
+    await stack.sample(
+        prompts.one(), 8, temperature=1.0, max_tokens=48, stop_token_ids=stack.vocabulary.scattered(range(100, 300))
+    )

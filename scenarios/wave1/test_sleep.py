@@ -8,6 +8,7 @@ from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.memory import AWAKE_AGAIN, BY_TAGS, RELEASED
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.scenario import scenario
@@ -73,3 +74,37 @@ async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -
         await stack.wake_up()
         await stack.digests()
         await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=1,
+    promise="sleep gives the device's memory back, and each tag takes back its own",
+    needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC, Capability.DEVICE_MEMORY},
+    checks=[RELEASED, BY_TAGS, AWAKE_AGAIN, EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    topologies=COLOCATED,
+    deadline_s=120.0,
+)
+async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Sleep Mode: level 1 offloads weights and discards the cache, level 2 discards both; SkyRL #1014, task 1: the
+    trainer wakes "weights" before the sync and "kv_cache" after it.
+
+    A sync and an answer come before the first reading, so that the buffers of trainer and engines exist by then."""
+    batch = prompts.unique(4)
+    await stack.sync_weights(1)
+    await stack.generate(batch, **ANSWER)
+    await stack.device_memory(label="awake")
+    for version in (2, 3):
+        await stack.sleep(level=1)
+        await stack.device_memory(label="asleep, level 1")
+        await stack.wake_up()
+        await stack.generate(batch, **ANSWER)
+        await stack.device_memory(label="awake")
+        await stack.sleep(level=2)
+        await stack.device_memory(label="asleep, level 2")
+        await stack.wake_up(tags=["weights"])
+        await stack.device_memory(label="weights awake")
+        await stack.sync_weights(version)
+        await stack.wake_up(tags=["kv_cache"])
+        await stack.digests()
+        await stack.generate(batch, **ANSWER)
+        await stack.device_memory(label="awake")

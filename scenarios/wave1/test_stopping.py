@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_text
+from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
 from harness.checks.tokens import greedy
@@ -13,7 +13,7 @@ from harness.stack import Stack
 def ends_by(*causes: Cause, label: str | None = None) -> Check:
     """The outputs end as asked, and each of these causes did end one."""
     labels = () if label is None else (label,)
-    return ends_as_asked(*labels, eos=EOS, max_model_len=MAX_MODEL_LEN, causes=causes)
+    return ends_as_asked(*labels, causes=causes)
 
 
 @scenario(task=0, promise='max_tokens ends an output with "length", at exactly that many', checks=[ends_by("length")])
@@ -30,7 +30,9 @@ async def test_max_tokens(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_stop_token_ids(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.stop_token_ids: "The returned output will contain the stop tokens"."""
-    await stack.generate(prompts.unique(16), temperature=0, max_tokens=48, stop_token_ids=list(range(150, 250)))
+    await stack.generate(
+        prompts.unique(16), temperature=0, max_tokens=48, stop_token_ids=stack.vocabulary.scattered(range(150, 250))
+    )
 
 
 @scenario(
@@ -40,7 +42,7 @@ async def test_stop_token_ids(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.min_tokens: "before EOS or stop_token_ids can be generated"."""
-    stops = list(range(100, 300))
+    stops = stack.vocabulary.scattered(range(100, 300))
     await stack.generate(prompts.unique(12), temperature=0, max_tokens=32, min_tokens=8, stop_token_ids=stops)
 
 
@@ -50,11 +52,12 @@ async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
     checks=[ends_by("eos", label="heeded"), ends_by("length", label="ignored")],
 )
 async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams.ignore_eos. One seed: the second call meets the token where the first does."""
-    batch, few = prompts.unique(8), [EOS, *PLAIN[:6]]
+    """vLLM documentation, SamplingParams.ignore_eos. One seed: the second call meets the token where the first does. Tokens are
+    drawn almost evenly, since a model may rather not end here."""
+    batch, few = prompts.unique(8), [stack.vocabulary.eos, *stack.vocabulary.plain[:6]]
     for label, ignored in (("heeded", False), ("ignored", True)):
         await stack.generate(
-            batch, temperature=1.0, seed=2, max_tokens=32, allowed_token_ids=few, ignore_eos=ignored, label=label
+            batch, temperature=100.0, seed=2, max_tokens=32, allowed_token_ids=few, ignore_eos=ignored, label=label
         )
 
 
@@ -65,9 +68,14 @@ async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings." """
-    two = list(PLAIN[:2])
+    two = stack.vocabulary.plain[:2]
     await stack.generate(
-        prompts.unique(12), temperature=1.0, seed=4, max_tokens=32, allowed_token_ids=two, stop=[plain_text(two)]
+        prompts.unique(12),
+        temperature=1.0,
+        seed=4,
+        max_tokens=32,
+        allowed_token_ids=two,
+        stop=[stack.vocabulary.text(two)],
     )
 
 
@@ -78,13 +86,13 @@ async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_stop_strings_included(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.include_stop_str_in_output. SkyRL's generator always sets it."""
-    two = list(PLAIN[:2])
+    two = stack.vocabulary.plain[:2]
     await stack.generate(
         prompts.unique(12),
         temperature=1.0,
         seed=4,
         max_tokens=32,
         allowed_token_ids=two,
-        stop=[plain_text(two)],
+        stop=[stack.vocabulary.text(two)],
         include_stop_str_in_output=True,
     )

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.prompts import BYTES, ENDOFTEXT, EOS, IM_START, PLAIN, Prompts
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.text import text_of_tokens
 from harness.checks.tokenization import DECODED
 from harness.scenario import scenario
 from harness.stack import Stack
 
-SPECIAL_OFTEN: dict[str, Any] = {
-    "temperature": 1.0,
-    "seed": 6,
-    "max_tokens": 24,
-    "ignore_eos": True,
-    "allowed_token_ids": [ENDOFTEXT, IM_START, EOS, *PLAIN[:9]],
-}
-"""Three special tokens among twelve: they occur in the middle of every few outputs."""
+
+def special_often(stack: Stack) -> dict[str, Any]:
+    """Three special tokens among twelve: they occur in the middle of every few outputs."""
+    some = [*stack.vocabulary.some_special(3), *stack.vocabulary.plain[:9]]
+    return {"temperature": 1.0, "seed": 6, "max_tokens": 24, "ignore_eos": True, "allowed_token_ids": some}
 
 
 @scenario(task=0, promise="text is the decoded tokens", checks=[text_of_tokens()])
 async def test_text_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: "it is guaranteed that
     tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses"."""
-    await stack.generate(prompts.unique(16), temperature=1.0, seed=8, max_tokens=24, allowed_token_ids=list(PLAIN))
+    await stack.generate(
+        prompts.unique(16), temperature=1.0, seed=8, max_tokens=24, allowed_token_ids=stack.vocabulary.plain
+    )
 
 
 @scenario(task=0, promise="text leaves special tokens out by default", checks=[text_of_tokens(special=True)])
 async def test_special_tokens_are_skipped(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True), which is vLLM's default as well."""
-    await stack.generate(prompts.unique(12), **SPECIAL_OFTEN)
+    await stack.generate(prompts.unique(12), **special_often(stack))
 
 
 @scenario(task=0, promise="text keeps special tokens when asked to", checks=[text_of_tokens(special=True)])
 async def test_special_tokens_are_kept(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.skip_special_tokens: "Whether to skip special tokens in the output." """
-    await stack.generate(prompts.unique(12), skip_special_tokens=False, **SPECIAL_OFTEN)
+    await stack.generate(prompts.unique(12), skip_special_tokens=False, **special_often(stack))
 
 
 @scenario(task=0, promise="text holds the ordinary stop token that ended it", checks=[text_of_tokens()])
@@ -49,15 +48,15 @@ async def test_text_holds_its_stop_token(stack: Stack, prompts: Prompts) -> None
         temperature=1.0,
         seed=8,
         max_tokens=24,
-        allowed_token_ids=list(PLAIN[:12]),
-        stop_token_ids=list(PLAIN[:4]),
+        allowed_token_ids=stack.vocabulary.plain[:12],
+        stop_token_ids=stack.vocabulary.plain[:4],
     )
 
 
 @scenario(task=0, promise="text is the decoded tokens where characters are cut in two", checks=[text_of_tokens()])
 async def test_text_of_bytes_that_are_no_characters(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: the guarantee knows no exception for bytes that are no whole character."""
-    some = [*BYTES, *PLAIN]
+    some = [*stack.vocabulary.parts, *stack.vocabulary.plain]
     await stack.generate(prompts.unique(12), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
 
 
@@ -68,12 +67,17 @@ async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prom
     """SkyRL, InferenceEngineOutput: responses are decoded from response_ids; the prompt is no part of them. A prompt
     of token ids may end within a character, as a response that was cut off does when it becomes the next prompt."""
     await stack.generate(
-        prompts.broken_off(8), temperature=1.0, seed=8, max_tokens=8, ignore_eos=True, allowed_token_ids=[*PLAIN]
+        prompts.broken_off(8),
+        temperature=1.0,
+        seed=8,
+        max_tokens=8,
+        ignore_eos=True,
+        allowed_token_ids=stack.vocabulary.plain,
     )
 
 
 @scenario(task=0, promise="detokenize() reads response tokens back", needs={Capability.TOKENIZE}, checks=[DECODED])
 async def test_detokenized_responses(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, "Data plane": detokenize(), for tokens that were generated, special ones among them."""
-    answer = await stack.generate(prompts.unique(8), **SPECIAL_OFTEN)
+    answer = await stack.generate(prompts.unique(8), **special_often(stack))
     await stack.detokenize(answer.response_ids)

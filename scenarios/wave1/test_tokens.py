@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.logprobs import are_numbers, of_reference
+from harness.checks.logprobs import are_numbers, of_reference, over_many
 from harness.checks.sampling import goodness_of_fit, independent, within_filters
 from harness.checks.tokens import different_output, greedy, same_output
 from harness.scenario import scenario
@@ -43,6 +43,17 @@ async def test_logprobs_of_sampled_tokens(stack: Stack, prompts: Prompts) -> Non
         await stack.generate(
             prompts.unique(8), temperature=temperature, seed=5, max_tokens=16, logprobs=0, ignore_eos=True
         )
+
+
+@scenario(
+    task=0,
+    promise="over thousands of tokens log-probabilities are the model's in the mean",
+    checks=[over_many(), are_numbers()],
+)
+async def test_logprobs_of_many_tokens(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, ModelConfig.logprobs_mode: raw log-probabilities. Sampled at temperature 1, since greedy tokens are those
+    that the noise has favoured."""
+    await stack.generate(prompts.unique(48), temperature=1.0, seed=3, max_tokens=96, logprobs=0, ignore_eos=True)
 
 
 @scenario(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_ids, plain_text
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.control_plane import FAN_OUT, PAUSE_STATES
@@ -116,13 +116,15 @@ async def test_logprobs_of_an_interrupted_batch(stack: Stack, prompts: Prompts) 
     checks=[
         CONTINUATION,
         SAME_AS_UNINTERRUPTED,
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token"]),
+        ends_as_asked(causes=["stop token"]),
     ],
 )
 async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.min_tokens: counted from the response's start, of which a retry has a part."""
     params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300, "min_tokens": 96}
-    await with_and_without(stack, prompts.unique(8), stop_token_ids=list(range(100, 300)), **params)
+    await with_and_without(
+        stack, prompts.unique(8), stop_token_ids=stack.vocabulary.scattered(range(100, 300)), **params
+    )
 
 
 @scenario(
@@ -197,7 +199,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
 async def test_text_of_interrupted_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses. The answers are
     of whole characters, so that none is cut off at an end."""
-    await with_and_without(stack, prompts.unique(4), allowed_token_ids=list(PLAIN), **LONG)
+    await with_and_without(stack, prompts.unique(4), allowed_token_ids=stack.vocabulary.plain, **LONG)
 
 
 @scenario(
@@ -227,15 +229,15 @@ async def test_a_stop_string_across_an_interruption(stack: Stack, prompts: Promp
     """vLLM documentation, SamplingParams.stop: "stop the generation when they are generated"; SkyRL #1014, task 5: the answer
     is one, however many parts it was made in. The string is so long that the pause comes within it."""
     prompt = prompts.one()
-    spelled: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "allowed_token_ids": list(PLAIN)}
+    spelled: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "allowed_token_ids": stack.vocabulary.plain}
     known = (await stack.generate([prompt], max_tokens=280, **spelled)).response_ids[0]
-    stop = plain_text(known[8:240])
+    stop = stack.vocabulary.text(known[8:240])
     await with_and_without(stack, [prompt], max_tokens=280, stop=[stop], **spelled)
 
 
 def conversation(stack: Stack, messages: list[dict[str, str]]) -> dict[str, Any]:
     """A greedy request whose answer reads the same when it is decoded and encoded again: signs alone."""
-    signs = plain_ids("!#$%&()*+-/0<=>?@[]^_{|}~")
+    signs = stack.vocabulary.spelled("!#$%&()*+-/0<=>?@[]^_{|}~")
     shown: dict[str, Any] = {"return_token_ids": True, "allowed_token_ids": signs}
     return {"model": stack.model_name, "messages": messages, **LONG, **shown}
 

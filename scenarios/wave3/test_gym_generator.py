@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fixtures.prompts import ENDOFTEXT, EOS, IM_START, Prompts, plain_ids
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
@@ -173,7 +173,8 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
 async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer with special tokens is worth another
     reward if its text shows them."""
-    letters = {"allowed_token_ids": [ENDOFTEXT, IM_START, EOS, *plain_ids("abcdefghi")], "ignore_eos": True}
+    some = [*stack.vocabulary.some_special(3), *stack.vocabulary.spelled("abcdefghi")]
+    letters = {"allowed_token_ids": some, "ignore_eos": True}
     await stack.gym_generate(
         GymRequest(
             prompts=prompts.conversations(12),

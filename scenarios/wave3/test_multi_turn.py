@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fixtures.prompts import Prompts, plain_ids
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.liveness import ALL_COMPLETE
@@ -62,7 +62,7 @@ async def test_turns_in_batches(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_turns_that_text_cannot_hold(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 6. No text has a part of a character, and a tokenizer spells "the" in fewer ids than letters."""
-    spelled = [plain_ids(word) for word in ("theother", "sometimes", "themselves")]
+    spelled = [stack.vocabulary.spelled(word) for word in ("theother", "sometimes", "themselves")]
     for number, first in enumerate(prompts.broken_off(4)):
         await converse(stack, f"conversation-{number}", first, *spelled, *prompts.broken_off(1))
 

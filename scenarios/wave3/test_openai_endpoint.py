@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from fixtures.openai_client import openai_client, unless_refused
-from fixtures.prompts import EOS, MAX_MODEL_LEN, PLAIN, Prompts, plain_text
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
@@ -129,12 +129,13 @@ async def test_logprobs(stack: Stack, prompts: Prompts) -> None:
     needs=ENDPOINT,
     checks=[
         STATUS,
-        ends_as_asked(eos=EOS, max_model_len=MAX_MODEL_LEN, causes=["stop token", "length"], methods=("completion",)),
+        ends_as_asked(causes=["stop token", "length"], methods=("completion",)),
     ],
 )
 async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server, extra parameters: stop_token_ids."""
-    ends = {"allowed_token_ids": list(PLAIN[:16]), "stop_token_ids": list(PLAIN[2:4])}
+    plain = stack.vocabulary.plain
+    ends = {"allowed_token_ids": plain[:16], "stop_token_ids": plain[2:4]}
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 4, "extra_body": {**OURS, **ends}}
     async with openai_client(stack) as client:
         await complete(stack, client, prompts.unique(6), **drawn)
@@ -297,7 +298,8 @@ async def test_an_empty_conversation(stack: Stack, prompts: Prompts) -> None:
 async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Engine Arguments: --max-model-len; OpenAI API reference: context_length_exceeded."""
     long = prompts.over_long()
-    spelled = plain_text([PLAIN[token % len(PLAIN)] for token in long])
+    plain = stack.vocabulary.plain
+    spelled = stack.vocabulary.text(plain[token % len(plain)] for token in long)
     async with openai_client(stack, label="over_long") as client:
         await complete(stack, client, long)
         await chat(stack, client, [{"role": "user", "content": spelled}])

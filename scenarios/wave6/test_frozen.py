@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from fixtures.prompts import PLAIN, Prompts, plain_text
+from fixtures.prompts import Prompts
 from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers
@@ -65,11 +65,11 @@ async def test_a_stop_string_across_a_freeze(stack: Stack, prompts: Prompts) -> 
     spelled: dict[str, Any] = {
         "temperature": 0.0,
         "ignore_eos": True,
-        "allowed_token_ids": list(PLAIN),
+        "allowed_token_ids": stack.vocabulary.plain,
         "max_tokens": 200,
     }
     known = (await stack.generate([prompt], **spelled)).response_ids[0]
-    stop = [plain_text(known[8:180])]
+    stop = [stack.vocabulary.text(known[8:180])]
     await with_and_without(stack, [lambda label: stack.generate([prompt], label=label, stop=stop, **spelled)])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures import gym_rule
-from fixtures.prompts import rendered
+from fixtures.vocabulary import TINY
 from harness.checks import gym
 from harness.checks.conservation import CONSERVATION
 from harness.contract import GymOutput, GymRequest, TrajectoryId
@@ -45,7 +45,9 @@ def trajectories(scene: Scene, *, logprobs: bool = False) -> GymOutput:
             scene.pass_time(8)
             said = gym_rule.step(traces.decode(answer), turn, request.env_extras[row], 3)
             observed = (
-                [] if said.done else traces.encode("\n" + rendered([{"role": "user", "content": said.observation}]))
+                []
+                if said.done
+                else traces.encode("\n" + TINY.rendered([{"role": "user", "content": said.observation}]))
             )
             response += answer + observed
             mask += [1] * len(answer) + [0] * len(observed)

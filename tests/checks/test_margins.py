@@ -99,9 +99,10 @@ def scores(*pairs: tuple[int, float]) -> list[Score]:
 
 
 def test_a_near_tie_shows_what_was_let_pass_and_the_closest_decision():
-    found = ties.margin(scores((0, 2.0), (1, 5e-5), (0, 3e-5), (0, 0.02)), 1e-4)
+    evidence = Evidence(traces.trace(), REFERENCE)
+    found = ties.margin(evidence, scores((0, 2.0), (1, 5e-5), (0, 3e-5), (0, 0.02)), 1e-4)
     assert (found.measured, found.bound, list(found.faults.values())) == (5e-5, 1e-4, [0.02])
-    assert ties.margin(scores((0, 2e-5)), 1e-4).weakest is None
+    assert ties.margin(evidence, scores((0, 2e-5)), 1e-4).weakest is None
 
 
 def test_greedy_is_untestable_where_every_token_was_a_near_tie_and_red_at_the_closest_decision():

@@ -54,7 +54,7 @@ def checks(method):
         "usage": openai.usage(method),
         "greedy": greedy(methods=methods),
         "text": text_of_tokens(methods=methods),
-        "end": ends_as_asked(eos=2, max_model_len=512, causes=["length"], methods=methods),
+        "end": ends_as_asked(causes=["length"], methods=methods),
     }
 
 

@@ -25,7 +25,7 @@ def found(check, *calls, reference=None):
 
 
 def ends(*causes, room=512):
-    return ends_as_asked(eos=EOS, max_model_len=room, causes=causes)
+    return ends_as_asked(max_model_len=room, causes=causes)
 
 
 def test_each_cause_is_green():

@@ -20,10 +20,10 @@ from fixtures.prompts import Prompts
 from harness import environments
 from harness.contract import StartRequest
 from harness.errors import Blame
+from harness.models import tiny_model
 from harness.progress import console_progress
 from harness.recording import Recorder, ScenarioTrace
 from harness.recording import traces as read
-from harness.session import tiny_model
 from harness.stack import PROJECT, HostProcess, Stack
 from harness.targets import resolve
 from harness.topology import Topology

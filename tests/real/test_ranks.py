@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness import environments
+from harness.models import tiny_model
 from harness.progress import console_progress
-from harness.session import tiny_model
 from harness.stack import PROJECT
 from harness.targets import resolve
 

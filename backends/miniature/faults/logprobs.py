@@ -22,7 +22,7 @@ class _Tempered(Engine):
     "logprobs_other_temperature",
     "a_lot",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsTempered(_Tempered):
     """Log-probabilities are those of temperature 2."""
@@ -34,7 +34,7 @@ class LogprobsTempered(_Tempered):
     "logprobs_other_temperature",
     "a_little",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsSlightlyTempered(_Tempered):
     """Log-probabilities are those of temperature 1.01."""
@@ -45,7 +45,7 @@ class LogprobsSlightlyTempered(_Tempered):
 @seeded(
     "logprobs_other_version",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsOfAnotherVersion(Engine):
     """Log-probabilities are those that another policy version gives these tokens."""
@@ -73,7 +73,7 @@ class _Off(Engine):
     "logprobs_off_by_constant",
     "a_lot",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsOff(_Off):
     """Log-probabilities are a tenth of a nat too small."""
@@ -85,7 +85,7 @@ class LogprobsOff(_Off):
     "logprobs_off_by_constant",
     "a_little",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsSlightlyOff(_Off):
     """Log-probabilities are two thousandths of a nat too small."""
@@ -93,11 +93,18 @@ class LogprobsSlightlyOff(_Off):
     by = 2e-3
 
 
+@seeded("logprobs_off_by_constant", "a_hair", caught_by=["logprobs.mean"])
+class LogprobsOffByAHair(_Off):
+    """Log-probabilities are half a thousandth of a nat too small: no single one is beyond its bound."""
+
+    by = 5e-4
+
+
 @seeded(
     "logprobs_nan",
     "always",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsNaN(Engine):
     """Log-probabilities are no numbers."""
@@ -111,7 +118,7 @@ class LogprobsNaN(Engine):
     "logprobs_nan",
     "now_and_then",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsNowAndThenNaN(Engine):
     """The tenth log-probability of a long answer is no number."""
@@ -127,7 +134,7 @@ class LogprobsNowAndThenNaN(Engine):
     "logprobs_nan",
     "positive",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsPositive(Engine):
     """Log-probabilities come without their sign."""
@@ -140,7 +147,7 @@ class LogprobsPositive(Engine):
 @seeded(
     "logprobs_shifted",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "schedule.versions", "training.gap", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
 )
 class LogprobsShifted(Engine):
     """Each token has the log-probability of the one before."""
@@ -156,7 +163,7 @@ class LogprobsShifted(Engine):
 @seeded(
     "logprobs_missing",
     caught_by=["logprobs.numbers"],
-    also=["gym.logprobs", "logprobs.reference", "numbers_are_numbers", "wire.logprobs"],
+    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "numbers_are_numbers", "wire.logprobs"],
 )
 class LogprobsMissing(Engine):
     """Log-probabilities that were asked for do not come."""

@@ -1,0 +1,84 @@
+"""Sleep that keeps device memory, and waking that takes other memory than it should. Answers stay right: only devices show it."""
+
+from __future__ import annotations
+
+from backends.miniature.engine import TAGS, Engine
+from backends.miniature.faults.registry import ONE, seeded
+
+
+class _Mapped(Engine):
+    """Has other tags on its device than a correct engine."""
+
+    def mapped(self) -> frozenset[str]:
+        right = super().mapped()
+        wrong = self.wrongly_mapped(right)
+        self.fired += wrong != right
+        return wrong
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        raise NotImplementedError
+
+
+@seeded("sleep_keeps_memory", "every_server", caught_by=["memory.released"])
+class SleepKeepsAll(_Mapped):
+    """sleep() is answered and releases nothing."""
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        return TAGS
+
+
+@seeded("sleep_keeps_memory", "one_server", caught_by=["memory.released"])
+class OneKeepsAll(_Mapped):
+    """sleep() is answered and one server releases nothing; another on the same device does."""
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        return TAGS if self.name == ONE else right
+
+
+@seeded("sleep_keeps_memory", "cache", caught_by=["memory.released"])
+class SleepKeepsCache(_Mapped):
+    """sleep() releases the weights and keeps the KV cache."""
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        return right | {"kv_cache"}
+
+
+@seeded("wake_up_ignores_tags", caught_by=["memory.by_tags"])
+class TagsIgnored(_Mapped):
+    """Waking the weights takes the memory of the KV cache as well."""
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        return TAGS if right else right
+
+
+@seeded("wake_up_takes_nothing", caught_by=["memory.awake_again"])
+class NothingTakenBack(_Mapped):
+    """wake_up() is answered, and the memory comes back with the next sync only."""
+
+    _released = False
+
+    async def sleep(self, *, level: int) -> None:
+        self._released = True
+        await super().sleep(level=level)
+
+    async def finish_weight_update(self) -> None:
+        self._released = False
+        await super().finish_weight_update()
+
+    def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
+        return frozenset() if self._released else right
+
+
+@seeded("sleep_leaks", "a_little", caught_by=["memory.awake_again"])
+class SleepLeaks(Engine):
+    """Each sleep leaves a fiftieth of the pool in use for good."""
+
+    _sleeps = 0
+
+    async def sleep(self, *, level: int) -> None:
+        self._sleeps += 1
+        await super().sleep(level=level)
+
+    def in_use(self, rank: int) -> int:
+        self.fired += self._sleeps > 0
+        return super().in_use(rank) + self._sleeps * sum(self.pool(rank).values()) // 50

@@ -1,0 +1,125 @@
+"""Dtypes with noise: what rounding explains passes, what it does not is red, and a bound that hides a fault judges nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.checks.base import Evidence
+from harness.checks.logprobs import of_reference, over_many
+from harness.checks.sampling import allowed, draws_repeat
+from harness.checks.tokens import greedy, same_output
+from harness.judge import run
+from harness.reference import Noise, NoiseRequest, Score, ScoreRequest, UnansweredQuery
+from tests import traces
+from tests.traces import FakeReference, generate, judge
+
+BFLOAT16 = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
+NOISE = Noise(numbers=5120, largest=0.2, rms=0.05, weights=0.3, router=0.1)
+GREEDY = {"temperature": 0, "max_tokens": 2, "ignore_eos": True, "logprobs": 0}
+
+
+@pytest.fixture
+def reference() -> FakeReference:
+    noisy = FakeReference()
+    noisy.set(NoiseRequest(), NOISE)
+    return noisy
+
+
+@pytest.mark.parametrize(
+    ("behind", "model", "status"),
+    [(0.3, BFLOAT16, "pass"), (0.3, None, "fail"), (0.5, BFLOAT16, "fail")],
+    ids=["noise explains it", "float32 has no such noise", "further than the noise"],
+)
+def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, behind, model, status):
+    one = generate([[3, 4]], [[20, 21]], params=GREEDY)
+    score = Score(logprobs=[-1, -1], ranks=[2, 0], margins=[0.1, 3.0], behind=(behind, 0.0))
+    reference.set(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, 21]), score)
+    changes = {} if model is None else {"model": model}
+    assert judge(greedy(), one, reference=reference, **changes).status == status
+
+
+def test_noise_that_was_never_measured_judges_nothing():
+    silent = FakeReference()
+    silent.noise = lambda _: (_ for _ in ()).throw(UnansweredQuery("no"))  # type: ignore[method-assign]
+    evidence = Evidence(traces.trace(model=BFLOAT16), silent)
+    assert evidence.noise_question == NoiseRequest()
+    with pytest.raises(UnansweredQuery):
+        _ = evidence.noise
+    assert Evidence(traces.trace(), silent).noise == Noise()
+
+
+@pytest.mark.parametrize(("off", "status"), [(0.1, "pass"), (0.5, "fail")])
+def test_a_single_log_probability_may_be_off_by_the_noise(reference, off, status):
+    ids = [[20, 21, 22, 23]]
+    numbers = [[x - off for x in reference.logprobs([3, 4], ids[0])]]
+    one = generate([[3, 4]], ids, params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
+    assert judge(of_reference(), one, reference=reference, model=BFLOAT16).status == status
+
+
+def many(*, constant=0.0, slope=0.0, noise=0.05, rows=32, length=80):
+    """Rows of a model without near certainties, and what the check finds in them."""
+    reference = FakeReference(sharpness=1.0)
+    reference.set(NoiseRequest(), NOISE)
+    dice = random.Random(1)
+    prompts = [[row + 3, 7] for row in range(rows)]
+    ids = [reference.drawn(prompt, length, seed=row) for row, prompt in enumerate(prompts)]
+    numbers = [
+        [min(0.0, x * (1 + slope) + constant + dice.gauss(0, noise)) for x in reference.logprobs(prompt, tokens)]
+        for prompt, tokens in zip(prompts, ids, strict=True)
+    ]
+    params = {"temperature": 1.0, "max_tokens": length, "logprobs": 0}
+    call = generate(prompts, ids, params=params, logprobs=numbers)
+    return run(over_many(), Evidence(traces.trace(call, model=BFLOAT16), reference))
+
+
+@pytest.mark.parametrize(
+    ("damage", "status"),
+    [
+        ({}, "pass"),
+        ({"constant": -0.03}, "fail"),
+        ({"slope": 0.03}, "fail"),
+        ({"noise": 0.5}, "untestable"),
+        ({"rows": 8}, "untestable"),
+    ],
+    ids=["noise alone", "each off", "tempered", "noise hides a hundredth", "too few"],
+)
+def test_over_many_tokens_noise_cancels(damage, status):
+    found = many(**damage)
+    assert found is not None
+    assert found.status == status, found.reason
+
+
+def test_greedy_rows_may_part_at_a_near_tie_and_sampled_ones_rarely(reference):
+    params = {"temperature": 0, "max_tokens": 2, "ignore_eos": True}
+    once = generate([[3, 4]], [[20, 21]], params=params, label="once")
+    again = generate([[3, 4]], [[20, 22]], params=params, label="again")
+    for last in (21, 22):
+        score = Score(logprobs=[-1, -1], ranks=[0, 1], margins=[3.0, 0.1], behind=(0.0, 0.1 * (last == 22)))
+        reference.set(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, last]), score)
+    check = same_output("once", "again")
+    assert judge(check, once, again, reference=reference, model=BFLOAT16).status == "pass"
+    assert judge(check, once, again, reference=reference).status == "fail"
+
+
+def test_another_seed_parts_at_once_and_noise_seldom():
+    rows = [[random.Random(row).randrange(9) for _ in range(40)] for row in range(12)]
+    late = [[*row[:35], 99, *row[36:]] if n == 0 else row for n, row in enumerate(rows)]
+    soon = [[row[0], 99, *row[2:]] for row in rows]
+    for others, red in ((rows, False), (late, False), (soon, True)):
+        margin = draws_repeat(list(zip(rows, others, strict=True)), rms=0.002)
+        assert (margin.measured > margin.bound) is red
+        assert min(margin.faults.values()) > margin.bound
+    blind = draws_repeat(list(zip(rows[:1], late[:1], strict=True)), rms=0.05)
+    assert min(blind.faults.values()) < blind.bound
+
+
+def test_the_edge_of_a_filter_moves_with_the_noise():
+    probabilities = [0.5, 0.3, 0.15, 0.05]
+    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
+    assert allowed(probabilities, {"top_k": 2}, 0.8) == {0, 1, 2}
+    assert allowed(probabilities, {"top_p": 0.75}) == {0, 1}
+    assert allowed(probabilities, {"top_p": 0.75}, 0.8) == {0, 1, 2}
+    assert allowed(probabilities, {"min_p": 0.5}) == {0, 1}
+    assert allowed(probabilities, {"min_p": 0.5}, 0.8) == {0, 1, 2}

@@ -1,0 +1,78 @@
+"""SmolLM2 is made from its package and answers as itself; what the reference says of a vocabulary. In a stack's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import environments, models
+from harness.progress import console_progress
+from harness.stack import PROJECT
+from harness.targets import known
+
+pytestmark = pytest.mark.real
+
+ASK = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+asked = [{"role": "user", "content": "What is the capital of France?"}]
+ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+made = model.generate(**ids, max_new_tokens=16, do_sample=False)[0, ids["input_ids"].shape[1] :]
+text = "a\\u2581b  <|im_end|>"
+print(json.dumps([tokenizer.decode(made), tokenizer.decode(tokenizer.encode(text)) == text, tokenizer.eos_token_id]))
+"""
+
+FACTS = """
+import asyncio, json, sys
+from backends.reference import Reference
+from fixtures.vocabulary import TINY
+from harness.contract import Empty, StartRequest
+from harness.topology import Topology
+
+async def facts(path):
+    reference = Reference()
+    await reference.start(StartRequest(target="reference", topology=Topology(), model_path=path, scratch="", logs=""))
+    return reference._tokenizer, await reference.vocabulary(Empty())
+
+said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "bye"}]
+found = []
+for path in sys.argv[1:]:
+    tokenizer, model = asyncio.run(facts(path))
+    by_tokenizer = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    read_back = tokenizer.decode(model.spelled("abcxyz"))
+    found.append([model == TINY, model.rendered(said) == by_tokenizer, read_back, len(model.parts)])
+print(json.dumps(found))
+"""
+
+
+def run(script: str, *arguments: Path) -> Any:
+    """What a script prints that runs with the reference's interpreter."""
+    command = [str(interpreter()), "-c", script, *map(str, arguments)]
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables)
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+def interpreter() -> Path:
+    return environments.ensure(str(known("reference").environment), "cpu", root=PROJECT)
+
+
+def test_smollm2_knows_the_capital_of_france_and_its_tokenizer_loses_nothing():
+    model = models.smollm2(interpreter(), console_progress())
+    answer, lossless, end = run(ASK, model)
+    assert "Paris" in answer
+    assert lossless
+    assert end == json.loads((model / "config.json").read_text())["eos_token_id"]
+
+
+def test_the_reference_reads_the_facts_of_a_vocabulary():
+    made = [models.tiny_model(interpreter(), console_progress()), models.smollm2(interpreter(), console_progress())]
+    tiny, real = run(FACTS, *made)
+    assert tiny == [True, True, "abcxyz", 94]
+    assert real == [False, True, "abcxyz", 79]

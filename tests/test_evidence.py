@@ -1,0 +1,60 @@
+"""Recordings from a GPU, judged again with today's checks: what they showed then, they show now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.run import compare_recordings, judge_run
+from harness.verdict import Judgement
+
+H100 = Path(__file__).resolve().parents[1] / "reports" / "evidence" / "h100-bfloat16"
+CUT_OFF = ("could not be driven: Interrupted", "the reference was not asked for the scores of an answer")
+"""Both runs ended with Ctrl-C: the scenario that was being driven is untestable."""
+
+
+@pytest.fixture(scope="module", params=["legacy", "http"])
+def judged(request) -> Judgement:
+    return judge_run(H100 / request.param)
+
+
+def test_the_recordings_say_that_a_gpu_computed_in_bfloat16(judged: Judgement):
+    (header,) = judged.run.headers
+    assert judged.run.computed == "cuda, bfloat16"
+    assert header["hardware"]["gpus"] == "1 × NVIDIA H100 80GB HBM3"
+
+
+def test_a_right_stack_is_green_in_bfloat16_up_to_where_its_run_was_cut_off(judged: Judgement):
+    red = [v for v in judged.verdicts if v.red]
+    assert {v.reason for v in red} <= set(CUT_OFF)
+    assert len({v.scenario for v in red}) == 1
+    assert len(judged.verdicts) - len(red) >= 55
+
+
+@pytest.mark.parametrize(
+    ("scenario", "checks"),
+    [
+        (
+            "cuda_ipc.test_colocated_engines_take_weights_through_ipc",
+            {"by_ipc", "every_parameter", "current_policy"},
+        ),
+        ("sleep.test_sleep_gives_memory_back", {"memory.released", "memory.by_tags", "memory.awake_again"}),
+        ("sleep.test_the_colocated_training_step", {"current_policy"}),
+    ],
+)
+def test_what_only_a_gpu_shows(judged: Judgement, scenario: str, checks: set[str]):
+    passed = {v.check.partition(":")[0] for v in judged.verdicts if v.scenario == scenario and v.status == "pass"}
+    assert checks <= passed
+
+
+def test_the_bound_lies_between_the_noise_and_the_weakest_fault(judged: Judgement):
+    (floor,) = [floor for floor in judged.noise if floor.check == "current_policy"]
+    assert 0.1 < floor.floor < floor.bound < floor.weakest_fault
+
+
+def test_the_two_stacks_compare():
+    compared = compare_recordings(H100 / "legacy", H100 / "http")
+    both = [v for v in compared.verdicts if v.baseline is not None and v.scenario.startswith(("cuda_ipc", "sleep"))]
+    assert both
+    assert not [v for v in both if v.red]
