@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -68,6 +69,12 @@ class LegacyStack(SkyRLStack):
     def vllm_patches(self) -> list[patches.Patch]:
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
 
+    @property
+    def forks_engine_cores(self) -> bool:
+        """Not those of several data-parallel ranks: threads of this process start them at once, and a fork copies whatever lock
+        another thread holds. One rank then never came up, and the other waited for it in its first collective."""
+        return super().forks_engine_cores and self.request.topology.data_parallel == 1
+
     def capabilities(self) -> frozenset[Capability]:
         in_process = self.request.start == "fork" and not self.remote
         return super().capabilities() - ({Capability.PICKLE_CLIENT} if in_process else frozenset())
@@ -76,6 +83,8 @@ class LegacyStack(SkyRLStack):
 
     def _prepare_process(self) -> None:
         super()._prepare_process()
+        if not self.forks_engine_cores:
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         if self.release.first:
             self._abort_soon()
 

@@ -11,7 +11,7 @@ import msgspec
 from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND, TEMPERATURE, seeded
+from harness.checks.logprobs import TEMPERATURE, seeded
 from harness.reference import WIDER
 from harness.verdict import Margin
 
@@ -53,7 +53,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
     if not calls:
         return untestable("nothing was trained")
     facts, worst, k3 = 0, 0.0, 0.0
-    bound = max(BOUND, WIDER * evidence.noise.weights)
+    bound = WIDER * evidence.noise.weights
     faults: dict[str, float] = {}
     for call in calls:
         if call.error is not None or call.result is None:
@@ -66,7 +66,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
         gap = gap_of(rollouts, trained)
         facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
-        for name, size in _seeded(numbers, exact=evidence.noise_question is None).items():
+        for name, size in _seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(size, faults.get(name, 0.0))
         if not gap.largest <= bound:
             shown = {"call": call.label, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}

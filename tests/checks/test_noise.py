@@ -47,7 +47,6 @@ def test_noise_that_was_never_measured_judges_nothing():
     assert evidence.noise_question == NoiseRequest()
     with pytest.raises(UnansweredQuery):
         _ = evidence.noise
-    assert Evidence(traces.trace(), silent).noise == Noise()
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.1, "pass"), (0.5, "fail")])
@@ -117,9 +116,9 @@ def test_another_seed_parts_at_once_and_noise_seldom():
 
 def test_the_edge_of_a_filter_moves_with_the_noise():
     probabilities = [0.5, 0.3, 0.15, 0.05]
-    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
+    assert allowed(probabilities, {"top_k": 2}, 0.0) == {0, 1}
     assert allowed(probabilities, {"top_k": 2}, 0.8) == {0, 1, 2}
-    assert allowed(probabilities, {"top_p": 0.75}) == {0, 1}
+    assert allowed(probabilities, {"top_p": 0.75}, 0.0) == {0, 1}
     assert allowed(probabilities, {"top_p": 0.75}, 0.8) == {0, 1, 2}
     assert allowed(probabilities, {"min_p": 0.5}) == {0, 1}
     assert allowed(probabilities, {"min_p": 0.5}, 0.8) == {0, 1, 2}
