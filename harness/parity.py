@@ -232,11 +232,16 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
 
 def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     numbers = {"differing": float(len(facet.differences)), "within_twin_noise": float(facet.noisy)}
+    numbers |= {"after_a_near_tie": float(facet.parted)} if facet.parted else {}
     if facet.differences:
         where = sorted({_kind_of_place(d.call, d.place) for d in facet.differences})
         reason = f"{name} differ in {', '.join(where)}"
         return about(name, Parity.OPEN, reason, facts=facet.facts, numbers=numbers, evidence=facet.smallest())
-    reason = "differs only where the baseline differs from its own twin as much" if facet.noisy else ""
+    why = [
+        *(["where the baseline differs from its own twin as much"] if facet.noisy else []),
+        *(["after a token at which rounding decides"] if facet.parted else []),
+    ]
+    reason = f"differs only {' or '.join(why)}" if why else ""
     return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)
 
 

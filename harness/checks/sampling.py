@@ -140,7 +140,7 @@ def tempered(logprobs: list[float], temperature: float) -> list[float]:
     return [w / total for w in weights]
 
 
-def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float) -> set[int]:
+def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = 0.0) -> set[int]:
     """Tokens that min_p, top_k and top_p leave, in this order. `tolerance` (nats) is how far apart two log-probabilities may lie
     and still be in either order: it moves each edge."""
     kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)

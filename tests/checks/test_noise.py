@@ -28,16 +28,16 @@ def reference() -> FakeReference:
 
 
 @pytest.mark.parametrize(
-    ("behind", "model", "status"),
-    [(0.3, BFLOAT16, "pass"), (0.3, None, "fail"), (0.5, BFLOAT16, "fail")],
+    ("behind", "noise", "status"),
+    [(0.3, NOISE, "pass"), (0.3, traces.NOISE, "fail"), (0.5, NOISE, "fail")],
     ids=["noise explains it", "float32 has no such noise", "further than the noise"],
 )
-def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, behind, model, status):
+def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, behind, noise, status):
+    reference.set(NoiseRequest(), noise)
     one = generate([[3, 4]], [[20, 21]], params=GREEDY)
     score = Score(logprobs=[-1, -1], ranks=[2, 0], margins=[0.1, 3.0], behind=(behind, 0.0))
     reference.set(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, 21]), score)
-    changes = {} if model is None else {"model": model}
-    assert judge(greedy(), one, reference=reference, **changes).status == status
+    assert judge(greedy(), one, reference=reference).status == status
 
 
 def test_noise_that_was_never_measured_judges_nothing():
@@ -116,9 +116,9 @@ def test_another_seed_parts_at_once_and_noise_seldom():
 
 def test_the_edge_of_a_filter_moves_with_the_noise():
     probabilities = [0.5, 0.3, 0.15, 0.05]
-    assert allowed(probabilities, {"top_k": 2}, 0.0) == {0, 1}
+    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
     assert allowed(probabilities, {"top_k": 2}, 0.8) == {0, 1, 2}
-    assert allowed(probabilities, {"top_p": 0.75}, 0.0) == {0, 1}
+    assert allowed(probabilities, {"top_p": 0.75}) == {0, 1}
     assert allowed(probabilities, {"top_p": 0.75}, 0.8) == {0, 1, 2}
     assert allowed(probabilities, {"min_p": 0.5}) == {0, 1}
     assert allowed(probabilities, {"min_p": 0.5}, 0.8) == {0, 1, 2}
