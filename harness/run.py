@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
@@ -24,10 +25,11 @@ from harness.errors import Blame, UsageError
 from harness.exercise import due, exercised, unexercised
 from harness.index import Index, indices
 from harness.judge import absent, judge_evidence, missing
-from harness.noise import floors, noise_floors
+from harness.noise import floors, noise_floors, of_rounding
 from harness.parity import Absent, Judged, Missing, Side, compare
 from harness.plan import load_plan
 from harness.recording import CallError, ScenarioTrace
+from harness.reference import NoiseRequest, UnansweredQuery
 from harness.run_folder import RunFolder, references_in
 from harness.scenario import Scenario
 from harness.takes import merge
@@ -164,9 +166,17 @@ def _judgement(
         ),
         verdicts=verdicts,
         ledger_problems=problems,
-        noise=[*noise, *floors(verdicts)],
+        noise=[*noise, *_rounding(found), *floors(verdicts)],
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
+
+
+def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:
+    """One line for each model. A recording for which it was not measured has untestable verdicts, which say so."""
+    for recorded in {r.index.header.model_sha256: r for r in found}.values():
+        model = recorded.index.header.model
+        with suppress(UnansweredQuery):
+            yield of_rounding(model["name"], model["dtype"], recorded.book.noise(NoiseRequest()))
 
 
 def _refuse_what_differs(found: Sequence[Recorded]) -> None:
