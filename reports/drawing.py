@@ -60,7 +60,8 @@ def timelines(lines: Sequence[Timeline], name: str) -> str:
 
 
 def curves(runs: Sequence[Training], name: str) -> str:
-    """Evaluation reward and log-probability gap by step, the stacks in one pair of axes; a bound is dotted. SVG."""
+    """Evaluation reward and log-probability gap by step, the stacks in one pair of axes; a bound is dotted. What no run has stays
+    empty. SVG."""
     height = 330.0
     with _figure(height) as figure:
         gaps = [run.gap for run in runs if run.gap is not None]
@@ -96,6 +97,7 @@ def curves(runs: Sequence[Training], name: str) -> str:
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(visible=True, axis="y", color=FAINT, alpha=0.3, linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
+            axes.set_visible(any(len(line.get_xdata()) for line in axes.lines))
             if axes.lines:
                 axes.legend(
                     loc="upper left",

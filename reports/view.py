@@ -305,7 +305,11 @@ def trainings(judgement: Judgement) -> dict[tuple[str, str], list[GapCurve]]:
 def bounds(curves: Sequence[GapCurve]) -> str:
     """The bound of a single token in words."""
     found = sorted({curve.bound for curve in curves if curve.bound is not None})
-    return f"bound of a token: {', '.join(map(number, found))} nats" if found else "no bound"
+    return (
+        f"bound of a token: {', '.join(map(number, found))} nats"
+        if found
+        else "no bound: rollouts may be older than the policy"
+    )
 
 
 def exposures(judgement: Judgement) -> list[tuple[Verdict, Exposure]]:
