@@ -12,9 +12,10 @@ from typing import Any, final
 
 import msgspec
 
-from harness import curves
+from harness import curves, gaps
 from harness.checks.base import Evidence
 from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.checks.training import GAP
 from harness.errors import Blame
 from harness.facets import ERRORS, LOGPROBS, error_of
 from harness.judge import NEXT_STEP
@@ -77,7 +78,8 @@ Side = Judged | Missing | Absent
 def compare(
     scenario: Scenario, baseline: Side, candidate: Side, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
 ) -> list[Verdict]:
-    """One verdict a check, and where both sides conform one for each facet that there is something of.
+    """One verdict a check, and where both sides conform one for each facet that there is something of. What only the comparison shows
+    of the baseline is a verdict of its own.
 
     `twin` is the baseline's second take; `noise` comes from `noise.noise_floors` over the whole run. Two stacks that
     both lack a capability are compared in nothing: each has its own verdict `missing`.
@@ -205,6 +207,7 @@ def _facets(
     verdicts.extend(_logprobs(about, found, floor, exact=exact))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
+    verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
 
 
@@ -228,6 +231,31 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
             source='SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"',
         )
     ]
+
+
+def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
+    """Trainer and inference, where the scenario promises that they agree. A gap of the baseline alone is red as the baseline's own."""
+    if GAP not in about.scenario.checks:
+        return []
+    ours, theirs = baseline.evidence, candidate.evidence
+    exact = theirs.exact
+    found = gaps.compare(ours.trace, theirs.trace, twin, theirs.noise, exact=exact)
+    blame = {Parity.PARITY: None, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status, Blame.STACK)
+    verdict = about(
+        gaps.CHECK,
+        found.status,
+        found.reason,
+        blame,
+        facts=found.facts,
+        numbers=found.numbers,
+        margin=found.margin,
+        fault="one stack's log-probabilities are off by little: another temperature, one more rounding",
+        source=GAP.source,
+    )
+    if found.status != Parity.BASELINE_DEFECT:
+        return [verdict]
+    own = msgspec.structs.replace(verdict, target=about.baseline, baseline=None, status=Conformance.FAIL)
+    return [own, verdict]
 
 
 def _facet(about: _About, name: str, facet: Facet) -> Verdict:

@@ -174,6 +174,33 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     """How probably the weakest fault is found in one verdict: the smallest."""
 
 
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """The trainer's log-probabilities minus the rollouts', in nats, over all tokens of one training step."""
+
+    step: int
+    tokens: int
+    mean: float
+    """Mean absolute difference."""
+    p99: float
+    """99th percentile of the absolute difference."""
+    largest: float
+    outside: float
+    """Share of tokens whose importance ratio, exp(trainer - rollout), is outside 1 ± 0.1."""
+    k3: float
+    """The k3 estimate of the KL divergence (Schulman, "Approximating KL Divergence"): mean of r - 1 - log r, where r is that ratio."""
+
+
+class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The gap by step, of one scenario that trained on one stack: its first take."""
+
+    scenario: str
+    topology: str
+    target: str
+    bound: float | None
+    """Nats that no token may be off by; None where rollouts may be older than the policy that is trained."""
+    steps: list[Gap]
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was run: enough to reproduce it and to say what the verdicts rest on."""
 
@@ -231,6 +258,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: list[Verdict]
     ledger_problems: list[LedgerProblem] = []
     noise: list[NoiseFloor] = []
+    gaps: list[GapCurve] = []
     gate: Gate | None = None
 
     @property

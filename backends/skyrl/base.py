@@ -228,9 +228,9 @@ class SkyRLStack:
         return self.request.topology.placement is Placement.REMOTE
 
     @property
-    def forks_engine_cores(self) -> bool:
-        """Are engine cores forked, so that a start takes seconds?"""
-        return self.request.start == "fork"
+    def fork(self) -> patches.Patch:
+        """How --start fork brings up engine cores in seconds."""
+        return patches.FORK
 
     def vllm_patches(self) -> list[patches.Patch]:
         """The patches that are applied inside vLLM's processes of this start."""
@@ -239,8 +239,8 @@ class SkyRLStack:
             chosen += (*patches.CPU, *([patches.FIRST_RELEASE] if self.release.first else patches.NATIVE_SYNC_ON_CPU))
             chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
             chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
-        if self.forks_engine_cores:
-            chosen.append(patches.FORK)
+        if self.request.start == "fork":
+            chosen.append(self.fork)
         kind = self.request.topology.quantization
         if kind is not None:
             chosen += [patches.QUANTIZED_ON_CPU[kind]] if self.on_cpu else []

@@ -28,6 +28,16 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
+def wait_until_warm() -> None:
+    """Return once the fork server has imported everything. Raises `StartFailed` after `START_DEADLINE_S`."""
+    first = multiprocessing.get_context("forkserver").Process(target=int)
+    first.start()
+    first.join(START_DEADLINE_S)
+    if first.exitcode != 0:
+        first.kill()
+        raise StartFailed(f"the fork server has not imported vLLM after {START_DEADLINE_S} s")
+
+
 class ForkedServers:
     """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -12,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, exposed, lora
+from backends.skyrl import endpoint, exposed, forked, lora
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultyEngine
@@ -70,10 +69,10 @@ class LegacyStack(SkyRLStack):
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
 
     @property
-    def forks_engine_cores(self) -> bool:
-        """Not those of several data-parallel ranks: threads of this process start them at once, and a fork copies whatever lock
-        another thread holds. One rank then never came up, and the other waited for it in its first collective."""
-        return super().forks_engine_cores and self.request.topology.data_parallel == 1
+    def fork(self) -> patches.Patch:
+        """Several data-parallel ranks are started at once, by threads of this process. Forked from it, a rank would hold whatever lock
+        another thread held: one never came up, and the other waited for it in its first collective."""
+        return super().fork if self.request.topology.data_parallel == 1 else patches.FORK_RANKS
 
     def capabilities(self) -> frozenset[Capability]:
         in_process = self.request.start == "fork" and not self.remote
@@ -83,8 +82,6 @@ class LegacyStack(SkyRLStack):
 
     def _prepare_process(self) -> None:
         super()._prepare_process()
-        if not self.forks_engine_cores:
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         if self.release.first:
             self._abort_soon()
 
@@ -198,6 +195,9 @@ class LegacyStack(SkyRLStack):
         none of these is up before its fellows are: the first that fails ends the start."""
         topology = self.request.topology
         ranks = topology.data_parallel
+        if ranks > 1:
+            forked.warm_up()
+            forked.wait_until_warm()
         rendezvous = ports.free(topology.engines)
         engines: list[Any] = []
         threads = ThreadPoolExecutor(ranks)

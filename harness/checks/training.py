@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from itertools import chain
-
-import msgspec
 
 from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import TEMPERATURE, seeded
+from harness.gaps import gap_of, matching
 from harness.reference import WIDER
 from harness.verdict import Margin
 
@@ -19,33 +16,6 @@ RISE = 0.15
 """By how much the mean reward of the evaluation, a share, must rise over the run. One that learns nothing does not move."""
 
 SOURCE = 'SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"'
-
-
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Trainer against rollout over all tokens: absolute differences in nats, and the k3 estimate of the KL divergence (Schulman,
-    "Approximating KL Divergence": mean of r - 1 - log r, r being the trainer's probability over the rollout's)."""
-
-    tokens: int
-    mean: float
-    largest: float
-    k3: float
-
-
-def gap_of(rollouts: Sequence[Sequence[float]], trained: Sequence[Sequence[float]]) -> Gap:
-    """Of rows of equal lengths. Raises ValueError for others, and for rows without any token."""
-    moved = [
-        ours - theirs
-        for row, other in zip(trained, rollouts, strict=True)
-        for ours, theirs in zip(row, other, strict=True)
-    ]
-    if not moved:
-        raise ValueError("no token has a log-probability")
-    return Gap(
-        tokens=len(moved),
-        mean=sum(map(abs, moved)) / len(moved),
-        largest=max(map(abs, moved)),
-        k3=sum(math.expm1(min(by, 700.0)) - by for by in moved) / len(moved),
-    )
 
 
 def _judge_gap(evidence: Evidence) -> Finding:
@@ -61,7 +31,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
         rollouts, trained = call.request.get("rollout_logprobs"), call.result["response_logprobs"]
         if not rollouts:
             return untestable("a training step was not given the log-probabilities of its rollouts")
-        if [len(row) for row in rollouts] != [len(row) for row in trained]:
+        if not matching(rollouts, call.result):
             return failed(facts + 1, "trainer and engines do not give one log-probability for each token of a rollout")
         gap = gap_of(rollouts, trained)
         facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
