@@ -193,10 +193,13 @@ class LegacyStack(SkyRLStack):
     def _engines_in_process(self) -> list[Any]:
         """--start fork: the engines that the Ray actors hold, held here; the client cannot tell. One for each data-parallel rank, and
         none of these is up before its fellows are: the first that fails ends the start."""
+        from vllm.plugins import load_general_plugins
+
         topology = self.request.topology
         ranks = topology.data_parallel
         if ranks > 1:
             forked.warm_up()
+            load_general_plugins()  # else the thread that comes second goes on while the first still applies our patches
             forked.wait_until_warm()
         rendezvous = ports.free(topology.engines)
         engines: list[Any] = []
