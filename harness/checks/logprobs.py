@@ -16,8 +16,6 @@ from harness.checks.sampling import tempered
 from harness.reference import Next, NextRequest, Query, ScoreRequest, UnansweredQuery
 from harness.verdict import Margin
 
-A_QUARTER = 1e-3
-"""Nats: where roundings of quantized activations part, a quarter of the log-probabilities is as near as this at least."""
 CONSTANT = 1e-2
 TEMPERATURE = 1.01
 FEWEST_ROWS, FEWEST_TOKENS = 24, 2000
@@ -103,7 +101,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
                 worst_shown = row.shown(position=at, got=got, reference=expected)
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = max(A_QUARTER, evidence.noise.rms) if rounded else evidence.noise.near
+    bound = evidence.noise.rms if rounded and not exact else evidence.noise.near
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
