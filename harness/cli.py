@@ -117,6 +117,21 @@ def run(
             help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs",
+            help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
+        ),
+    ] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
+            "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
+        ),
+    ] = False,
     colocate: Annotated[
         bool,
         typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
@@ -207,6 +222,8 @@ def run(
         "scenarios",
         *_arguments(options),
         *["--no-twin"] * no_twin,
+        *["--cuda-graphs"] * cuda_graphs,
+        *["--batch-invariant"] * batch_invariant,
         *["--colocate"] * colocate,
         *["-v"] * verbose,
         *(pytest_arguments or ()),

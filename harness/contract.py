@@ -430,6 +430,10 @@ class StartRequest(Message, frozen=True, kw_only=True):
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
     dtype: Dtype = "float32"
+    cuda_graphs: bool = False
+    """True if engines compile the model and replay CUDA graphs. Otherwise they are eager."""
+    batch_invariant: bool = False
+    """True if engines compute each row the same, whatever else is in its batch."""
     max_model_len: int = 512
     seed: int = 0
     scratch: str

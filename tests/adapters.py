@@ -102,6 +102,15 @@ class Toy:
         return InFlightResult(requests=self.live, tokens=0, servers={})
 
 
+class Tells(Toy):
+    """Notes how it was asked to compute."""
+
+    def description(self):
+        asked = self.request
+        note = f"{asked.dtype}, cuda_graphs={asked.cuda_graphs}, batch_invariant={asked.batch_invariant}"
+        return msgspec.structs.replace(super().description(), notes=[note])
+
+
 class Oracle(Toy):
     """The reference of the made-up model."""
 

@@ -243,6 +243,34 @@ def test_sampled_output_without_a_seed_is_not_compared_and_seeded_is():
     assert not deterministic(answer(params={})), "vLLM samples where no temperature is given"
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "status"),
+    [
+        ({"dtype": "float32"}, {"dtype": "float32"}, Parity.UNTESTABLE),
+        ({}, {}, Parity.OPEN),
+        ({"batch_invariant": True}, {}, Parity.OPEN),
+        ({}, {"batch_invariant": True}, Parity.OPEN),
+        ({"batch_invariant": True}, {"batch_invariant": True}, Parity.UNTESTABLE),
+        ({"batch_invariant": True, "cuda_graphs": True}, {"batch_invariant": True}, Parity.OPEN),
+    ],
+    ids=[
+        "float32",
+        "bfloat16",
+        "the baseline alone",
+        "the candidate alone",
+        "both batch-invariant",
+        "graphs and eager",
+    ],
+)
+def test_numbers_that_differ_need_a_measured_noise_where_both_stacks_are_exact(left, right, status):
+    def made(target: str, off: float, dtype: str = "bfloat16", **about: bool) -> Judged:
+        model = {"name": "tiny", "sha256": "0", "dtype": dtype}
+        return side(traces.trace(answer(logprobs=[-1 - off, -2, -3]), target=target, model=model, **about))
+
+    found = compare(SCENARIO, made("stack:old", 0, **left), made("stack:new", 0.01, **right), None, [])
+    assert {v.check: v.status for v in found}["outputs.logprobs"] == status
+
+
 def test_openai_bodies_are_compared_without_what_is_each_calls_own():
     request = {"model": traces.MODEL, "prompt": "x", "temperature": 0}
     choice = {"index": 0, "text": "a", "logprobs": {"token_logprobs": [-1.0]}}

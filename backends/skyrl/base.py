@@ -26,6 +26,7 @@ from backends.skyrl.trainer import Trainer
 from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
 from backends.vllm.plugin import PATCHES, TAP_DIR
+from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
 from fixtures import quantized
 from harness import probing
@@ -62,7 +63,7 @@ from harness.contract import (
     WorkersResult,
 )
 from harness.devices import Devices
-from harness.errors import NotOffered, StartFailed
+from harness.errors import Blame, NotOffered, StartFailed
 from harness.processes import kill_trees
 from harness.topology import Placement
 
@@ -149,6 +150,16 @@ GROUP_NOTE = (
 )
 
 
+BATCH_INVARIANT_FROM = (9, 0)
+"""Compute capability, major and minor, from which vLLM's engines can be batch-invariant (vLLM documentation, Batch Invariance)."""
+
+
+class GpuTooOld(StartFailed):
+    """The run asks for what this machine's GPUs cannot do."""
+
+    blame = Blame.ENVIRONMENT
+
+
 class SkyRLStack:
     """Base of `LegacyStack` and `HttpStack`."""
 
@@ -194,6 +205,8 @@ class SkyRLStack:
         self.adapters = lora.Adapters(request.scratch, request.model_path)
         self._check_fault_taps()
         self._prepare_process()
+        if request.batch_invariant:
+            await asyncio.to_thread(_check_gpu)
         self.engine_model = await asyncio.to_thread(self._checkpoint)
         self.cfg = await asyncio.to_thread(self._configuration)
         if request.start == "ray":
@@ -274,6 +287,7 @@ class SkyRLStack:
         os.environ.update(VARIABLES)
         os.environ.update(CPU_VARIABLES if self.on_cpu else {})
         os.environ[TAP_DIR] = str(taps)
+        os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
         self.patches = [LOOPBACK_PATCH, *(patch.describe() for patch in chosen)]
@@ -313,7 +327,7 @@ class SkyRLStack:
         cfg.trainer.seed = request.seed
         if topology.lora:
             lora.configure(cfg)
-            self.notes.append(lora.EAGER_NOTE)
+            self.notes += [] if request.cuda_graphs else [lora.EAGER_NOTE]
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
         engine.tensor_parallel_size = topology.tensor_parallel
@@ -326,7 +340,7 @@ class SkyRLStack:
         self.notes += [] if self.remote else [GROUP_NOTE]
         if topology.quantization is not None:
             engine.served_model_name = request.model_path  # not by the path of the twin
-        engine.enforce_eager = True
+        engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
         if not self.release.first:
@@ -425,6 +439,7 @@ class SkyRLStack:
     async def _describe(self) -> Description:
         request = self.request
         workers = await self.introduce()
+        self._check_arithmetic(workers)
         self.tap.poll()
         frontends = self.tap.frontends()
         lost = [name for name in workers if name not in frontends]
@@ -453,6 +468,16 @@ class SkyRLStack:
             patches=self.patches,
             notes=self.notes,
         )
+
+    def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
+        """Raises StartFailed if a worker computes otherwise than the recording will say."""
+        for option in ("cuda_graphs", "batch_invariant"):
+            asked = getattr(self.request, option)
+            if other := [name for name, ranks in workers.items() if any(rank[option] != asked for rank in ranks)]:
+                raise StartFailed(
+                    f"the run asked for {option} = {asked}; on {', '.join(other)} it is {not asked}",
+                    next_step="the engine's log says why: look for 'cudagraph' or 'batch_invariant' there",
+                )
 
     def url_of(self, _server: str) -> str | None:
         return None
@@ -645,6 +670,18 @@ class SkyRLStack:
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+
+def _check_gpu() -> None:
+    """Raises GpuTooOld if a GPU of this machine cannot be batch-invariant. vLLM itself does not look."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
+        found = current_platform.get_device_capability()
+        raise GpuTooOld(
+            f"batch invariance needs compute capability 9.0; the GPU here has {found and found.as_version_str()}",
+            next_step="leave --batch-invariant out, or run on an H100 or later",
+        )
 
 
 def generation(output: Any) -> Generation:

@@ -227,7 +227,7 @@ class LegacyStack(SkyRLStack):
         return AsyncVLLMInferenceEngine(
             model=self.engine_model,
             served_model_name=engine.served_model_name,
-            enforce_eager=True,
+            enforce_eager=engine.enforce_eager,
             worker_extension_cls="skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine.WorkerWrap",
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,

@@ -85,7 +85,8 @@ class RemoteServers:
             "--port",
             str(port),
         ]
-        command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len), "--enforce-eager"]
+        command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len)]
+        command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
         command += ["--worker-extension-cls", EXTENSION] if self._extended else []

@@ -92,6 +92,11 @@ class Evidence:
             return None
         return NoiseRequest(quantization=self.header.topology.quantization)
 
+    @property
+    def exact(self) -> bool:
+        """True if the same question has the same answer to the token: in float32, and on batch-invariant engines."""
+        return self.noise_question is None or self.header.batch_invariant
+
     @cached_property
     def noise(self) -> Noise:
         """How far right log-probabilities lie from the oracle's, for want of digits."""
