@@ -106,11 +106,21 @@ def ensure(
     locked = requirement_file(name, engine, folder=requirements)
     home = location(name, engine, root=root, requirements=requirements)
     with _alone(home, show):
-        if home.exists() and (recreate or not (home / STAMP).is_file()):
+        makes = recreate or not (home / STAMP).is_file()
+        source = _source(kit, locked, f"environment {name}-{engine}") if makes else []
+        if makes and home.exists():
             with show(f"environment {name}-{engine}: removing {'it' if recreate else 'what a broken-off run left'}"):
                 shutil.rmtree(home)
         if not home.exists():
-            _make(home, locked, f"environment {name}-{engine}", show, python=python, kit=kit, needed_bytes=needed_bytes)
+            _make(
+                home,
+                locked,
+                f"environment {name}-{engine}",
+                show,
+                python=python,
+                source=source,
+                needed_bytes=needed_bytes,
+            )
         check(home, locked)
     return home / "bin" / "python"
 
@@ -196,9 +206,9 @@ def _source(kit: Path | None, locked: Path, what: str) -> list[str]:
 
 
 def _make(
-    home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, kit: Path | None, needed_bytes: int
+    home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, source: list[str], needed_bytes: int
 ) -> None:
-    source = _source(kit, locked, what)
+    """`source`: as `_source` has it."""
     free = shutil.disk_usage(home.parent).free
     if free < needed_bytes:
         raise EnvironmentBroken(
@@ -207,7 +217,7 @@ def _make(
             "project on another disk",
         )
     with show(f"{what}: looking for Python {STACK_PYTHON}"):
-        interpreter = find_interpreter(chosen=python, fetch=kit is None)
+        interpreter = find_interpreter(chosen=python, fetch=not source)
     with show(f"{what}: creating it with {interpreter}"):
         _uv(["venv", "--python", str(interpreter), "--no-project", str(home)], what)
     count = len(pins(locked))

@@ -25,7 +25,7 @@ from harness.errors import HarnessError, UsageError
 from harness.ledger import Ledger
 from harness.logs import LogStream
 from harness.outlook import Start
-from harness.progress import console_progress
+from harness.progress import Say, console_progress
 from harness.run import judge_run
 from harness.scenario import Scenario, declaration
 from harness.session import Options, Seat, Session
@@ -297,12 +297,12 @@ class Parity:
             yield
 
     @contextmanager
-    def _progress(self, message: str) -> Iterator[None]:
+    def _progress(self, message: str) -> Iterator[Say]:
         with self._uncaptured():
             sys.stderr.write("\n")
-            step: AbstractContextManager[None] = console_progress()(message)
-            with step:
-                yield
+            step: AbstractContextManager[Say] = console_progress()(message)
+            with step as say:
+                yield say
 
     def _write(self, line: str) -> None:
         with self._uncaptured():

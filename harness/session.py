@@ -387,7 +387,8 @@ class Session:
             fault_taps=self.options.fault_taps,
             policies=str(self.folder.policies),
         )
-        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256])
+        stages = self._target(seat.target).start_stages
+        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
         try:
             with self.timed("start"):
                 self._runner.run(stack.start(self._progress if not self._inline else silent))

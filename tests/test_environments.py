@@ -219,6 +219,15 @@ def test_every_package_that_a_kit_lacks_is_named_before_anything_is_made(place: 
     assert not place.home.exists()
 
 
+def test_a_kit_that_lacks_something_costs_no_environment(place: Place, kit: Path):
+    python = place.ensure(kit=kit)
+    (kit / place.pear.name).unlink()
+    assert place.ensure(kit=kit) == python, "what is made is not made again"
+    with pytest.raises(EnvironmentBroken, match=r"lacks pear 1\.0"):
+        place.ensure(kit=kit, recreate=True)
+    assert place.ensure() == python
+
+
 @pytest.mark.parametrize("tag", ["cp39-cp39-linux_x86_64", "cp312-cp312-macosx_11_0_arm64"])
 def test_a_kit_for_another_python_or_platform_is_named(place: Place, kit: Path, tag: str):
     (kit / place.pear.name).rename(kit / f"pear-1.0-{tag}.whl")

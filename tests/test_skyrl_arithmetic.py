@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import types
+from typing import Any
 
+import msgspec
 import pytest
 
-from backends.skyrl.base import GpuTooOld, SkyRLStack, _check_gpu
+from backends.skyrl.base import OWN_DEADLINES, GpuTooOld, SkyRLStack, _check_gpu
 from backends.vllm.probes import BATCH_INVARIANT, parity_whoami
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
 from harness.topology import Topology
 
 
-def stack(**asked: bool) -> SkyRLStack:
+def stack(**asked: Any) -> SkyRLStack:
     made = SkyRLStack()
     made.request = StartRequest(target="t", topology=Topology(), model_path="/m", scratch="/s", logs="/l", **asked)
     return made
@@ -50,20 +52,19 @@ def test_a_worker_that_computes_otherwise_than_asked_is_named(asked, mode, varia
         stack(**asked)._check_arithmetic(workers)
 
 
-@pytest.mark.parametrize(("asked", "variable"), [({}, "0"), ({"batch_invariant": True}, "1")])
-def test_every_process_of_the_stack_inherits_the_choice(asked, variable, tmp_path, monkeypatch):
-    for name in (BATCH_INVARIANT, "SKYRL_LOG_FILE", "PARITY_TAP_DIR", "PARITY_PATCHES"):
-        monkeypatch.setenv(name, "of the user's shell")
+@pytest.mark.parametrize(
+    ("asked", "variable", "deadline"), [({}, "0", "390"), ({"engine": "cuda", "batch_invariant": True}, "1", "1800")]
+)
+def test_every_process_of_the_stack_inherits_choice_and_deadline(asked, variable, deadline, tmp_path, monkeypatch):
     made = stack(**asked)
-    made.request = StartRequest(
-        **{f: getattr(made.request, f) for f in made.request.__struct_fields__} | {"logs": str(tmp_path)}
-    )
-    monkeypatch.setattr(os, "environ", dict(os.environ))
+    made.request = msgspec.structs.replace(made.request, logs=str(tmp_path))
+    monkeypatch.setattr(os, "environ", {**os.environ, BATCH_INVARIANT: "of the user's shell"})
     monkeypatch.setattr(SkyRLStack, "vllm_patches", lambda _: [])
     monkeypatch.setattr(SkyRLStack, "_trainer_on_cpu", staticmethod(lambda: None))
     monkeypatch.setattr(SkyRLStack, "_only_loopback", staticmethod(lambda: None))
     made._prepare_process()
     assert os.environ[BATCH_INVARIANT] == variable
+    assert {os.environ[name] for name in OWN_DEADLINES} == {deadline}
 
 
 @pytest.mark.parametrize(("capability", "refused"), [((8, 0), True), (None, True), ((9, 0), False), ((10, 3), False)])

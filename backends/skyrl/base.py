@@ -93,6 +93,9 @@ VARIABLES = {
 """Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens
 the control plane."""
 
+OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
+"""How long SkyRL waits for its servers and router, and vLLM for its engine: ten minutes by themselves."""
+
 ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
 NEEDS_A_SYNC = frozenset(
     {
@@ -287,6 +290,7 @@ class SkyRLStack:
         os.environ.update(VARIABLES)
         os.environ.update(CPU_VARIABLES if self.on_cpu else {})
         os.environ[TAP_DIR] = str(taps)
+        os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
         os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")

@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import queue
+import time
 from multiprocessing import forkserver
 from typing import Any
 
@@ -17,7 +18,6 @@ from harness import ports
 from harness.devices import Devices
 from harness.errors import StartFailed
 
-START_DEADLINE_S = 180
 PRELOAD = "backends.skyrl.warm"
 """Module that the fork server imports once: it imports SkyRL's server actor, and with it vLLM."""
 
@@ -32,13 +32,21 @@ class ForkedServers:
     """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 
     def __init__(
-        self, cli_arguments: Any, engines: int, *, data_parallel: int, executor: str, devices: Devices | None = None
+        self,
+        cli_arguments: Any,
+        engines: int,
+        *,
+        data_parallel: int,
+        executor: str,
+        deadline_s: float,
+        devices: Devices | None = None,
     ) -> None:
         self._arguments = cli_arguments
         self._ranks = data_parallel
         self._group = engines * data_parallel if installed().first else data_parallel
         """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
         self._executor = executor
+        self._deadline_s = deadline_s
         self._devices = devices
         self._count = engines * data_parallel
         self._children: list[Any] = []
@@ -61,12 +69,13 @@ class ForkedServers:
             child.start()
             self._children.append(child)
         found: dict[int, str] = {}
+        ends = time.monotonic() + self._deadline_s
         while len(found) < self._count:
             try:
-                index, url = urls.get(timeout=START_DEADLINE_S)
+                index, url = urls.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 raise StartFailed(
-                    f"servers {set(range(self._count)) - set(found)} are not up after {START_DEADLINE_S} s"
+                    f"servers {set(range(self._count)) - set(found)} are not up after {self._deadline_s:.0f} s"
                 ) from None
             if url.startswith("error: "):
                 raise StartFailed(f"server {index}: {url}")
