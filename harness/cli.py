@@ -413,10 +413,10 @@ def setup(
     The model of `parity run --model smollm2` as well:
       parity setup --model smollm2
     For a GPU machine without a package index, on a machine that has one and the same platform:
-      parity setup --download kit --engine cuda
+      parity setup --download kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     There, with the kit and this project copied:
       pip install --no-index --find-links kit -e '.[test]'
-      parity setup --offline kit
+      parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     """
     from harness import environments, models
     from harness.environments import detect_engine
