@@ -106,21 +106,13 @@ def ensure(
     locked = requirement_file(name, engine, folder=requirements)
     home = location(name, engine, root=root, requirements=requirements)
     with _alone(home, show):
-        makes = recreate or not (home / STAMP).is_file()
-        source = _source(kit, locked, f"environment {name}-{engine}") if makes else []
+        what, makes = f"environment {name}-{engine}", recreate or not (home / STAMP).is_file()
+        source = _source(kit, locked, what) if makes else []
         if makes and home.exists():
-            with show(f"environment {name}-{engine}: removing {'it' if recreate else 'what a broken-off run left'}"):
+            with show(f"{what}: removing {'it' if recreate else 'what a broken-off run left'}"):
                 shutil.rmtree(home)
         if not home.exists():
-            _make(
-                home,
-                locked,
-                f"environment {name}-{engine}",
-                show,
-                python=python,
-                source=source,
-                needed_bytes=needed_bytes,
-            )
+            _make(home, locked, what, show, python=python, source=source, needed_bytes=needed_bytes)
         check(home, locked)
     return home / "bin" / "python"
 

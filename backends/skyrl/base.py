@@ -677,13 +677,14 @@ class SkyRLStack:
 
 
 def _check_gpu() -> None:
-    """Raises GpuTooOld if a GPU of this machine cannot be batch-invariant. vLLM itself does not look."""
+    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not look."""
     from vllm.platforms import current_platform
 
     if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
         found = current_platform.get_device_capability()
         raise GpuTooOld(
-            f"batch invariance needs compute capability 9.0; the GPU here has {found and found.as_version_str()}",
+            f"batch invariance needs compute capability {'.'.join(map(str, BATCH_INVARIANT_FROM))}; the GPU here has "
+            f"{found and found.as_version_str()}",
             next_step="leave --batch-invariant out, or run on an H100 or later",
         )
 

@@ -51,7 +51,7 @@ def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "rank": int(worker.rank),
         "cuda_graphs": worker.vllm_config.compilation_config.cudagraph_mode.name != "NONE",
-        "batch_invariant": os.environ[BATCH_INVARIANT] == "1",
+        "batch_invariant": os.environ.get(BATCH_INVARIANT) == "1",
     }
 
 

@@ -1,4 +1,4 @@
-"""What an engine's log says while the engine starts, for the driver's progress line. Written for vLLM 0.16 to 0.23."""
+"""What an engine's log says while the engine starts, for the driver's progress line. Read in vLLM 0.16 and 0.19."""
 
 from __future__ import annotations
 
