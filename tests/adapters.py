@@ -103,7 +103,12 @@ class Toy:
 
 
 class Tells(Toy):
-    """Notes how it was asked to compute."""
+    """Notes how it was asked to compute. Its start lasts, and says so in its log."""
+
+    async def start(self, request):
+        print("step 3 of 4", flush=True)  # noqa: T201 - into its log
+        await asyncio.sleep(0.5)
+        return await super().start(request)
 
     def description(self):
         asked = self.request

@@ -99,10 +99,12 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
+        'stages = "toy_stages:STAGES"\n'
         for name, adapter in ADAPTERS.items()
     )
     files = {
         "targets.toml": "\n".join(targets),
+        "toy_stages.py": r"STAGES = {r'step (\d)': r'at step \1'}",
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,
         "scenarios/topologies.toml": TOPOLOGIES,
@@ -227,9 +229,11 @@ def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
 
 
 def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Pytester):
-    project.makeconftest(f"{CONFTEST}harness.environments.list_gpus = lambda: ['GPU 0: made up'] * 3\n")
+    gpus = "harness.environments.list_gpus = lambda: ['GPU 0: made up'] * 3"
+    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.stack\nharness.stack.TELL_EVERY_S = 0.1\n")
     options = ["--engine=cuda", "--dtype=bfloat16", "--cuda-graphs", "--batch-invariant"]
-    run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
+    shown = run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
+    shown.stderr.fnmatch_lines(["toy:tells: starting disaggregated (ray, cuda): 0 s, at step 3"])
     (header,) = report(project)["run"]["headers"]
     assert header["notes"] == ["bfloat16, cuda_graphs=True, batch_invariant=True"]
     assert (header["cuda_graphs"], header["batch_invariant"]) == (True, True)
