@@ -127,6 +127,20 @@ def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place:
     place.ensure()
 
 
+def test_a_file_that_two_packages_bring_is_right_as_either_has_it_and_in_no_other_way(place: Place):
+    """flashinfer-python 0.6.6 and torch-c-dlpack-ext 0.1.5, both in the CUDA environment, bring a build_backend.py each."""
+    fig = wheel(place.wheels, "fig", shared="of the fig\n")
+    date = wheel(place.wheels, "date", shared="of the date, longer\n")
+    place.lock(requirement(fig), requirement(date))
+    place.ensure()
+    for text in ("of the fig\n", "of the date, longer\n"):
+        _replace(place.site / "shared.py", text)
+        place.ensure()
+    _replace(place.site / "shared.py", "mine\n")
+    with pytest.raises(EnvironmentBroken, match=r"fig has a changed shared\.py"):
+        place.ensure()
+
+
 def test_a_half_made_environment_is_removed_and_made_again(place: Place):
     (place.home / "lib").mkdir(parents=True)
     (place.home / "lib" / "rubble").touch()
