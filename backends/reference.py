@@ -13,10 +13,13 @@ import copy
 import importlib.metadata
 import os
 import re
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from backends.vllm.bare import Asked
 from backends.vllm.probes import tensor_digest
 from fixtures import lora, policy, quantized, vocabulary
 from fixtures.vocabulary import Vocabulary
@@ -31,6 +34,7 @@ from harness.reference import (
     Experts,
     ExpertShard,
     ExpertsRequest,
+    Moved,
     Next,
     NextRequest,
     Noise,
@@ -64,8 +68,6 @@ EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|
 
 NOT_ROUNDED = (-1, None, None)
 """What the model is under while it holds the checkpoint's own weights: no question asks for that."""
-NOISE_ROWS, NOISE_TOKENS, NOISE_BEST = 16, 64, 4
-"""Rounding is measured on so many random contexts, of so many tokens each, for the most probable tokens of each position."""
 DRAWS = 4
 """How often a score of quantized weights is worked out again with activations moved at random (`Score.rounding`)."""
 AT_A_BOUNDARY = 1e-3
@@ -115,7 +117,7 @@ class Reference:
         return await self._run(self._expected_digests, request)
 
     async def experts(self, request: ExpertsRequest) -> Experts:
-        if not getattr(self._model.config, "num_experts", 0):
+        if not self._is_mixture:
             raise NotOffered(Capability.ROUTED_EXPERTS, self._request.target)
         return await self._run(self._experts, request)
 
@@ -267,50 +269,64 @@ class Reference:
         )
 
     def _noise(self, request: NoiseRequest) -> Noise:
-        """The model in the engines' dtype against itself in float32, on random contexts."""
+        """The model in the engines' dtype, and a bare engine, against the model with more digits."""
         import torch
+
+        from backends import rounding
 
         model = self._at(Weights(version=0, quantization=request.quantization))
-        low = copy.deepcopy(model).to(self._dtype)
-        dice = torch.Generator().manual_seed(0)
-        contexts = torch.randint(model.config.vocab_size, (NOISE_ROWS, NOISE_TOKENS), generator=dice)
-        moved, router = [], 0.0
-        chosen = []
-        with torch.no_grad():
-            for row in contexts:
-                right, other = (self._all_logits(one, row) for one in (model, low))
-                rows = right[0].log_softmax(-1)
-                best = rows.topk(NOISE_BEST, dim=1).indices
-                chosen.append(torch.cat([best, torch.multinomial(rows.exp(), 1, generator=dice)], dim=1))
-                moved.append((other[0].log_softmax(-1) - rows).gather(1, chosen[-1]))
-                if right[1] is not None:
-                    router = max(router, float((right[1] - other[1]).abs().max()))
-            whole = 0.0
-            if request.quantization is None:
-                made = policy.version(self._request.model_path, 0, self._request.policies)
-                model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
-                self._holds = NOT_ROUNDED
-                for row, ids in zip(contexts, chosen, strict=True):
-                    rows, other = (self._all_logits(one, row)[0].log_softmax(-1) for one in (model, low))
-                    whole = max(whole, float((other - rows).gather(1, ids).abs().max()))
-        every = torch.cat(moved).flatten()
+        in_float32 = self._dtype is torch.float32
+        other = copy.deepcopy(model).to(torch.float64 if in_float32 else self._dtype)
+        exact, rounded = (other, model) if in_float32 else (model, other)
+        rows = rounding.contexts(model.config.vocab_size)
+        reference = rounding.of_arithmetic(partial(_log_softmax, exact), partial(_log_softmax, rounded), rows)
+        engine: dict[str, Moved] = {}
+        if request.quantization is None:
+            asked = self._for_a_bare_engine(rows)
+            engine = rounding.of_engine(partial(_log_softmax, exact), asked, rounding.bare_engine(asked))
+            rounding.check(reference, engine)
+        router = self._router_noise(exact, rounded, rows)
+        weights = reference.largest
+        if request.quantization is None and not in_float32:
+            made = policy.version(self._request.model_path, 0, self._request.policies)
+            model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
+            self._holds = NOT_ROUNDED
+            found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
+            weights = max(weights, found.largest)
+        every = {"reference": reference, **engine}
         return Noise(
-            numbers=every.numel(),
-            largest=float(every.abs().max()),
-            rms=float(every.square().mean().sqrt()),
-            weights=whole,
+            numbers=sum(moved.numbers for moved in every.values()),
+            largest=max(moved.largest for moved in every.values()),
+            rms=max(moved.rms for moved in every.values()),
+            weights=weights,
             router=router,
+            measured=every,
         )
 
-    @staticmethod
-    def _all_logits(model: Any, tokens: Any) -> tuple[Any, Any]:
-        """Logits by position, and a mixture's router logits (positions × layers × experts) or None; both float32."""
-        import torch
+    def _for_a_bare_engine(self, rows: list[list[int]]) -> Asked:
+        from backends import rounding
 
-        mixture = bool(getattr(model.config, "num_experts", 0))
-        asked = {"output_router_logits": True} if mixture else {}
-        made = model(input_ids=tokens[None], use_cache=False, **asked)
-        return made.logits[0].float(), torch.stack(list(made.router_logits), dim=1).float() if mixture else None
+        return Asked(
+            model_path=self._request.model_path,
+            dtype=self._request.dtype,
+            cpu=self._request.engine == "cpu",
+            experts=self._is_mixture,
+            prompts=rows,
+            tokens=rounding.ENGINE_TOKENS,
+            best=rounding.ENGINE_BEST,
+            answers=str(Path(self._request.scratch) / "bare-engine.json"),
+        )
+
+    @property
+    def _is_mixture(self) -> bool:
+        return bool(getattr(self._model.config, "num_experts", 0))
+
+    def _router_noise(self, exact: Any, rounded: Any, rows: list[list[int]]) -> float:
+        """The largest difference of a mixture's router logits; 0 for other models."""
+        if not self._is_mixture:
+            return 0.0
+        both = ((_router_logits(exact, row), _router_logits(rounded, row)) for row in rows)
+        return max(float((right - other).abs().max()) for right, other in both)
 
     def _rows(self, request: ScoreRequest) -> Any:
         """Rows: the request's tokens; columns: log-probabilities at the position of each."""
@@ -338,12 +354,8 @@ class Reference:
         return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
 
     def _experts(self, request: ExpertsRequest) -> Experts:
-        import torch
-
         model = self._at(request)
-        with torch.no_grad():
-            made = model(input_ids=torch.tensor([request.tokens]), use_cache=False, output_router_logits=True)
-        logits = torch.stack(list(made.router_logits), dim=1)  # positions × layers × experts
+        logits = _router_logits(model, request.tokens)
         best = logits.topk(model.config.num_experts_per_tok + 1, dim=-1)
         return Experts(
             indices=best.indices[..., :-1].tolist(),
@@ -360,6 +372,23 @@ class Reference:
         if request.quantization is not None:
             held = _as_kernels_hold(held, request.quantization)
         return ExpectedDigests(digests={n: tensor_digest(t) for n, t in held.items()})
+
+
+def _log_softmax(model: Any, tokens: list[int]) -> Any:
+    """Positions × vocabulary, in double precision."""
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def _router_logits(model: Any, tokens: list[int]) -> Any:
+    """Positions × layers × experts."""
+    import torch
+
+    with torch.no_grad():
+        made = model(input_ids=torch.tensor([tokens]), use_cache=False, output_router_logits=True)
+    return torch.stack(list(made.router_logits), dim=1)
 
 
 def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:

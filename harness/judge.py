@@ -50,8 +50,7 @@ def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> li
     if trace.end.outcome == "failed":
         return found
     evidence = Evidence(trace, book)
-    if evidence.noise_question is not None:
-        found.append(evidence.noise_question)
+    found.append(evidence.noise_question)
     for ask in dict.fromkeys(check.queries for check in (*scenario.checks, *ALWAYS)):  # many checks ask the same
         try:
             for query in ask(evidence):

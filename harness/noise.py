@@ -18,6 +18,7 @@ from harness.facets import LOGPROBS, deterministic
 from harness.faults import family
 from harness.pairing import pair
 from harness.recording import Call, ScenarioTrace
+from harness.reference import Noise
 from harness.takes import widest
 from harness.verdict import NoiseFloor, Verdict
 
@@ -131,6 +132,18 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
             facts=facts,
         )
     ]
+
+
+def of_rounding(model: str, dtype: str, noise: Noise) -> NoiseFloor:
+    """What rounding moves in one model, as a line beside the checks that take their bounds from it."""
+    measured = ", ".join(f"{name} {moved.largest:.2g}" for name, moved in noise.measured.items())
+    return NoiseFloor(
+        check=f"rounding of {model} in {dtype}",
+        unit=f"nats ({measured})",
+        floor=noise.largest,
+        bound=noise.near,
+        facts=noise.numbers,
+    )
 
 
 def floors(verdicts: Iterable[Verdict]) -> list[NoiseFloor]:

@@ -12,9 +12,10 @@ from typing import Any, final
 
 import msgspec
 
-from harness import curves
+from harness import curves, gaps
 from harness.checks.base import Evidence
 from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.checks.training import GAP
 from harness.errors import Blame
 from harness.facets import ERRORS, LOGPROBS, error_of
 from harness.judge import NEXT_STEP
@@ -77,7 +78,8 @@ Side = Judged | Missing | Absent
 def compare(
     scenario: Scenario, baseline: Side, candidate: Side, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
 ) -> list[Verdict]:
-    """One verdict a check, and where both sides conform one for each facet that there is something of.
+    """One verdict a check, and where both sides conform one for each facet that there is something of. What only the comparison shows
+    of the baseline is a verdict of its own.
 
     `twin` is the baseline's second take; `noise` comes from `noise.noise_floors` over the whole run. Two stacks that
     both lack a capability are compared in nothing: each has its own verdict `missing`.
@@ -203,13 +205,16 @@ def _facets(
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
+    verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
 
 
 def _exact(baseline: Evidence, candidate: Evidence) -> bool:
     """True if right engines on both sides give the same numbers. Compiled kernels round differently from eager ones."""
     same_kernels = baseline.header.cuda_graphs == candidate.header.cuda_graphs
-    return candidate.header.topology.quantization is None and baseline.exact and candidate.exact and same_kernels
+    return (
+        candidate.header.topology.quantization is None and baseline.repeatable and candidate.repeatable and same_kernels
+    )
 
 
 def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
@@ -234,13 +239,43 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
     ]
 
 
+def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
+    """Trainer and inference, where the scenario promises that they agree. A gap of the baseline alone is red as the baseline's own."""
+    if GAP not in about.scenario.checks:
+        return []
+    ours, theirs = baseline.evidence, candidate.evidence
+    exact = theirs.exact
+    found = gaps.compare(ours.trace, theirs.trace, twin, theirs.noise, exact=exact)
+    blame = {Parity.PARITY: None, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status, Blame.STACK)
+    verdict = about(
+        gaps.CHECK,
+        found.status,
+        found.reason,
+        blame,
+        facts=found.facts,
+        numbers=found.numbers,
+        margin=found.margin,
+        fault="one stack's log-probabilities are off by little: another temperature, one more rounding",
+        source=GAP.source,
+    )
+    if found.status != Parity.BASELINE_DEFECT:
+        return [verdict]
+    own = msgspec.structs.replace(verdict, target=about.baseline, baseline=None, status=Conformance.FAIL)
+    return [own, verdict]
+
+
 def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     numbers = {"differing": float(len(facet.differences)), "within_twin_noise": float(facet.noisy)}
+    numbers |= {"after_a_near_tie": float(facet.parted)} if facet.parted else {}
     if facet.differences:
         where = sorted({_kind_of_place(d.call, d.place) for d in facet.differences})
         reason = f"{name} differ in {', '.join(where)}"
         return about(name, Parity.OPEN, reason, facts=facet.facts, numbers=numbers, evidence=facet.smallest())
-    reason = "differs only where the baseline differs from its own twin as much" if facet.noisy else ""
+    why = [
+        *(["where the baseline differs from its own twin as much"] if facet.noisy else []),
+        *(["after a token at which rounding decides"] if facet.parted else []),
+    ]
+    reason = f"differs only {' or '.join(why)}" if why else ""
     return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)
 
 

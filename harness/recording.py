@@ -113,8 +113,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="mark"):
     """A moment or a result that the scenario itself names: an event of its schedule, a figure of a training step.
 
-    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward; "gap" has mean, max (nats)
-    and k3 (an estimate of the KL divergence).
+    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward.
     """
 
     name: str

@@ -122,32 +122,43 @@ class ExpectedDigests(Message, frozen=True, kw_only=True):
 
 
 class NoiseRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """How far rounding moves the model's own numbers in the dtype that the engines compute in."""
+    """How far rounding moves right answers in the dtype that the engines compute in."""
 
     quantization: Quantization | None = None
 
 
-class Noise(Message, frozen=True, kw_only=True):
-    """What the engines' dtype moves: the reference's forward pass in that dtype against the same weights in float32.
+class Moved(Message, frozen=True, kw_only=True):
+    """Differences of `numbers` log-probabilities, in nats: the largest, and the root of their mean square."""
 
-    It is measured on contexts of the reference's own, before anything is judged: no stack has a part in it. All zeros: of float32,
-    for which each check has a bound of its own.
+    numbers: int
+    largest: float
+    rms: float
+
+
+class Noise(Message, frozen=True, kw_only=True):
+    """What rounding in the engines' dtype moves, measured before anything is judged.
+
+    `measured` has each measurement by its name. "reference" is the reference's forward pass in that dtype, on contexts of its own. All
+    others are a bare engine's, with no stack around it, which is asked for the same prompts in different ways: alone, in batches, in
+    chunks, twice, cached. Each is compared with the reference's forward pass with more digits.
     """
 
     numbers: int = 0
-    """Log-probabilities that were compared: of the most probable tokens of each position, and of one drawn at random."""
+    """Log-probabilities that were compared."""
     largest: float = 0.0
     """Nats: the largest difference of a log-probability."""
     rms: float = 0.0
-    """Nats: the root of the mean squared difference."""
+    """Nats: the root of the mean squared difference, where it is largest."""
     weights: float = 0.0
     """Nats: the largest difference from weights that were not rounded to the dtype either: what a float32 trainer sees."""
     router: float = 0.0
     """The largest difference of a mixture's router logits."""
+    measured: dict[str, Moved] = msgspec.field(default_factory=dict)
 
-    def near(self, bound: float) -> float:
-        """The larger of `bound` and twice the largest difference: an engine answers about more tokens than were measured."""
-        return max(bound, WIDER * self.largest)
+    @property
+    def near(self) -> float:
+        """Nats: twice the largest difference, since an engine answers about more tokens than were measured."""
+        return WIDER * self.largest
 
 
 class RenderRequest(Message, frozen=True, kw_only=True):

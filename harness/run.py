@@ -9,30 +9,33 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import final
 
 import msgspec
 
-from harness import gate, pace
+from harness import gaps, gate, pace
 from harness import ledger as known
 from harness.book import Book
 from harness.capability import Capability
 from harness.catalogue import declared
 from harness.checks.base import Evidence
+from harness.checks.training import GAP
 from harness.errors import Blame, UsageError
 from harness.exercise import due, exercised, unexercised
 from harness.index import Index, indices
 from harness.judge import absent, judge_evidence, missing
-from harness.noise import floors, noise_floors
+from harness.noise import floors, noise_floors, of_rounding
 from harness.parity import Absent, Judged, Missing, Side, compare
 from harness.plan import load_plan
 from harness.recording import CallError, ScenarioTrace
+from harness.reference import NoiseRequest, UnansweredQuery
 from harness.run_folder import RunFolder, references_in
 from harness.scenario import Scenario
 from harness.takes import merge
 from harness.topology import Topology
-from harness.verdict import Conformance, Judgement, NoiseFloor, RunInfo, Verdict
+from harness.verdict import Conformance, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
 
@@ -151,7 +154,8 @@ def _judgement(
     _refuse_what_differs(found)
     entries = known.load(ledger)
     noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
-    verdicts = list(_verdicts(info, found, scenarios, noise))
+    trained: list[GapCurve] = []
+    verdicts = list(_verdicts(info, found, scenarios, noise, trained))
     judged = {(v.scenario, v.topology) for v in verdicts}
     elsewhere = [s.name for s in scenarios.values() if any((s.name, t) not in judged for t in s.topologies)]
     day = today or datetime.datetime.now(datetime.UTC).date()
@@ -164,9 +168,18 @@ def _judgement(
         ),
         verdicts=verdicts,
         ledger_problems=problems,
-        noise=[*noise, *floors(verdicts)],
+        noise=[*noise, *_rounding(found), *floors(verdicts)],
+        gaps=trained,
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
+
+
+def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:
+    """One line for each model. A recording for which it was not measured has untestable verdicts, which say so."""
+    for recorded in {r.index.header.model_sha256: r for r in found}.values():
+        model = recorded.index.header.model
+        with suppress(UnansweredQuery):
+            yield of_rounding(model["name"], model["dtype"], recorded.book.noise(NoiseRequest()))
 
 
 def _refuse_what_differs(found: Sequence[Recorded]) -> None:
@@ -202,8 +215,13 @@ def _with_twins(found: Iterable[Recorded]) -> Iterator[tuple[ScenarioTrace, Scen
 
 
 def _verdicts(
-    info: RunInfo, found: Sequence[Recorded], scenarios: Mapping[str, Scenario], noise: Sequence[NoiseFloor]
+    info: RunInfo,
+    found: Sequence[Recorded],
+    scenarios: Mapping[str, Scenario],
+    noise: Sequence[NoiseFloor],
+    trained: list[GapCurve],
 ) -> Iterator[Verdict]:
+    """`trained` is filled with the curves of what was trained."""
     seen: dict[str, set[Capability]] = {r.target: set() for r in found}
     for topology in _topology_names(info, found):
         here = {r.target: r for r in found if r.topology == topology}
@@ -212,7 +230,7 @@ def _verdicts(
             if scenario is None:
                 yield from (_undeclared(name, r) for r in here.values() if name in r.index.scenarios)
             else:
-                yield from _Judging(info, topology, here, seen).scenario(scenario, noise)
+                yield from _Judging(info, topology, here, seen, trained).scenario(scenario, noise)
     for wave in info.whole_waves[:1]:
         for target, capabilities in seen.items():
             promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
@@ -283,9 +301,14 @@ class _Judging:
     """One scenario in one topology: each stack against the contract, then the candidate against the baseline."""
 
     def __init__(
-        self, info: RunInfo, topology: str, here: Mapping[str, Recorded], seen: dict[str, set[Capability]]
+        self,
+        info: RunInfo,
+        topology: str,
+        here: Mapping[str, Recorded],
+        seen: dict[str, set[Capability]],
+        trained: list[GapCurve],
     ) -> None:
-        self.info, self.topology, self.here, self.seen = info, topology, here, seen
+        self.info, self.topology, self.here, self.seen, self.trained = info, topology, here, seen, trained
 
     def scenario(self, scenario: Scenario, noise: Sequence[NoiseFloor]) -> Iterator[Verdict]:
         baseline, candidate = self.info.baseline, self.info.candidate
@@ -334,6 +357,12 @@ class _Judging:
             evidence = Evidence(recorded.index.trace(scenario.name, take), recorded.book)
             self.seen[target] |= exercised(evidence.trace)
             verdicts = judge_evidence(scenario, evidence)
+            if take == takes[0] and (steps := gaps.by_step(evidence.trace)):
+                bound = next((v.numbers.get("bound") for v in verdicts if v.check == GAP.name), None)
+                curve = GapCurve(
+                    scenario=scenario.name, topology=self.topology, target=target, bound=bound, steps=steps
+                )
+                self.trained.append(curve)
             yield Judged(evidence=evidence, verdicts=verdicts), verdicts
 
     def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:

@@ -36,7 +36,7 @@ from harness.inline import InlineHost
 from harness.noise import noise_floors
 from harness.progress import Progress, silent
 from harness.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
-from harness.reference import METHOD_OF, Query, Refusal
+from harness.reference import METHOD_OF, NoiseRequest, Query, Refusal
 from harness.run_folder import RUNNING, RunFolder
 from harness.scenario import Scenario
 from harness.stack import PROJECT, HostProcess, Stack
@@ -48,6 +48,8 @@ from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
 MAX_STARTS = 4
 """How often a stack that dies is started anew for the scenarios that are left."""
 QUERY_DEADLINE_S = 60.0
+NOISE_DEADLINE_S = 900.0
+"""An engine is started for it: as long as that takes."""
 SEED = 0
 """Seed of the engines. Scenarios give their own to requests."""
 
@@ -507,7 +509,7 @@ class Session:
             target=self._oracle_name,
             topology=Topology(engines=1),
             capabilities=sorted(self._target(self._oracle_name).capabilities),
-            engine="cpu",
+            engine=self.options.engine,
             model_path=str(model.path),
             dtype=self._dtype(model),
             scratch=str(oracle.host.scratch),
@@ -524,6 +526,8 @@ class Session:
                 f"{model.path} has no chat template", next_step="name a model that is made for conversations"
             )
         self._vocabularies[model.sha256] = vocabulary
+        with progress("reference: measuring what rounding moves, with a bare engine"), self.timed("reference"):
+            self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, NOISE_DEADLINE_S))
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask everything that the scenario's checks want to know, until nothing new comes up."""
@@ -532,10 +536,10 @@ class Session:
             while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
                 self._runner.run(self._ask(new, oracle))
 
-    async def _ask(self, queries: Sequence[Query], oracle: Oracle) -> None:
+    async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float = QUERY_DEADLINE_S) -> None:
         for query in queries:
             try:
-                answer = await oracle.host.call(METHOD_OF[type(query)], query, QUERY_DEADLINE_S)
+                answer = await oracle.host.call(METHOD_OF[type(query)], query, deadline_s)
             except CallFailed as e:
                 answer = Refusal(reason=str(e))
             oracle.book.add(query, answer)

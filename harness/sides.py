@@ -10,12 +10,14 @@ from typing import Any, final
 
 import msgspec
 
+from harness import partings
 from harness.checks.base import Evidence
 from harness.checks.matching import assignment, rows
 from harness.errors import Blame
 from harness.facets import BODIES, PARTITION, deterministic, error_of, outputs, prompt_of, size_of
 from harness.noise import common_prefix, deltas
 from harness.pairing import Pairing, pair
+from harness.partings import Parted, explains
 from harness.recording import Call, ScenarioTrace
 
 NOT_THERE = "(not there)"
@@ -50,6 +52,8 @@ class Facet(msgspec.Struct, kw_only=True):
     differences: list[Difference] = []
     noisy: int = 0
     """Differences that are no larger than the baseline's from its own twin, at the same place."""
+    parted: int = 0
+    """Differences that come after a parting where rounding decides (`harness.partings`)."""
 
     def smallest(self, count: int = 3) -> list[dict[str, Any]]:
         return [d.shown for d in sorted(self.differences, key=lambda d: d.size)[:count]]
@@ -84,6 +88,7 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
     """Compare every facet of every paired call. `bound` is what log-probabilities may differ by, in nats."""
     pairing = pair(baseline.trace, candidate.trace)
     again = pair(baseline.trace, twin).partner_of() if twin is not None else {}
+    parted = partings.of_rounding(baseline, candidate, pairing.pairs)
     facets: dict[str, Facet] = defaultdict(Facet)
     numbers = Numbers()
     errors: list[tuple[Call, Call]] = []
@@ -93,7 +98,7 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
             if not (_given_up(left) and _given_up(right)):
                 errors.append((left, right))
             continue
-        _outputs(left, right, again.get(left.id), bound, facets)
+        _outputs(left, right, again.get(left.id), bound=bound, parted=parted, facets=facets)
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
@@ -106,7 +111,9 @@ def _given_up(call: Call) -> bool:
     return call.error is not None and call.error.blame == Blame.HARNESS
 
 
-def _outputs(left: Call, right: Call, again: Call | None, bound: float, facets: dict[str, Facet]) -> None:
+def _outputs(
+    left: Call, right: Call, again: Call | None, *, bound: float, parted: Parted, facets: dict[str, Facet]
+) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
     for name in {**ours, **theirs}:
@@ -122,6 +129,9 @@ def _outputs(left: Call, right: Call, again: Call | None, bound: float, facets: 
                 continue
             if name in twins and _no_farther(a, b, twins[name].get(place, NOT_THERE)):
                 facet.noisy += 1
+                continue
+            if explains(parted, left, place):
+                facet.parted += 1
                 continue
             facet.differences.append(
                 Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place))

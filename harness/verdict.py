@@ -175,6 +175,33 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     """How probably the weakest fault is found in one verdict: the smallest."""
 
 
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """The trainer's log-probabilities minus the rollouts', in nats, over all tokens of one training step."""
+
+    step: int
+    tokens: int
+    mean: float
+    """Mean absolute difference."""
+    p99: float
+    """99th percentile of the absolute difference."""
+    largest: float
+    outside: float
+    """Share of tokens whose importance ratio, exp(trainer - rollout), is outside 1 ± 0.1."""
+    k3: float
+    """The k3 estimate of the KL divergence (Schulman, "Approximating KL Divergence"): mean of r - 1 - log r, where r is that ratio."""
+
+
+class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The gap by step, of one scenario that trained on one stack: its first take."""
+
+    scenario: str
+    topology: str
+    target: str
+    bound: float | None
+    """Nats that no token may be off by; None where rollouts may be older than the policy that is trained."""
+    steps: list[Gap]
+
+
 def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
     """What a recording's header says of its engines' arithmetic, in words. Only GPUs have CUDA graphs."""
     if "dtype" in header.get("model", {}):
@@ -247,6 +274,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: list[Verdict]
     ledger_problems: list[LedgerProblem] = []
     noise: list[NoiseFloor] = []
+    gaps: list[GapCurve] = []
     gate: Gate | None = None
 
     @property

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.text import one_line
+from reports.text import number, one_line
 from reports.timeline import Bar, Mark, Server, Timeline, Training, in_flight, packed, version_name
 
 if TYPE_CHECKING:
@@ -60,30 +60,34 @@ def timelines(lines: Sequence[Timeline], name: str) -> str:
 
 
 def curves(runs: Sequence[Training], name: str) -> str:
-    """Evaluation reward and log-probability gap by step, the stacks in one pair of axes. SVG."""
+    """Evaluation reward and log-probability gap by step, the stacks in one pair of axes; a bound is dotted. What no run has stays
+    empty. SVG."""
     height = 330.0
     with _figure(height) as figure:
-        has_gap = any(run.gap for run in runs)
+        gaps = [run.gap for run in runs if run.gap is not None]
         left, right = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.06, right=0.985, top=0.86, bottom=0.3, wspace=0.16)
-        for number, run in enumerate(runs):
+        for place, run in enumerate(runs):
             # The first is broad and the next narrower, so that equal curves are both seen.
-            colour, wide = PALETTE[number % len(PALETTE)], 3.4 / (1 + 1.6 * number)
+            colour, wide = PALETTE[place % len(PALETTE)], 3.4 / (1 + 1.6 * place)
             style: dict[str, Any] = {
                 "color": colour,
                 "linewidth": wide,
-                "marker": "os^D"[number % 4],
+                "marker": "os^D"[place % 4],
                 "markersize": wide + 3,
             }
             left.plot(*_xy(run.reward), label=_plain(run.target), **style)
-            for (what, curve), dashes in zip(run.gap.items(), ("-", "--", ":"), strict=False):
-                points = [(step, value) for step, value in curve if value > 0]
+            for what, dashes in (("mean", "-"), ("p99", "--")):
+                steps = run.gap.steps if run.gap is not None else []
+                points = [(gap.step, size) for gap in steps if (size := getattr(gap, what)) > 0]
                 right.plot(*_xy(points), label=f"{_plain(run.target)}, {what}", linestyle=dashes, **style)
+        for bound in sorted({gap.bound for gap in gaps if gap.bound is not None}):
+            right.axhline(bound, label=f"bound of a token: {number(bound)}", color=WRONG, linestyle=":", linewidth=1)
         left.set_title("Evaluation reward", loc="left", fontsize=FONT + 1)
         left.set_ylabel("mean reward")
-        right.set_title("Trainer's log-probabilities against the rollout's", loc="left", fontsize=FONT + 1)
-        right.set_ylabel("nats (k3: estimate of KL)")
-        if has_gap:
+        right.set_title("Trainer's log-probabilities against the rollouts', absolute", loc="left", fontsize=FONT + 1)
+        right.set_ylabel("nats")
+        if gaps:
             right.set_yscale("log")
             right.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
             right.yaxis.set_minor_formatter(lambda *_: "")
@@ -93,6 +97,7 @@ def curves(runs: Sequence[Training], name: str) -> str:
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(visible=True, axis="y", color=FAINT, alpha=0.3, linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
+            axes.set_visible(any(len(line.get_xdata()) for line in axes.lines))
             if axes.lines:
                 axes.legend(
                     loc="upper left",

@@ -19,16 +19,20 @@ from reports.pictures import Pictures
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
 from reports.view import (
+    GAP,
     anchor,
+    bounds,
     chance,
     count,
     divergences,
     exposures,
+    gap_rows,
     known_ids,
     repetition,
     severities,
     tally,
     task_rows,
+    trainings,
     weakest_fault,
 )
 
@@ -70,6 +74,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             scale=[_scale(floor) for floor in judgement.noise],
             repetition=repetition(count(judgement)),
             pictures=pictures or Pictures(),
+            trainings=trainings(judgement),
+            gap_columns=GAP,
         )
     )
 
@@ -86,8 +92,10 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= {
         "anchor": anchor,
+        "bounds": bounds,
         "day": _day,
         "figure": figure,
+        "gap_rows": gap_rows,
         "line": one_line,
         "many": many,
         "seconds": seconds,

@@ -68,7 +68,7 @@ def schema() -> dict[str, Any]:
 def settle(judgement: Judgement) -> Judgement:
     """The same judgement with what JSON cannot hold written out, so that every format shows the same.
 
-    Numbers that are not finite leave `numbers` for `evidence`, as words; in margins and noise floors they become the
+    Numbers that are not finite leave `numbers` for `evidence`, as words; in margins, noise floors and gaps they become the
     largest float. Lone surrogates become ``\\ud800``.
     """
     raw = msgspec.to_builtins(judgement)
@@ -81,7 +81,7 @@ def settle(judgement: Judgement) -> Judgement:
     settled = plain(raw, as_number=False)
     for verdict, margin in zip(settled["verdicts"], margins, strict=True):
         verdict["margin"] = margin
-    settled["noise"] = plain(raw["noise"], as_number=True)
+    settled |= {name: plain(raw[name], as_number=True) for name in ("noise", "gaps")}
     return msgspec.convert(settled, Judgement)
 
 

@@ -13,16 +13,20 @@ from harness.verdict import Judgement, LedgerProblem, Verdict
 from reports import reproduce
 from reports.text import exact, many, number, one_line, shortened
 from reports.view import (
+    GAP,
     Divergence,
+    bounds,
     chance,
     count,
     divergences,
     exposures,
+    gap_rows,
     known_ids,
     repetition,
     severities,
     tally,
     task_rows,
+    trainings,
     weakest_fault,
 )
 
@@ -39,7 +43,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     """The text of report.md, below `LIMIT`. What does not fit is counted and left to report.html."""
     found = divergences(judgement)
     end = _end(judgement)
-    blocks = [_gate(judgement), _table(judgement, plan), *_security(judgement)]
+    blocks = [_gate(judgement), _table(judgement, plan), *_security(judgement), *_training(judgement)]
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
@@ -183,6 +187,17 @@ def _security(judgement: Judgement) -> Iterable[str]:
         cells = (one.severity, text(where), text(one.what), text(shortened(", ".join(one.by), 600)))
         lines.append(f"| {' | '.join(cells)} |")
     yield "\n".join([*lines, "", "</details>\n"])
+
+
+def _training(judgement: Judgement) -> Iterable[str]:
+    """Trainer and inference: one table per scenario that trained."""
+    for (scenario, topology), curves in trainings(judgement).items():
+        where = f"{text(scenario)} @ {text(topology)}"
+        head = ("Step", "Stack", *GAP)
+        lines = [f"<details><summary>Trainer against rollouts: {where}, nats, {bounds(curves)}</summary>\n"]
+        lines += [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+        lines += [f"| {' | '.join((str(step), text(target), *cells))} |" for step, target, cells in gap_rows(curves)]
+        yield "\n".join([*lines, "", "</details>\n"])
 
 
 def _end(judgement: Judgement) -> str:

@@ -19,7 +19,7 @@ from harness.checks.base import Evidence
 from harness.errors import RecordingError, UsageError
 from harness.index import Index, indices
 from harness.run_folder import RunFolder
-from harness.verdict import Judgement
+from harness.verdict import GapCurve, Judgement
 from reports import drawing
 from reports.text import shortened
 from reports.timeline import Sessions, Timeline, sessions, timeline, training
@@ -98,6 +98,7 @@ def gather(judgement: Judgement, run_dir: Path, *, everything: bool = False) -> 
 def _drawn(judgement: Judgement, found: Sequence[Index], books: Mapping[str, Book], everything: bool) -> Pictures:
     """`books`: hash of a model → the oracle's answers about it."""
     red = {(v.scenario, v.topology) for v in judgement.verdicts if v.red}
+    gaps = {(gap.scenario, gap.topology, gap.target): gap for gap in judgement.gaps}
     shown: list[Picture] = []
     left_out = 0
     for topology, here in _by_topology(judgement, found):
@@ -109,7 +110,8 @@ def _drawn(judgement: Judgement, found: Sequence[Index], books: Mapping[str, Boo
             if len(shown) >= MOST or not (why or everything):
                 left_out += 1
             else:
-                shown.append(_picture(name, topology, why, lines, seen))
+                trained = [gaps.get((name, topology, line.target)) for line in lines]
+                shown.append(_picture(name, topology, why, lines, seen, gaps=trained))
     return Pictures(shown=shown, left_out=left_out)
 
 
@@ -136,10 +138,16 @@ def _why(lines: Sequence[Timeline], seen: Sequence[Sessions | None]) -> list[str
 
 
 def _picture(
-    name: str, topology: str, why: list[str], lines: Sequence[Timeline], seen: Sequence[Sessions | None]
+    name: str,
+    topology: str,
+    why: list[str],
+    lines: Sequence[Timeline],
+    seen: Sequence[Sessions | None],
+    *,
+    gaps: Sequence[GapCurve | None],
 ) -> Picture:
     at = anchor(name, topology)
-    trained = [run for line in lines if (run := training(line)) is not None]
+    trained = [run for line, gap in zip(lines, gaps, strict=True) if (run := training(line, gap)) is not None]
     return Picture(
         scenario=name,
         topology=topology,

@@ -53,6 +53,7 @@ def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[Render
         *_reds([d for d in found if d.red]),
         *_ledger(judgement),
         *_security(judgement),
+        *_training(judgement),
         *_noise(judgement),
         *_gate(judgement),
         *_end(judgement, report),
@@ -142,6 +143,17 @@ def _security(judgement: Judgement) -> list[RenderableType]:
             said = f"{one_line(verdict.target)}: {one_line(one.what)}"
             lines.append(Padding(_line((f"{one.severity} ", "bold"), said), (0, 0, 0, 2)))
     return lines
+
+
+def _training(judgement: Judgement) -> list[RenderableType]:
+    """The worst step of each training run, in one line."""
+    lines: list[RenderableType] = []
+    for curve in judgement.gaps:
+        worst = max(curve.steps, key=lambda gap: gap.mean)
+        run = f"{curve.scenario.partition('.')[0]}@{curve.topology}, {curve.target}"
+        said = f"mean {number(worst.mean)}, p99 {number(worst.p99)}, KL {number(worst.k3)}"
+        lines.append(Text(f"{one_line(run)}: {said}"))
+    return [Text(), Text("Trainer against rollouts, nats, worst step", style="bold"), *lines] if lines else []
 
 
 def _noise(judgement: Judgement) -> list[RenderableType]:

@@ -18,6 +18,7 @@ from harness.checks.matching import assignment
 from harness.checks.pausing import pauses
 from harness.contract import FIRST_TRAINED, SessionId
 from harness.recording import Call
+from harness.verdict import GapCurve
 from harness.wire import SESSION
 
 Kind = Literal["call", "pause", "memory", "weights", "training", "other"]
@@ -316,26 +317,21 @@ def _session_ids(evidence: Evidence) -> Iterable[bool]:
 
 # --- a training run -------------------------------------------------------------------------------------------------
 
-GAP = ("mean", "max", "k3")
-"""What a "gap" mark says of the trainer's log-probabilities against the rollout's, nats: |difference|, and the k3 estimate
-of KL."""
-
 
 @final
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A training run on one stack: (step, value), in order of steps."""
+    """A training run on one stack, in order of steps."""
 
     target: str
     reward: tuple[tuple[int, float], ...]
-    gap: dict[str, tuple[tuple[int, float], ...]]
-    """One of `GAP` → its curve; without those of which nothing was noted."""
+    """(step, mean reward of the evaluation)."""
+    gap: GapCurve | None = None
 
 
-def training(line: Timeline) -> Training | None:
-    """What the marks "evaluation" (step, reward) and "gap" (step, mean, max, k3) say; None where there are none."""
+def training(line: Timeline, gap: GapCurve | None) -> Training | None:
+    """What the "evaluation" marks say, and the gap of the same run; None where there is neither."""
     reward = _curve(line.marks, "evaluation", "reward")
-    gap = {name: curve for name in GAP if (curve := _curve(line.marks, "gap", name))}
-    return Training(target=line.target, reward=reward, gap=gap) if reward or gap else None
+    return Training(target=line.target, reward=reward, gap=gap) if reward or gap is not None else None
 
 
 def _curve(marks: Iterable[Mark], name: str, field: str) -> tuple[tuple[int, float], ...]:

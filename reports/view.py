@@ -11,7 +11,18 @@ import msgspec
 
 from harness.coverage import Cell, Column, State, cell, columns, state_of, worst
 from harness.plan import Bullet, Plan, Task
-from harness.verdict import UNTESTABLE_HERE, Conformance, Exposure, Judgement, NoiseFloor, Parity, Severity, Verdict
+from harness.verdict import (
+    UNTESTABLE_HERE,
+    Conformance,
+    Exposure,
+    Gap,
+    GapCurve,
+    Judgement,
+    NoiseFloor,
+    Parity,
+    Severity,
+    Verdict,
+)
 from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
@@ -265,6 +276,40 @@ def chance(floor: NoiseFloor) -> str:
         return ""
     power = "" if floor.power is None else f", power {number(floor.power)}"
     return f"false alarms {number(floor.false_alarm_rate)}{power}"
+
+
+GAP = ("Tokens", "Mean", "p99", "Largest", "Outside 1 ± 0.1", "KL (k3)")
+"""The columns of a table of gaps."""
+
+
+def figures(gap: Gap) -> tuple[str, ...]:
+    """One step under `GAP`."""
+    numbers = (gap.tokens, gap.mean, gap.p99, gap.largest)
+    return (*map(number, numbers), f"{number(100 * gap.outside)} %", number(gap.k3))
+
+
+def gap_rows(curves: Sequence[GapCurve]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """Step, stack and figures of runs of one scenario: the stacks of a step below one another."""
+    rows = [(gap.step, curve.target, figures(gap)) for curve in curves for gap in curve.steps]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def trainings(judgement: Judgement) -> dict[tuple[str, str], list[GapCurve]]:
+    """Scenario and topology → the runs there."""
+    found: dict[tuple[str, str], list[GapCurve]] = {}
+    for curve in judgement.gaps:
+        found.setdefault((curve.scenario, curve.topology), []).append(curve)
+    return found
+
+
+def bounds(curves: Sequence[GapCurve]) -> str:
+    """The bound of a single token in words."""
+    found = sorted({curve.bound for curve in curves if curve.bound is not None})
+    return (
+        f"bound of a token: {', '.join(map(number, found))} nats"
+        if found
+        else "no bound: rollouts may be older than the policy"
+    )
 
 
 def exposures(judgement: Judgement) -> list[tuple[Verdict, Exposure]]:

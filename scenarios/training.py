@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from fixtures.vocabulary import Vocabulary
-from harness.checks.training import gap_of
 from harness.contract import TrainRequest, TrainResult
 from harness.stack import Stack
 
@@ -83,9 +82,3 @@ async def evaluate(stack: Stack, prompts: list[list[int]], *, step: int) -> None
     done = await stack.generate(prompts, label=f"evaluation {step}", **GREEDY)
     rewards = [reward(response, stack.vocabulary) for response in done.response_ids]
     stack.mark("evaluation", step=step, reward=statistics.fmean(rewards))
-
-
-def mark_gap(stack: Stack, rollouts: Rollouts, trained: TrainResult, *, step: int) -> None:
-    """Mark how far the trainer's log-probabilities are from those that came with the rollouts."""
-    found = gap_of(rollouts.logprobs, trained.response_logprobs)
-    stack.mark("gap", step=step, mean=found.mean, max=found.largest, k3=found.k3)

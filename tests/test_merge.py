@@ -16,7 +16,7 @@ from harness.errors import HarnessError, RecordingError, UsageError
 from harness.merge import merging
 from harness.progress import silent
 from harness.recording import CallError
-from harness.reference import Next, NextRequest
+from harness.reference import Next, NextRequest, Noise, NoiseRequest
 from harness.run import judge_run
 from harness.run_folder import RunFolder
 from harness.session import Options, Seat, Session
@@ -180,6 +180,16 @@ def test_reference_answers_are_united_and_rounding_keeps_the_first(tmp_path, out
     merged(out, a, b, ledger=ledger)
     assert Book.of(recordings.MODEL, out).next(ASKED).logprobs == [-0.5, -1.5]
     assert Book.of("another", out).next(ASKED).logprobs == [0.0]
+
+
+def test_what_rounding_moves_is_each_machines_own(tmp_path, out, ledger):
+    a, b = shard(tmp_path / "a", A), shard(tmp_path / "b", B)
+    for run, largest in ((a, 0.5), (b, 0.6)):
+        (run / "reference.jsonl").unlink()
+        with Book.create(run / "reference.jsonl", recordings.MODEL) as book:
+            book.add(NoiseRequest(), Noise(numbers=9, largest=largest))
+    merged(out, a, b, ledger=ledger)
+    assert Book.of(recordings.MODEL, out).noise(NoiseRequest()).largest == 0.5
 
 
 def test_one_model_has_one_book_whatever_its_files_are_called(tmp_path, out, ledger):

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.errors import UsageError
+from harness.gaps import gap_of
 from harness.ledger import Ledger
 from harness.plan import Plan, load_plan
-from harness.verdict import Exposure, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
+from harness.verdict import Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
 from reports import json_report, markdown, plan_figures, reproduce
 from reports.readme import block
 from reports.render import read_report, write_all
@@ -309,6 +310,24 @@ def test_every_format_shows_what_is_open_the_worst_first(tmp_path):
     assert "Open without credentials: 1 high, 1 low" in in_terminal(shown)
     assert "router answers control routes" in in_terminal(shown)
     assert 'id="security"' not in written(synthetic.judgement(), tmp_path)["report.html"]
+
+
+def test_every_format_shows_the_gap_between_trainer_and_rollouts_by_step(tmp_path):
+    steps = [gap_of([[-1.0, -2.0]], [[-1.0, -2.0 - off]], step=step) for step, off in enumerate((0.0125, 0.25))]
+    curves = [
+        GapCurve(scenario="module.test_trains", topology="colocated", target=target, bound=bound, steps=steps)
+        for target, bound in ((LEGACY, 0.96), (HTTP, None))
+    ]
+    shown = msgspec.structs.replace(synthetic.judgement(), gaps=curves)
+    files = written(shown, tmp_path)
+    for name in ("report.md", "report.html"):
+        page = html.unescape(files[name])
+        assert "bound of a token: 0.96 nats" in page, name
+        for figure in ("0.00625", "0.0125", "0.25", "50 %"):
+            assert figure in page, (name, figure)
+    assert f"module@colocated, {HTTP}: mean 0.125, p99 0.25, KL " in re.sub(r"\s+", " ", in_terminal(shown))
+    assert read_report(tmp_path / "report.json").gaps == curves
+    assert 'id="training"' not in written(synthetic.judgement(), tmp_path)["report.html"]
 
 
 def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):

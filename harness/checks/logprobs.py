@@ -16,9 +16,8 @@ from harness.checks.sampling import tempered
 from harness.reference import Next, NextRequest, Query, ScoreRequest, UnansweredQuery
 from harness.verdict import Margin
 
-BOUND = 1e-3
-"""Nats, absolute, float32 on a CPU. Rounding makes about 1.2e-5 between vLLM and a Hugging Face forward pass; other
-weights, another temperature or another token make more than 1e-2. Parity derives its own bound in the run."""
+A_QUARTER = 1e-3
+"""Nats: where roundings of quantized activations part, a quarter of the log-probabilities is as near as this at least."""
 CONSTANT = 1e-2
 TEMPERATURE = 1.01
 FEWEST_ROWS, FEWEST_TOKENS = 24, 2000
@@ -82,8 +81,8 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     if not rows:
         return untestable("no call asked for log-probabilities")
     errors: list[float] = []
-    rounded, most, beyond = False, BOUND, 0.0
-    exact = evidence.noise_question is None
+    rounded, most, beyond = False, evidence.noise.near, -math.inf
+    exact = evidence.exact
     seeded: dict[str, list[float]] = {}
     worst_shown: dict[str, object] = {}
     for row in rows:
@@ -91,7 +90,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         if wrong:
             return failed(len(errors) + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
         score = evidence.reference.score(row.score)
-        allowed = evidence.near(score, BOUND)
+        allowed = evidence.near(score)
         rounded, most = rounded or bool(score.rounding), max(most, allowed)
         for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
@@ -99,17 +98,17 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
             if not math.isfinite(expected):
                 return untestable("the reference's log-probability is not a finite number")
             errors.append(abs(got - expected))
-            if errors[-1] / allowed >= beyond:
-                beyond = errors[-1] / allowed
+            if errors[-1] - allowed >= beyond:
+                beyond = errors[-1] - allowed
                 worst_shown = row.shown(position=at, got=got, reference=expected)
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = max(BOUND, evidence.noise.rms) if rounded else evidence.noise.near(BOUND)
+    bound = max(A_QUARTER, evidence.noise.rms) if rounded else evidence.noise.near
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
     )
-    if not (beyond <= 1 and measured <= bound):
+    if not (beyond <= 0 and measured <= bound):
         reason = "log-probabilities are further from the reference's than the bound"
         return failed(len(errors), reason, [worst_shown], **numbers)
     faults = {name: measure(sizes) for name, sizes in seeded.items()}
@@ -191,7 +190,7 @@ def _queries(evidence: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 
 def of_reference(*labels: str) -> Check:
-    """Each log-probability is the reference's at temperature 1 (vLLM's default: raw ones) within `BOUND`.
+    """Each log-probability is the reference's at temperature 1 (vLLM's default: raw ones) within what rounding moves.
 
     Of quantized weights a quarter of them is, at least, and each within what roundings that part may do (`Score.near`)."""
     return of_answers(

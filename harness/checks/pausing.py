@@ -16,7 +16,6 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
-from harness.checks.tokens import NEAR_TIE
 from harness.recording import Call, Observation
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
@@ -220,7 +219,7 @@ def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bo
     if evidence.header.batch_invariant:
         return False
     scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
-    return bool(scores) and all(ties.parts_at(evidence, score, NEAR_TIE) is None for score in scores)
+    return bool(scores) and all(ties.parts_at(evidence, score) is None for score in scores)
 
 
 def queries_of_same(evidence: Evidence) -> Iterator[Query]:

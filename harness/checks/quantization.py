@@ -9,7 +9,6 @@ import msgspec
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND
 from harness.reference import ScoreRequest
 from harness.verdict import Margin
 
@@ -28,7 +27,7 @@ def _apart(some: list[float], others: list[float]) -> list[float]:
 def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
     if evidence.header.topology.quantization is None:
         return untestable("the stack was not asked to quantize")
-    bound = evidence.noise.near(BOUND)
+    bound = evidence.noise.near
     facts, nearest, unquantized = 0, float("inf"), []
     errors: list[float] = []
     expected: list[float] = []

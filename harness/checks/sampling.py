@@ -30,8 +30,8 @@ WEAKEST_FAULT = (0.7, 1 / 0.7)
 POWER = 0.9
 """… with at least this probability, or nothing was tested."""
 FILTERS = ("top_k", "top_p", "min_p")
-TOLERANCE = 1e-3
-"""Nats (and probability mass) that rounding may move a filter's edge by."""
+SUMMED = 1e-3
+"""Probability mass: engines add up the probabilities of a whole vocabulary in float32, whatever they compute in."""
 
 
 def _first_tokens(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
@@ -140,7 +140,7 @@ def tempered(logprobs: list[float], temperature: float) -> list[float]:
     return [w / total for w in weights]
 
 
-def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = TOLERANCE) -> set[int]:
+def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = 0.0) -> set[int]:
     """Tokens that min_p, top_k and top_p leave, in this order. `tolerance` (nats) is how far apart two log-probabilities may lie
     and still be in either order: it moves each edge."""
     kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
@@ -156,7 +156,7 @@ def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float
         above = list(itertools.accumulate((probabilities[t] / total for t in kept), initial=0.0))
         surely = (bisect.bisect_left(kept, -probabilities[t] / slack, key=lambda u: -probabilities[u]) for t in kept)
         least = [above[more] * slack / (above[more] * slack + 1 - above[more]) for more in surely]
-        kept = [t for t, mass in zip(kept, least, strict=True) if mass < params["top_p"] + TOLERANCE]
+        kept = [t for t, mass in zip(kept, least, strict=True) if mass < params["top_p"] + SUMMED]
     return set(kept)
 
 
@@ -182,7 +182,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     facts = chosen_top = 0
     outside = 0.0
     unfiltered = greedy = 0.0
-    tolerance = evidence.noise.near(TOLERANCE)
+    tolerance = evidence.noise.near
     for row in rows:
         active = [name for name in FILTERS if row.params.get(name)]
         if not active or not row.params.get("temperature", 1.0):

@@ -19,7 +19,6 @@ from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
-from harness.checks.logprobs import BOUND
 from harness.checks.pausing import pauses
 from harness.recording import Call
 from harness.reference import Query, ScoreRequest
@@ -255,7 +254,7 @@ def _judge_versions(evidence: Evidence) -> Finding:
     if not trained:
         return untestable("no rollout was made by a version that was trained")
     facts, worst, far = 0, 0.0, []
-    bound = evidence.noise.near(BOUND)
+    bound = evidence.noise.near
     for number, row in rows:
         synced = evidence.version_at(row.call.started_ns)
         if synced != row.version:

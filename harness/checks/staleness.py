@@ -20,9 +20,6 @@ from harness.topology import Quantization
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
 
-NEAR_TIE = 1e-3
-"""Nats. Where the reference's own margin is below this, either token may come first in float32 (CPU noise is 1e-5)."""
-
 NOT_ASKED = "the reference was not asked for the scores of an answer"
 NO_GREEDY = "no greedy answer was made under one policy version"
 
@@ -103,7 +100,7 @@ def score_of(evidence: Evidence, answer: Answered) -> ScoreRequest:
 
 def first_doubt(evidence: Evidence, answer: Answered) -> int | None:
     """Where the answer first parts from the greedy choice of its weights; None if it follows it to the end."""
-    return ties.parts_at(evidence, evidence.reference.score(score_of(evidence, answer)), NEAR_TIE)
+    return ties.parts_at(evidence, evidence.reference.score(score_of(evidence, answer)))
 
 
 def follow(
@@ -123,7 +120,7 @@ def follow(
         for answer in answers:
             facts += len(answer.row.tokens or ())
             scores.append(evidence.reference.score(score_of(evidence, answer)))
-            at = ties.parts_at(evidence, scores[-1], NEAR_TIE)
+            at = ties.parts_at(evidence, scores[-1])
             if at is None:
                 continue
             old = [other for other in others(evidence, answer) if first_doubt(evidence, other) is None]
@@ -133,7 +130,7 @@ def follow(
         return untestable(NOT_ASKED)
     if shown:
         return failed(facts, "; ".join(sorted(reasons)), shown)
-    return passed(facts, margin=ties.margin(evidence, scores, NEAR_TIE))
+    return passed(facts, margin=ties.margin(evidence, scores))
 
 
 def _shown(answer: Answered) -> dict[str, Any]:
@@ -333,13 +330,13 @@ def _judge_whole(evidence: Evidence) -> Finding:
     scores, wrong = [], []
     for part in parts:
         scores.append(evidence.reference.score(part.score))
-        at = ties.parts_at(evidence, scores[-1], NEAR_TIE)
+        at = ties.parts_at(evidence, scores[-1])
         if at is not None:
             wrong.append({**part.row.shown, "version": part.version, "parts at token": at})
     facts = sum(len(part.tokens) for part in parts)
     if wrong:
         return failed(facts, "what an engine made after a sync does not follow the version that was synced", wrong)
-    return passed(facts, margin=ties.margin(evidence, scores, NEAR_TIE))
+    return passed(facts, margin=ties.margin(evidence, scores))
 
 
 WHOLE_VERSION = Check(

@@ -9,16 +9,16 @@ from harness.reference import Score
 from harness.verdict import Margin
 
 
-def parts_at(evidence: Evidence, score: Score, near_tie: float) -> int | None:
-    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere. `near_tie` in nats, for float32."""
-    near = evidence.near(score, near_tie)
+def parts_at(evidence: Evidence, score: Score) -> int | None:
+    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere."""
+    near = evidence.near(score)
     return next((at for at, gap in enumerate(score.gaps) if gap > 0 and gap >= near), None)
 
 
-def margin(evidence: Evidence, scores: Iterable[Score], near_tie: float) -> Margin:
+def margin(evidence: Evidence, scores: Iterable[Score]) -> Margin:
     """What was let pass as a near tie, and the closest decision that was none: a swap there would have been red."""
     scores = list(scores)
-    bound = max((evidence.near(score, near_tie) for score in scores), default=near_tie)
+    bound = max((evidence.near(score) for score in scores), default=evidence.noise.near)
     let_pass, closest = 0.0, []
     for score in scores:
         for gap, size in zip(score.gaps, score.margins, strict=True):

@@ -11,9 +11,6 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.sampling import draws_repeat
 from harness.reference import Query
 
-NEAR_TIE = 1e-4
-"""Nats. Below this margin between the two most probable tokens rounding decides (float32: about 1.2e-5 measured)."""
-
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
 """Sampling parameters under which the most probable token of the model need not be the greedy choice."""
 
@@ -41,7 +38,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
             return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
         score = evidence.reference.score(row.score)
         scores.append(score)
-        at = ties.parts_at(evidence, score, NEAR_TIE)
+        at = ties.parts_at(evidence, score)
         if at is not None:
             where = "at its first token" if at == 0 else "after a common start"
             gap = score.gaps[at]
@@ -49,7 +46,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
             return failed(facts + at + 1, f"greedy output parts from the reference's {where}", [shown], behind=gap)
         facts += len(row.tokens)
         near_ties += sum(rank > 0 for rank in score.ranks)
-    return passed(facts, margin=ties.margin(evidence, scores, NEAR_TIE), near_ties=near_ties)
+    return passed(facts, margin=ties.margin(evidence, scores), near_ties=near_ties)
 
 
 def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:
@@ -100,20 +97,18 @@ def same_output(first: str, second: str) -> Check:
 
 def _rounding_parts(evidence: Evidence, one: Answer, other: Answer) -> bool:
     """True if two rows part for want of digits: greedy ones that both follow the model, near ties aside. Sampled ones are judged
-    together, by how soon they part. Exact engines have no such reason."""
-    if evidence.exact or one.tokens == other.tokens:
+    together, by how soon they part. Repeatable engines have no such reason."""
+    if evidence.repeatable or one.tokens == other.tokens:
         return False
     if not is_greedy(one):
         return True
     scores = [evidence.reference.score(row.score) for row in (one, other)]
-    return len(one.tokens) == len(other.tokens) and all(
-        ties.parts_at(evidence, score, NEAR_TIE) is None for score in scores
-    )
+    return len(one.tokens) == len(other.tokens) and all(ties.parts_at(evidence, score) is None for score in scores)
 
 
 def _queries_of_same(evidence: Evidence, first: str, second: str) -> Iterator[Query]:
     yield from matching.queries(evidence)
-    if evidence.exact:
+    if evidence.repeatable:
         return
     pairs = _pairs(evidence, first, second)
     if not isinstance(pairs, Finding):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from itertools import chain
-
-import msgspec
 
 from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND, TEMPERATURE, seeded
+from harness.checks.logprobs import TEMPERATURE, seeded
+from harness.gaps import gap_of, matching
 from harness.reference import WIDER
 from harness.verdict import Margin
 
@@ -21,39 +18,12 @@ RISE = 0.15
 SOURCE = 'SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"'
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Trainer against rollout over all tokens: absolute differences in nats, and the k3 estimate of the KL divergence (Schulman,
-    "Approximating KL Divergence": mean of r - 1 - log r, r being the trainer's probability over the rollout's)."""
-
-    tokens: int
-    mean: float
-    largest: float
-    k3: float
-
-
-def gap_of(rollouts: Sequence[Sequence[float]], trained: Sequence[Sequence[float]]) -> Gap:
-    """Of rows of equal lengths. Raises ValueError for others, and for rows without any token."""
-    moved = [
-        ours - theirs
-        for row, other in zip(trained, rollouts, strict=True)
-        for ours, theirs in zip(row, other, strict=True)
-    ]
-    if not moved:
-        raise ValueError("no token has a log-probability")
-    return Gap(
-        tokens=len(moved),
-        mean=sum(map(abs, moved)) / len(moved),
-        largest=max(map(abs, moved)),
-        k3=sum(math.expm1(min(by, 700.0)) - by for by in moved) / len(moved),
-    )
-
-
 def _judge_gap(evidence: Evidence) -> Finding:
     calls = evidence.calls("train")
     if not calls:
         return untestable("nothing was trained")
     facts, worst, k3 = 0, 0.0, 0.0
-    bound = max(BOUND, WIDER * evidence.noise.weights)
+    bound = WIDER * evidence.noise.weights
     faults: dict[str, float] = {}
     for call in calls:
         if call.error is not None or call.result is None:
@@ -61,12 +31,12 @@ def _judge_gap(evidence: Evidence) -> Finding:
         rollouts, trained = call.request.get("rollout_logprobs"), call.result["response_logprobs"]
         if not rollouts:
             return untestable("a training step was not given the log-probabilities of its rollouts")
-        if [len(row) for row in rollouts] != [len(row) for row in trained]:
+        if not matching(rollouts, call.result):
             return failed(facts + 1, "trainer and engines do not give one log-probability for each token of a rollout")
         gap = gap_of(rollouts, trained)
         facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
-        for name, size in _seeded(numbers, exact=evidence.noise_question is None).items():
+        for name, size in _seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(size, faults.get(name, 0.0))
         if not gap.largest <= bound:
             shown = {"call": call.label, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checks.answers import OPENAI, Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.logprobs import BOUND, seeded
+from harness.checks.logprobs import seeded
 from harness.checks.matching import is_error
 from harness.reference import Query
 from harness.verdict import Margin
@@ -127,13 +127,13 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             return failed(facts + 1, "a log-probability is not a finite number", [row.shown(logprobs=got)])
         expected = evidence.reference.score(row.score).logprobs
-        for name, size in seeded(expected, exact=evidence.noise_question is None).items():
+        for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
             if abs(a - b) >= worst:
                 worst, shown = abs(a - b), row.shown(position=position, got=a, reference=b)
-    bound = evidence.noise.near(BOUND)
+    bound = evidence.noise.near
     if worst > bound:
         reason = "log-probabilities are further from the reference's than the bound"
         return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)

@@ -10,7 +10,7 @@ from harness.checks.training import GAP, RISES
 from harness.checks.weights import EVERY_PARAMETER
 from harness.scenario import scenario
 from harness.stack import Stack
-from scenarios.training import PROMPTS, evaluate, mark_gap, roll_out, train
+from scenarios.training import PROMPTS, evaluate, roll_out, train
 
 STEPS = 6
 
@@ -31,7 +31,6 @@ async def test_a_small_training_run_learns(stack: Stack, prompts: Prompts) -> No
     for step in range(STEPS):
         rollouts = await roll_out(stack, batch, step=step)
         trained = await train(stack, rollouts, base=version, step=step)
-        mark_gap(stack, rollouts, trained, step=step)
         version = trained.version
         await stack.sync_weights(version, chunks=2, label=f"sync {step}")
         await stack.digests(label=f"digests {step}")

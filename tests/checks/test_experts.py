@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.experts import NEAR_TIE, routed_experts
+from harness.checks.experts import routed_experts
 from harness.reference import Experts, ExpertsRequest
 from tests.checks.scene import Scene
+from tests.traces import NOISE
 
 PROMPTS = [[10, 11, 12], [20, 21]]
 CHECK = routed_experts()
@@ -76,7 +77,7 @@ def test_a_near_tie_may_go_either_way_and_many_say_nothing():
     scene = answered(swapped)
     call = scene.calls[-1]
     fed = (PROMPTS[1] + call.result["response_ids"][1])[:-1]
-    near = [[NEAR_TIE / 2] * 2 for _ in fed]
+    near = [[NOISE.router] * 2 for _ in fed]
     right = Experts(indices=scene.reference.routed(fed), margins=near, count=8)
     scene.reference.set(ExpertsRequest(version=0, tokens=fed), right)
     assert scene.judge(CHECK).numbers["near_ties"] == 2 * len(fed)

@@ -7,14 +7,14 @@ import math
 import msgspec
 import pytest
 
-from harness.checks import logprobs, ties, tokens
+from harness.checks import ties, tokens
 from harness.checks.base import Check, Evidence, passed
 from harness.checks.logprobs import CONSTANT, TEMPERATURE, of_reference
 from harness.checks.sampling import tempered
 from harness.errors import Blame
 from harness.judge import run
 from harness.noise import floors
-from harness.reference import NextRequest, Score, ScoreRequest, UnansweredQuery
+from harness.reference import NextRequest, NoiseRequest, Score, ScoreRequest, UnansweredQuery
 from harness.takes import widest
 from harness.verdict import Margin, Verdict
 from tests import traces
@@ -58,9 +58,10 @@ def test_each_fault_that_is_named_as_caught_is_red_when_it_is_there():
         assert red.margin is None, "what failed is no noise of a correct stack"
 
 
-def test_a_bound_that_hides_a_fault_is_untestable_and_says_which(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logprobs, "BOUND", 2 * CONSTANT)
-    found = run(of_reference(), Evidence(traces.trace(call(RIGHT)), REFERENCE))
+def test_a_bound_that_hides_a_fault_is_untestable_and_says_which():
+    noisy = FakeReference()
+    noisy.set(NoiseRequest(), msgspec.structs.replace(traces.NOISE, largest=CONSTANT))
+    found = run(of_reference(), Evidence(traces.trace(call(RIGHT)), noisy))
     assert found is not None
     assert (found.status, found.blame) == ("untestable", Blame.HARNESS)
     assert found.reason == f"the bound hides a seeded fault: each off by {CONSTANT:g}"
@@ -100,9 +101,9 @@ def scores(*pairs: tuple[int, float]) -> list[Score]:
 
 def test_a_near_tie_shows_what_was_let_pass_and_the_closest_decision():
     evidence = Evidence(traces.trace(), REFERENCE)
-    found = ties.margin(evidence, scores((0, 2.0), (1, 5e-5), (0, 3e-5), (0, 0.02)), 1e-4)
+    found = ties.margin(evidence, scores((0, 2.0), (1, 5e-5), (0, 3e-5), (0, 0.02)))
     assert (found.measured, found.bound, list(found.faults.values())) == (5e-5, 1e-4, [0.02])
-    assert ties.margin(evidence, scores((0, 2e-5)), 1e-4).weakest is None
+    assert ties.margin(evidence, scores((0, 2e-5))).weakest is None
 
 
 def test_greedy_is_untestable_where_every_token_was_a_near_tie_and_red_at_the_closest_decision():

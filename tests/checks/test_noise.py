@@ -28,16 +28,16 @@ def reference() -> FakeReference:
 
 
 @pytest.mark.parametrize(
-    ("behind", "model", "status"),
-    [(0.3, BFLOAT16, "pass"), (0.3, None, "fail"), (0.5, BFLOAT16, "fail")],
+    ("behind", "noise", "status"),
+    [(0.3, NOISE, "pass"), (0.3, traces.NOISE, "fail"), (0.5, NOISE, "fail")],
     ids=["noise explains it", "float32 has no such noise", "further than the noise"],
 )
-def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, behind, model, status):
+def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, behind, noise, status):
+    reference.set(NoiseRequest(), noise)
     one = generate([[3, 4]], [[20, 21]], params=GREEDY)
     score = Score(logprobs=[-1, -1], ranks=[2, 0], margins=[0.1, 3.0], behind=(behind, 0.0))
     reference.set(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, 21]), score)
-    changes = {} if model is None else {"model": model}
-    assert judge(greedy(), one, reference=reference, **changes).status == status
+    assert judge(greedy(), one, reference=reference).status == status
 
 
 def test_noise_that_was_never_measured_judges_nothing():
@@ -47,7 +47,6 @@ def test_noise_that_was_never_measured_judges_nothing():
     assert evidence.noise_question == NoiseRequest()
     with pytest.raises(UnansweredQuery):
         _ = evidence.noise
-    assert Evidence(traces.trace(), silent).noise == Noise()
 
 
 @pytest.mark.parametrize(("off", "status"), [(0.1, "pass"), (0.5, "fail")])

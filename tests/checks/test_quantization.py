@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from harness.checks.logprobs import BOUND, of_reference
+from harness.checks.logprobs import of_reference
 from harness.checks.quantization import quantization_effect
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
@@ -13,6 +13,7 @@ from harness.checks.weights import EVERY_PARAMETER
 from harness.reference import ExpectedDigests, ExpectedDigestsRequest, Score, ScoreRequest
 from harness.topology import Topology
 from tests.checks.scene import SERVERS, Scene
+from tests.traces import NOISE
 
 PROMPTS = [[10, 11], [20, 21]]
 INT8 = Topology(quantization="int8")
@@ -87,7 +88,7 @@ def test_a_few_roundings_that_part_are_no_fault():
     found = parted(0.03, 0.01).judge(of_reference(), topology=INT8)
     assert (found.status, found.margin.measured) == ("pass", 0.0)
     assert found.numbers["max_abs_error"] == pytest.approx(0.03)
-    assert found.numbers["bound_where_roundings_part"] == pytest.approx(BOUND + 2 * ROUNDING)
+    assert found.numbers["bound_where_roundings_part"] == pytest.approx(NOISE.near + 2 * ROUNDING)
 
 
 @pytest.mark.parametrize("moves", [(0.05,), (0.01,) * 16], ids=["further than any rounding", "all a little"])

@@ -8,6 +8,7 @@ import pytest
 
 from harness.checks import logprobs, tokens
 from harness.reference import Score, ScoreRequest
+from tests import traces
 from tests.traces import FakeReference, error, generate, judge, sample
 
 REFERENCE = FakeReference()
@@ -36,7 +37,7 @@ def test_a_correct_recording_passes_every_check():
     checks = (tokens.greedy(), logprobs.are_numbers(), logprobs.of_reference())
     findings = [judge(c, greedy(), reference=REFERENCE) for c in checks]
     assert [(f.status, f.facts) for f in findings] == [("pass", 18)] * 3
-    assert findings[2].numbers == {"max_abs_error": 0.0, "bound": logprobs.BOUND}
+    assert findings[2].numbers == {"max_abs_error": 0.0, "bound": traces.NOISE.near}
 
 
 @pytest.mark.parametrize(
