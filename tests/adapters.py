@@ -125,6 +125,9 @@ class Oracle(Toy):
     async def next(self, request):
         return self.reference.next(request)
 
+    async def noise(self, request):
+        return self.reference.noise(request)
+
     async def expected_digests(self, _request):
         return ExpectedDigests(digests=DIGESTS)
 
