@@ -117,6 +117,21 @@ def run(
             help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs",
+            help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
+        ),
+    ] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
+            "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
+        ),
+    ] = False,
     colocate: Annotated[
         bool,
         typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
@@ -207,6 +222,8 @@ def run(
         "scenarios",
         *_arguments(options),
         *["--no-twin"] * no_twin,
+        *["--cuda-graphs"] * cuda_graphs,
+        *["--batch-invariant"] * batch_invariant,
         *["--colocate"] * colocate,
         *["-v"] * verbose,
         *(pytest_arguments or ()),
@@ -371,10 +388,20 @@ def setup(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all that have an environment.")
     ] = None,
+    *,
     engine: Engine = EngineChoice.AUTO,
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
+    download: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KIT", help="Make nothing: put all packages into this folder, for a machine without an index."
+        ),
+    ] = None,
+    offline: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="Take all packages from this folder; use no network.")
+    ] = None,
 ) -> None:
     """Make and check the environments of targets, ahead of the first run.
 
@@ -385,9 +412,14 @@ def setup(
       parity setup skyrl-0.2.0:http --recreate
     The model of `parity run --model smollm2` as well:
       parity setup --model smollm2
+    For a GPU machine without a package index, on a machine that has one and the same platform:
+      parity setup --download kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
+    There, with the kit and this project copied:
+      pip install --no-index --find-links kit -e '.[test]'
+      parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     """
-    from harness import models
-    from harness.environments import detect_engine, ensure
+    from harness import environments, models
+    from harness.environments import detect_engine
     from harness.progress import console_progress
     from harness.targets import known, registry
 
@@ -397,13 +429,25 @@ def setup(
             f"{', '.join(local)} has no environment to make",
             next_step="a local target takes your interpreter in `parity run`, a miniature needs none",
         )
+    if download is not None and (offline is not None or recreate):
+        raise UsageError("--download makes no environment", next_step="leave --offline and --recreate out")
+    if offline is not None and not offline.is_dir():
+        raise UsageError(
+            f"there is no kit {offline}", next_step="make it with `parity setup --download KIT`, and copy it here"
+        )
     on = _fixed(engine) or detect_engine()
-    for environment in dict.fromkeys(target.environment for target in chosen if target.environment):
-        made = ensure(environment, on, root=ROOT, python=python, recreate=recreate)
+    wanted = list(dict.fromkeys(target.environment for target in chosen if target.environment))
+    if download is not None:
+        locks = [environments.requirement_file(environment, on) for environment in wanted]
+        environments.download([*locks, *models.packages(model)], download, python=python)
+        typer.echo(f"{on}: {download}")
+        return
+    for environment in wanted:
+        made = environments.ensure(environment, on, root=ROOT, python=python, recreate=recreate, kit=offline)
         typer.echo(f"{environment}-{on}: {made}")
     if model is not None:
-        by = ensure(str(known("reference").environment), on, root=ROOT, python=python)
-        typer.echo(f"{model}: {models.checkpoint(model, by, console_progress())}")
+        by = environments.ensure(str(known("reference").environment), on, root=ROOT, python=python, kit=offline)
+        typer.echo(f"{model}: {models.checkpoint(model, by, console_progress(), offline)}")
 
 
 @app.command()

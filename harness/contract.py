@@ -28,6 +28,10 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 """As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
 
 
+START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
+"""Engine → how long the parts of a stack may take to come up. On CUDA they load weights, compile and capture graphs."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all requests and results."""
 
@@ -430,6 +434,10 @@ class StartRequest(Message, frozen=True, kw_only=True):
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
     dtype: Dtype = "float32"
+    cuda_graphs: bool = False
+    """True if engines compile the model and replay CUDA graphs. Otherwise they are eager."""
+    batch_invariant: bool = False
+    """True if engines compute each row the same, whatever else is in its batch."""
     max_model_len: int = 512
     seed: int = 0
     scratch: str
@@ -443,6 +451,11 @@ class StartRequest(Message, frozen=True, kw_only=True):
     """GPUs of the workers and of the trainer; None on a CPU."""
     policies: str = ""
     """Folder of the run in which trained policy versions are kept, for trainer and oracle alike."""
+
+    @property
+    def deadline_s(self) -> float:
+        """After so many seconds the adapter gives up and says what is not up."""
+        return START_DEADLINE_S[self.engine]
 
 
 class ServerDescription(Message, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """One virtual environment per stack release and engine: made once from a hashed requirement file, checked ever after.
 
 An environment is never repaired in place. What does not match its requirement file is refused by name, and
-`parity setup --recreate` makes it anew.
+`parity setup --recreate` makes it anew. A *kit* is a folder with the files of all packages: `download` fills it where there is a
+package index, and `ensure` makes an environment of it where there is none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -21,17 +24,20 @@ import msgspec
 import uv
 
 from harness.errors import EnvironmentBroken, UsageError
-from harness.installed import differences, pins
+from harness.installed import differences, normal, pins
 from harness.interpreters import STACK_PYTHON, find_interpreter
 from harness.progress import Progress, console_progress
 
 Engine = Literal["cpu", "cuda"]
 
-REQUIREMENTS = Path(__file__).resolve().parents[1] / "backends" / "envs"
+PROJECT = Path(__file__).resolve().parents[1]
+REQUIREMENTS = PROJECT / "backends" / "envs"
 NEEDED_BYTES = 9 * 10**9
 """Disk that a stack environment takes while it is made."""
 INSTALL_DEADLINE_S = 3600.0
 STAMP = "parity.json"
+_FILE = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*?)(-.*\.whl|\.tar\.gz|\.zip)$")
+"""A wheel or a source archive, by its file's name."""
 FROM_LOCK = ("--no-progress", "--no-deps", "--require-hashes")
 
 
@@ -86,23 +92,27 @@ def ensure(
     progress: Progress | None = None,
     python: Path | None = None,
     recreate: bool = False,
+    kit: Path | None = None,
     requirements: Path = REQUIREMENTS,
     needed_bytes: int = NEEDED_BYTES,
 ) -> Path:
     """The environment's python, made if it is not there (about 35 s on two cores, minutes when it must download).
 
-    `root` is the project's folder, `python` the interpreter to make it with. Two runs at once do not collide: the
+    `root` is the project's folder, `python` the interpreter to make it with, `kit` the folder to take packages from in place of
+    an index. Two runs at once do not collide: the
     second waits for the first. Raises EnvironmentBroken, with what differs or the end of uv's output.
     """
     show = console_progress() if progress is None else progress
     locked = requirement_file(name, engine, folder=requirements)
     home = location(name, engine, root=root, requirements=requirements)
     with _alone(home, show):
-        if home.exists() and (recreate or not (home / STAMP).is_file()):
-            with show(f"environment {name}-{engine}: removing {'it' if recreate else 'what a broken-off run left'}"):
+        what, makes = f"environment {name}-{engine}", recreate or not (home / STAMP).is_file()
+        source = _source(kit, locked, what) if makes else []
+        if makes and home.exists():
+            with show(f"{what}: removing {'it' if recreate else 'what a broken-off run left'}"):
                 shutil.rmtree(home)
         if not home.exists():
-            _make(home, locked, f"environment {name}-{engine}", show, python=python, needed_bytes=needed_bytes)
+            _make(home, locked, what, show, python=python, source=source, needed_bytes=needed_bytes)
         check(home, locked)
     return home / "bin" / "python"
 
@@ -139,15 +149,58 @@ def problems(home: Path, locked: Path) -> list[str]:
     return found + differences(home, pins(locked))
 
 
-def unpack(locked: Path, folder: Path, python: Path, what: str) -> None:
+def unpack(locked: Path, folder: Path, python: Path, what: str, kit: Path | None = None) -> None:
     """Install the packages of a requirement file into `folder`, for the files that they hold. `what` names the step in errors.
 
     Raises EnvironmentBroken, with the end of uv's output.
     """
-    _uv(["pip", "install", "--python", str(python), "--target", str(folder), *FROM_LOCK, "-r", str(locked)], what)
+    into = ["--python", str(python), "--target", str(folder)]
+    _uv(["pip", "install", *into, *FROM_LOCK, *_source(kit, locked, what), "-r", str(locked)], what)
 
 
-def _make(home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, needed_bytes: int) -> None:
+def download(locks: Sequence[Path], kit: Path, *, progress: Progress | None = None, python: Path | None = None) -> None:
+    """Fill `kit` with the packages of requirement files and those of the driver, as files for this platform. pip does it: uv has
+    no download. Files that are there already are kept.
+
+    The kit fits the machines that have this platform, a Python like `python` for the stacks, and one like the driver's for the
+    driver. Raises EnvironmentBroken, with the end of pip's output.
+    """
+    show = console_progress() if progress is None else progress
+    interpreter = find_interpreter(chosen=python)
+    for locked in locks:
+        with show(f"kit {kit}: fetching the {len(pins(locked))} packages of {locked.name}"):
+            options = ["--no-deps", "--require-hashes", "-r", str(locked)]
+            _pip(["--python", str(interpreter), "download", "--dest", str(kit), *options], f"kit {kit}")
+    with show(f"kit {kit}: fetching the driver's own packages"):
+        _pip(["download", "--dest", str(kit), *_of_driver()], f"kit {kit}")
+
+
+def _of_driver() -> list[str]:
+    """What it takes to install this project with its tests."""
+    described = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    project = described["project"]
+    return [*described["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["test"]]
+
+
+def _source(kit: Path | None, locked: Path, what: str) -> list[str]:
+    """uv's options for where packages come from: its index, or a kit. Raises EnvironmentBroken naming what the kit lacks."""
+    if kit is None:
+        return []
+    held = {(normal(found["name"]), found["version"]) for file in kit.iterdir() if (found := _FILE.match(file.name))}
+    if lacking := sorted(f"{name} {version}" for name, version in set(pins(locked).items()) - held):
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        raise EnvironmentBroken(
+            f"{what}: the kit {kit} lacks {', '.join(lacking[:5])}{more} of {locked.name}",
+            next_step="fill it where there is a package index, with this version of the project and the same targets and engine: "
+            "`parity setup --download KIT --engine cpu|cuda [TARGET]...`",
+        )
+    return ["--no-index", "--find-links", str(kit)]
+
+
+def _make(
+    home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, source: list[str], needed_bytes: int
+) -> None:
+    """`source`: as `_source` has it."""
     free = shutil.disk_usage(home.parent).free
     if free < needed_bytes:
         raise EnvironmentBroken(
@@ -156,7 +209,7 @@ def _make(home: Path, locked: Path, what: str, show: Progress, *, python: Path |
             "project on another disk",
         )
     with show(f"{what}: looking for Python {STACK_PYTHON}"):
-        interpreter = find_interpreter(chosen=python)
+        interpreter = find_interpreter(chosen=python, fetch=not source)
     with show(f"{what}: creating it with {interpreter}"):
         _uv(["venv", "--python", str(interpreter), "--no-project", str(home)], what)
     count = len(pins(locked))
@@ -164,7 +217,7 @@ def _make(home: Path, locked: Path, what: str, show: Progress, *, python: Path |
         _uv(
             [
                 *("pip", "install", "--python", str(home / "bin" / "python"), "--strict"),
-                *(*FROM_LOCK, "-r", str(locked), "--build-constraints", str(locked)),
+                *(*FROM_LOCK, *source, "-r", str(locked), "--build-constraints", str(locked)),
             ],
             what,
         )
@@ -197,8 +250,15 @@ def _alone(home: Path, show: Progress) -> Iterator[None]:
 
 
 def _uv(arguments: list[str], what: str) -> None:
+    _run("uv", [uv.find_uv_bin(), *arguments], what)
+
+
+def _pip(arguments: list[str], what: str) -> None:
+    _run("pip", [sys.executable, "-m", "pip", *arguments], what)
+
+
+def _run(tool: str, command: list[str], what: str) -> None:
     variables = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")}
-    command = [uv.find_uv_bin(), *arguments]
     try:
         said = subprocess.run(
             command,
@@ -211,11 +271,11 @@ def _uv(arguments: list[str], what: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentBroken(
-            f"{what}: uv {arguments[0]} was not done after {INSTALL_DEADLINE_S:.0f} s",
-            next_step="look at the network and the disk, then try again: what was downloaded is kept in uv's cache",
+            f"{what}: {tool} was not done after {INSTALL_DEADLINE_S:.0f} s",
+            next_step=f"look at the network and the disk, then try again: what was downloaded is kept in {tool}'s cache",
         ) from None
     if said.returncode != 0:
-        raise failure(what, said.stdout)
+        raise failure(what, said.stdout, tool)
 
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
@@ -234,26 +294,35 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         r"error sending request|dns error|failed to lookup address|connection (refused|reset)|timed out|"
         r"network is unreachable|failed to (fetch|download)|tls|certificate",
         "the package index could not be reached",
-        "check the network and proxy; uv reads its index from UV_DEFAULT_INDEX and UV_INDEX, not from pip's settings",
+        "check the network and proxy; uv reads its index from UV_DEFAULT_INDEX and UV_INDEX, not from pip's settings; pip, which "
+        "fills kits, reads its own. On a machine without an index: `parity setup --offline KIT`",
     ),
     (
-        r"no solution found|not found in the (package )?registry|no version of",
+        r"no wheels with a matching",
+        "the files of a package are for another Python or platform",
+        "fill the kit on a machine of this platform, with `parity setup --download KIT --python PATH` for this version of Python",
+    ),
+    (
+        r"no solution found|no matching distribution|not found in the (package )?registry|no version of",
         "the package index does not have a package of the requirement file",
         "point uv at an index that has it (UV_DEFAULT_INDEX, UV_INDEX), or compile the file anew with `tox -e lock`",
     ),
 )
 
 
-def failure(what: str, output: str) -> EnvironmentBroken:
-    """The named error for what uv said, with the end of it. Credentials in addresses are left out."""
-    cause, next_step = "uv failed", "look at the end of its output above; `parity doctor` says what this machine lacks"
+def failure(what: str, output: str, tool: str = "uv") -> EnvironmentBroken:
+    """The named error for what uv or pip said, with the end of it. Credentials in addresses are left out."""
+    cause, next_step = (
+        f"{tool} failed",
+        "look at the end of its output above; `parity doctor` says what this machine lacks",
+    )
     for pattern, named, advice in _CAUSES:
         if re.search(pattern, output, re.IGNORECASE):
             cause, next_step = named, advice
             break
     tail = "\n".join(f"  | {line}" for line in output.strip().splitlines()[-15:])
     tail = re.sub(r"//[^/@\s]+@", "//…@", tail)
-    return EnvironmentBroken(f"{what}: {cause}. The end of uv's output:\n{tail}", next_step=next_step)
+    return EnvironmentBroken(f"{what}: {cause}. The end of {tool}'s output:\n{tail}", next_step=next_step)
 
 
 def _sha256(path: Path) -> str:

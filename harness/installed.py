@@ -39,32 +39,49 @@ def differences(home: Path, wanted: dict[str, str]) -> list[str]:
     found = [f"{name} {wanted[name]} is missing" for name in sorted(wanted.keys() - there.keys())]
     extra = there.keys() - wanted.keys() - {made for by, made in SELF_MADE.items() if by in wanted}
     found += [f"{name} {version_in(there[name])} is not in the file" for name in sorted(extra)]
+    recorded: dict[str, dict[str, int | None]] = {}
     for name in sorted(wanted.keys() & there.keys()):
         version = version_in(there[name])
         if version != wanted[name]:
             found.append(f"{name} is {version}, not {wanted[name]}")
         else:
-            found += _changed_files(name, there[name])
-    return found
+            recorded[name] = _recorded(there[name])
+    sizes: dict[str, set[int | None]] = {}
+    for files in recorded.values():
+        for path, size in files.items():
+            sizes.setdefault(path, set()).add(size)
+    return found + [
+        change for name, files in recorded.items() for change in _changed_files(name, there[name].parent, files, sizes)
+    ]
 
 
-def _changed_files(name: str, info: Path) -> list[str]:
-    """Files of a distribution's RECORD that are gone or have another size. At most two a distribution."""
-    found: list[str] = []
+def _recorded(info: Path) -> dict[str, int | None]:
+    """File → size, as the RECORD of a distribution states them. None where it states no size; nothing without a RECORD."""
     record = info / "RECORD"
     if not record.is_file():
-        return [f"{name} has lost its RECORD"]
+        return {}
     with record.open(newline="") as lines:
-        for path, _, size in csv.reader(lines):
-            try:
-                actual = (info.parent / path).stat().st_size
-            except FileNotFoundError:
-                found.append(f"{name} has lost {path}")
-            else:
-                if size and actual != int(size):
-                    found.append(f"{name} has a changed {path}")
-            if len(found) == 2:
-                break
+        return {path: int(size) if size else None for path, _, size in csv.reader(lines)}
+
+
+def _changed_files(name: str, site: Path, files: dict[str, int | None], sizes: dict[str, set[int | None]]) -> list[str]:
+    """Files of a distribution that are gone or have another size. At most two a distribution.
+
+    `sizes`: what all distributions state of each file. Some bring a file of the same name, and the last one installed stays.
+    """
+    if not files:
+        return [f"{name} has lost its RECORD"]
+    found: list[str] = []
+    for path in files:
+        try:
+            actual = (site / path).stat().st_size
+        except FileNotFoundError:
+            found.append(f"{name} has lost {path}")
+        else:
+            if not {actual, None} & sizes[path]:
+                found.append(f"{name} has a changed {path}")
+        if len(found) == 2:
+            break
     return found
 
 

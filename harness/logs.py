@@ -1,9 +1,10 @@
-"""Streams the logs of a run's stacks while they are written: what `-v` shows."""
+"""Reads the logs of a run's stacks while they are written: what `-v` shows, and what a stack does while it starts."""
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 POLL_S = 0.1
@@ -38,3 +39,28 @@ class LogStream:
                         break
                     self._offsets[path] = self._offsets.get(path, 0) + len(line)
                     self._write(f"  {path.parent.name}/{path.name}: {line.decode(errors='replace').rstrip()}")
+
+
+class LatestStage:
+    """What a stack does, by the latest line of its logs that one of `stages` matches: pattern → words (`Target.start_stages`)."""
+
+    def __init__(self, folder: Path, stages: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._stages = {re.compile(pattern): words for pattern, words in stages.items()}
+        self._offsets: dict[Path, int] = {}
+        self._latest = ""
+
+    def __call__(self) -> str:
+        """Read what is new. "" as long as nothing has matched."""
+        for path in sorted(self._folder.rglob("*.log")):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                whole, end, _ = file.read().replace(b"\r", b"\n").rpartition(b"\n")  # progress bars end in \r
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole) + len(end)
+            for line in whole.decode(errors="replace").splitlines():
+                self._latest = self._of(line) or self._latest
+        return self._latest
+
+    def _of(self, line: str) -> str:
+        found = ((pattern.search(line), words) for pattern, words in self._stages.items())
+        return next((match.expand(words) for match, words in found if match), "")

@@ -123,6 +123,8 @@ def _identity_of_stack(header: Header) -> Iterator[tuple[str, Any]]:
     yield f"the capabilities of {target} in {topology.name}", header.capabilities
     yield f"the shape of {topology.name}", msgspec.structs.replace(topology, about="")
     model = {"sha256": header.model_sha256, "dtype": header.model.get("dtype"), "seed": header.seed}
+    modes = {"CUDA graphs": header.cuda_graphs, "batch-invariant": header.batch_invariant}
+    yield f"how the engines of {target} compute", modes
     yield f"the model of {target}" + (f" for {topology.model}" if topology.model else ""), model
 
 

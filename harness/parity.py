@@ -202,13 +202,19 @@ def _facets(
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
     verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
-    header = candidate.evidence.header
-    exact = header.topology.quantization is None and header.model["dtype"] == "float32"
-    verdicts.extend(_logprobs(about, found, floor, exact=exact))
+    verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
+
+
+def _exact(baseline: Evidence, candidate: Evidence) -> bool:
+    """True if right engines on both sides give the same numbers. Compiled kernels round differently from eager ones."""
+    same_kernels = baseline.header.cuda_graphs == candidate.header.cuda_graphs
+    return (
+        candidate.header.topology.quantization is None and baseline.repeatable and candidate.repeatable and same_kernels
+    )
 
 
 def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
@@ -304,7 +310,7 @@ def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
 
 
 def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exact: bool) -> list[Verdict]:
-    """`exact`: float32, not quantized. Elsewhere the noise of single numbers hides small faults: a difference beyond the bound is
+    """`exact`: as `_exact` says. Elsewhere the noise of single numbers hides small faults: a difference beyond the bound is
     left open, and the reference has judged both sides."""
     numbers = found.logprobs
     if not numbers.facts:

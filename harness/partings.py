@@ -15,7 +15,7 @@ from harness.checks.sampling import draws_repeat
 from harness.checks.tokens import is_greedy
 from harness.facets import deterministic
 from harness.noise import common_prefix
-from harness.recording import Call
+from harness.recording import Call, Header
 from harness.reference import UnansweredQuery
 
 _METHODS = ("generate", "sample", "completion", "chat_completion")
@@ -39,7 +39,10 @@ def explains(parted: Parted, call: Call, place: str) -> bool:
 
 
 def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[Call, Call]]) -> Parted:
-    """The rows of paired calls that part where rounding decides. One that the reference was not asked about is none of them."""
+    """The rows of paired calls that part where rounding decides. One that the reference was not asked about is none of them. Two
+    stacks of batch-invariant engines round alike."""
+    if _round_alike(baseline.header, candidate.header):
+        return {}
     found: dict[int, set[int]] = {}
     drawn: list[tuple[Answer, Answer]] = []
     for left, right in ((left, right) for left, right in pairs if left.method in _METHODS):
@@ -55,6 +58,10 @@ def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[C
                 if one.tokens != other.tokens:
                     found.setdefault(one.call.id, set()).add(one.index)
     return {call: frozenset(rows) for call, rows in found.items()}
+
+
+def _round_alike(one: Header, other: Header) -> bool:
+    return one.batch_invariant and other.batch_invariant and one.cuda_graphs == other.cuda_graphs
 
 
 def _rows(baseline: Evidence, candidate: Evidence, left: Call, right: Call) -> list[tuple[Answer, Answer]]:

@@ -25,7 +25,7 @@ from harness.errors import HarnessError, UsageError
 from harness.ledger import Ledger
 from harness.logs import LogStream
 from harness.outlook import Start
-from harness.progress import console_progress
+from harness.progress import Say, console_progress
 from harness.run import judge_run
 from harness.scenario import Scenario, declaration
 from harness.session import Options, Seat, Session
@@ -97,6 +97,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--dtype", choices=("auto", *get_args(Dtype)),
         help="in which engines compute (default: float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)",
     )  # fmt: skip
+    add(
+        "--cuda-graphs",
+        action="store_true",
+        help="compile the model and replay CUDA graphs, on --engine cuda (default: eager)",
+    )
+    add(
+        "--batch-invariant",
+        action="store_true",
+        help="same answer whatever else is in the batch, on --engine cuda: equal calls must give equal tokens",
+    )
     add(
         "--colocate",
         action="store_true",
@@ -238,6 +248,9 @@ class Parity:
             raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
+        for name in ("--cuda-graphs", "--batch-invariant"):
+            if option(name) and self._options().engine == "cpu":
+                raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
         if option("--model") not in (None, *models.NAMED):
             models.check_model(Path(option("--model")))
         self._known = ledger.load(option("--ledger"))
@@ -257,6 +270,8 @@ class Parity:
             target_python=interpreters(option("--target-python")),
             reference_python=option("--reference-python"),
             dtype=option("--dtype"),
+            cuda_graphs=option("--cuda-graphs"),
+            batch_invariant=option("--batch-invariant"),
             repeat=option("--repeat"),
             twin=not option("--no-twin"),
             base_port=option("--base-port"),
@@ -282,12 +297,12 @@ class Parity:
             yield
 
     @contextmanager
-    def _progress(self, message: str) -> Iterator[None]:
+    def _progress(self, message: str) -> Iterator[Say]:
         with self._uncaptured():
             sys.stderr.write("\n")
-            step: AbstractContextManager[None] = console_progress()(message)
-            with step:
-                yield
+            step: AbstractContextManager[Say] = console_progress()(message)
+            with step as say:
+                yield say
 
     def _write(self, line: str) -> None:
         with self._uncaptured():

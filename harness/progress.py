@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
-Progress = Callable[[str], AbstractContextManager[None]]
-"""``with progress("environment x: installing 210 packages"): …`` shows the step while the block runs."""
+Say = Callable[[str], None]
+"""Shows how far the current step is, in a few words; "" if that is not known."""
+Progress = Callable[[str], AbstractContextManager[Say]]
+"""``with progress("environment x: installing 210 packages") as say: …`` shows the step while the block runs."""
 
 
 @contextmanager
-def silent(_message: str) -> Iterator[None]:
+def silent(_message: str) -> Iterator[Say]:
     """No progress: for steps that take no time."""
-    yield
+    yield lambda _: None
 
 
 def console_progress(stream: TextIO | None = None) -> Progress:
@@ -26,11 +28,16 @@ def console_progress(stream: TextIO | None = None) -> Progress:
 
 def _lines(out: TextIO) -> Progress:
     @contextmanager
-    def step(message: str) -> Iterator[None]:
+    def step(message: str) -> Iterator[Say]:
         out.write(f"{message} …\n")
         out.flush()
         began = time.monotonic()
-        yield
+
+        def say(words: str) -> None:
+            out.write(f"{message}: {time.monotonic() - began:.0f} s{words and f', {words}'}\n")
+            out.flush()
+
+        yield say
         out.write(f"{message}: done in {time.monotonic() - began:.0f} s\n")
         out.flush()
 
@@ -43,11 +50,11 @@ def _spinner(out: TextIO) -> Progress:
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     @contextmanager
-    def step(message: str) -> Iterator[None]:
+    def step(message: str) -> Iterator[Say]:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Bar(*columns, console=Console(file=out), transient=True) as bar:
-            bar.add_task(message, total=None)
-            yield
+            task = bar.add_task(message, total=None)
+            yield lambda words: bar.update(task, description=f"{message}{words and f': {words}'}")
 
     return step
 

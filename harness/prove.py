@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -43,7 +43,7 @@ from harness.kill_matrix import (
     together,
 )
 from harness.pace import Timings
-from harness.progress import Progress
+from harness.progress import Progress, silent
 from harness.recording import ScenarioTrace
 from harness.run_folder import RunFolder, stem
 from harness.scenario import Scenario
@@ -302,10 +302,6 @@ def _slim(verdict: Verdict) -> Verdict:
     )
 
 
-def _quiet(_message: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 _KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
 """Model → what its oracle has answered in this process: the answers do not depend on the stack that is asked about."""
 
@@ -333,7 +329,7 @@ def _uncollected() -> Iterator[None]:
 def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
     """A job's laps as one, in a session of its own."""
     try:
-        session = begin(job.options, _quiet)
+        session = begin(job.options, silent)
         try:
             with _uncollected():
                 laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]

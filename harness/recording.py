@@ -42,6 +42,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     """Commit of the harness's checkout, or of the local stack under test; None outside a checkout."""
     model: dict[str, str]
     """"name", "sha256" of the checkpoint, "dtype"."""
+    cuda_graphs: bool = False
+    batch_invariant: bool = False
+    """Both as in `StartRequest`. Engines of older recordings were eager and not batch-invariant."""
     vocabulary: Vocabulary = TINY
     """Recordings from before this field are of tiny models."""
     hardware: dict[str, str]

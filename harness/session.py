@@ -73,6 +73,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter of the oracle, on a machine where its environment cannot be made."""
     dtype: Dtype | Literal["auto"] | None = None
     """In which engines compute. "auto": as the checkpoint says; None: float32 on CPU, bfloat16 on CUDA."""
+    cuda_graphs: bool = False
+    batch_invariant: bool = False
+    """Both as in `StartRequest`, and on CUDA only."""
     repeat: int = 1
     twin: bool = True
     base_port: int | None = None
@@ -376,6 +379,8 @@ class Session:
             engine=self.options.engine,
             model_path=str(self._model(seat.topology).path),
             dtype=self._dtype(self._model(seat.topology)),
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
             devices=assigned,
             seed=SEED,
             scratch=str(host.scratch),
@@ -384,7 +389,8 @@ class Session:
             fault_taps=self.options.fault_taps,
             policies=str(self.folder.policies),
         )
-        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256])
+        stages = self._target(seat.target).start_stages
+        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
         try:
             with self.timed("start"):
                 self._runner.run(stack.start(self._progress if not self._inline else silent))
@@ -464,6 +470,8 @@ class Session:
             commit=_commit(),
             vocabulary=self._vocabularies[model.sha256],
             model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
             hardware=hardware(),
             seed=SEED,
             servers=[server.name for server in description.servers],

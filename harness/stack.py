@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -88,7 +88,8 @@ from harness.errors import (
     StartFailed,
 )
 from harness.host import CALLS, ErrorReply
-from harness.progress import Progress
+from harness.logs import LatestStage
+from harness.progress import Progress, Say
 from harness.recording import (
     Call,
     CallError,
@@ -103,7 +104,10 @@ from harness.recording import (
 from harness.supervisor import Farewell, Job
 from harness.topology import Topology
 
-START_DEADLINE_S = 420.0
+START_GRACE_S = 30.0
+"""How much longer than the adapter the driver waits for a start: the adapter says which part is not up."""
+TELL_EVERY_S = 20.0
+"""How often a start that lasts says what the stack is doing."""
 JOIN_DEADLINE_S = 90.0
 SOCKET_DEADLINE_S = 60.0
 TEARDOWN_DEADLINE_S = 20.0
@@ -373,8 +377,16 @@ class Stack:
     Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
     """
 
-    def __init__(self, host: HostHandle, request: StartRequest, vocabulary: Vocabulary = TINY) -> None:
+    def __init__(
+        self,
+        host: HostHandle,
+        request: StartRequest,
+        vocabulary: Vocabulary = TINY,
+        stages: Mapping[str, str] | None = None,
+    ) -> None:
+        """`stages`: as of `Target.start_stages`."""
         self._host = host
+        self._stages = stages or {}
         self._request = request
         self.vocabulary = vocabulary
         """What the model's tokens are."""
@@ -413,12 +425,30 @@ class Stack:
         with progress(f"{self._request.target}: starting its host"):
             await self._host.launch()
         what = f"{self._request.topology.name} ({self._request.start}, {self._request.engine})"
-        with progress(f"{self._request.target}: starting {what}"):
-            self.description = await self._host.call("start", self._request, START_DEADLINE_S)
+        deadline_s = self._request.deadline_s + START_GRACE_S
+        with progress(f"{self._request.target}: starting {what}") as say:
+            async with self._telling(say):
+                self.description = await self._host.call("start", self._request, deadline_s)
         if Capability.WEIGHT_SYNC in self.capabilities:
             with progress(f"{self._request.target}: joining trainer and workers for weight sync"):
                 await self._host.call("prepare_weight_sync", Empty(), JOIN_DEADLINE_S)
         return self.description
+
+    @contextlib.asynccontextmanager
+    async def _telling(self, say: Say) -> AsyncIterator[None]:
+        """While the block runs, say every `TELL_EVERY_S` what the stack's logs tell of its start."""
+        stage = LatestStage(Path(self._request.logs), self._stages)
+
+        async def tell() -> None:
+            while self._stages:
+                await asyncio.sleep(TELL_EVERY_S)
+                say(stage())
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
 
     async def close(self) -> Farewell | None:
         return await self._host.close()

@@ -47,6 +47,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The target that is asked as the oracle."""
     faults: str | None = None
     """ "module:NAME" of the seeded faults that it can be broken with."""
+    stages: str | None = None
+    """ "module:NAME" of what its log says while it starts: pattern of a line → words for the progress line."""
 
     @property
     def local(self) -> bool:
@@ -59,8 +61,18 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"no faults are seeded for {self.name!r}", next_step="`parity targets` says which have some"
             )
-        module, _, attribute = self.faults.partition(":")
-        return by_id(getattr(importlib.import_module(module), attribute))
+        return by_id(_named(self.faults))
+
+    @property
+    def start_stages(self) -> Mapping[str, str]:
+        """What `stages` names; nothing for a target whose start tells nothing."""
+        return {} if self.stages is None else _named(self.stages)
+
+
+def _named(name: str) -> Any:
+    """What stands under "module:NAME"."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -201,6 +202,16 @@ class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[Gap]
 
 
+def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
+    """What a recording's header says of its engines' arithmetic, in words. Only GPUs have CUDA graphs."""
+    if "dtype" in header.get("model", {}):
+        yield header["model"]["dtype"]
+    if header.get("engine") == "cuda":
+        yield "CUDA graphs" if header.get("cuda_graphs") else "eager"
+    if header.get("batch_invariant"):
+        yield "batch-invariant"
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was run: enough to reproduce it and to say what the verdicts rest on."""
 
@@ -231,9 +242,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computed(self) -> str:
-        """Engine and dtypes, such as "cuda, bfloat16"; the engine alone where nothing was recorded."""
-        dtypes = sorted({header["model"]["dtype"] for header in self.headers if "dtype" in header.get("model", {})})
-        return ", ".join([self.engine, *dtypes])
+        """How engines computed, such as "cuda, bfloat16, eager". Where they differ, each way names its stacks. The engine alone
+        where nothing was recorded."""
+        stacks: dict[str, dict[str, None]] = {}
+        for header in self.headers:
+            stacks.setdefault(", ".join([self.engine, *_arithmetic(header)]), {})[str(header.get("target"))] = None
+        if len(stacks) < 2:
+            return next(iter(stacks), self.engine)
+        return "; ".join(f"{way} ({', '.join(names)})" for way, names in sorted(stacks.items()))
 
 
 class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):

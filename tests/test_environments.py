@@ -68,7 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(place.wheels))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(environments, "find_interpreter", lambda chosen: Path(sys._base_executable))
+    monkeypatch.setattr(environments, "find_interpreter", lambda chosen, fetch=True: Path(sys._base_executable))
     return place
 
 
@@ -127,6 +127,20 @@ def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place:
     place.ensure()
 
 
+def test_a_file_that_two_packages_bring_is_right_as_either_has_it_and_in_no_other_way(place: Place):
+    """flashinfer-python 0.6.6 and torch-c-dlpack-ext 0.1.5, both in the CUDA environment, bring a build_backend.py each."""
+    fig = wheel(place.wheels, "fig", shared="of the fig\n")
+    date = wheel(place.wheels, "date", shared="of the date, longer\n")
+    place.lock(requirement(fig), requirement(date))
+    place.ensure()
+    for text in ("of the fig\n", "of the date, longer\n"):
+        _replace(place.site / "shared.py", text)
+        place.ensure()
+    _replace(place.site / "shared.py", "mine\n")
+    with pytest.raises(EnvironmentBroken, match=r"fig has a changed shared\.py"):
+        place.ensure()
+
+
 def test_a_half_made_environment_is_removed_and_made_again(place: Place):
     (place.home / "lib").mkdir(parents=True)
     (place.home / "lib" / "rubble").touch()
@@ -182,6 +196,87 @@ def test_a_package_that_the_index_lacks_is_named(place: Place):
     with pytest.raises(EnvironmentBroken, match="does not have a package") as caught:
         place.ensure()
     assert "pear" in caught.value.message
+
+
+# --- a machine without an index
+
+
+@pytest.fixture
+def kit(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kit of the fruit and of a driver that needs a plum; after that, no index and no other folder with packages."""
+    wheel(place.wheels, "plum")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(place.wheels))
+    monkeypatch.setattr(environments, "_of_driver", lambda: ["plum"])
+    kit = tmp_path / "kit"
+    environments.download([place.requirements / "fruit.cpu.txt"], kit, progress=Steps())
+    monkeypatch.delenv("UV_NO_INDEX")
+    monkeypatch.delenv("UV_FIND_LINKS")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    return kit
+
+
+def test_a_kit_holds_the_packages_of_stacks_and_driver_and_makes_an_environment_without_an_index(
+    place: Place, kit: Path
+):
+    assert {path.name.partition("-")[0] for path in kit.iterdir()} == {"apple", "pear", "plum"}
+    python = place.ensure(kit=kit)
+    assert subprocess.check_output([python, "-c", "import apple, pear; print(pear.VERSION)"], text=True) == "1.0\n"
+
+
+def test_every_package_that_a_kit_lacks_is_named_before_anything_is_made(place: Place, kit: Path):
+    (kit / place.pear.name).rename(kit / "pear-0.9-py3-none-any.whl")
+    (kit / place.apple.name).unlink()
+    with pytest.raises(EnvironmentBroken, match=r"lacks apple 1\.0, pear 1\.0 of fruit\.cpu\.txt") as caught:
+        place.ensure(kit=kit)
+    assert "parity setup --download" in caught.value.next_step
+    assert not place.home.exists()
+
+
+def test_a_kit_that_lacks_something_costs_no_environment(place: Place, kit: Path):
+    python = place.ensure(kit=kit)
+    (kit / place.pear.name).unlink()
+    assert place.ensure(kit=kit) == python, "what is made is not made again"
+    with pytest.raises(EnvironmentBroken, match=r"lacks pear 1\.0"):
+        place.ensure(kit=kit, recreate=True)
+    assert place.ensure() == python
+
+
+@pytest.mark.parametrize("tag", ["cp39-cp39-linux_x86_64", "cp312-cp312-macosx_11_0_arm64"])
+def test_a_kit_for_another_python_or_platform_is_named(place: Place, kit: Path, tag: str):
+    (kit / place.pear.name).rename(kit / f"pear-1.0-{tag}.whl")
+    with pytest.raises(EnvironmentBroken, match="are for another Python or platform") as caught:
+        place.ensure(kit=kit)
+    assert tag.split("-")[2 if "macosx" in tag else 1] in caught.value.message
+
+
+def test_a_changed_file_of_a_kit_is_refused(place: Place, kit: Path):
+    shutil.copy(wheel(place.wheels, "pear", "2.0"), kit / place.pear.name)
+    with pytest.raises(EnvironmentBroken, match="does not have the hash"):
+        place.ensure(kit=kit)
+
+
+def test_a_kit_that_cannot_be_filled_says_why(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(EnvironmentBroken, match=r"(?s)does not have a package.*pip's output.*apple"):
+        environments.download([place.requirements / "fruit.cpu.txt"], tmp_path / "kit", progress=Steps())
+
+
+def test_a_kit_is_made_for_the_project_itself_and_its_tests():
+    wanted = environments._of_driver()
+    assert {"setuptools", "pip", "uv", "msgspec", "pytest", "pytest-asyncio"} <= {
+        re.split("[>=]", one)[0] for one in wanted
+    }
+
+
+def test_without_a_network_no_interpreter_is_fetched(place: Place, kit: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        environments, "find_interpreter", lambda chosen, fetch: asked.append(fetch) or Path(sys._base_executable)
+    )
+    place.ensure(kit=kit)
+    assert asked == [False]
 
 
 def test_credentials_of_an_index_are_not_shown():

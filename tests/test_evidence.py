@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.run import compare_recordings, judge_run
@@ -21,8 +22,17 @@ def judged(request) -> Judgement:
 
 def test_the_recordings_say_that_a_gpu_computed_in_bfloat16(judged: Judgement):
     (header,) = judged.run.headers
-    assert judged.run.computed == "cuda, bfloat16"
+    assert judged.run.computed == "cuda, bfloat16, eager"
     assert header["hardware"]["gpus"] == "1 × NVIDIA H100 80GB HBM3"
+
+
+def test_stacks_that_computed_otherwise_are_each_named(judged: Judgement):
+    (header,) = judged.run.headers
+    graphs = header | {"target": "local:other", "cuda_graphs": True, "batch_invariant": True}
+    both = msgspec.structs.replace(judged.run, headers=[header, header, graphs])
+    assert both.computed == (
+        f"cuda, bfloat16, CUDA graphs, batch-invariant (local:other); cuda, bfloat16, eager ({header['target']})"
+    )
 
 
 def test_a_right_stack_is_green_in_bfloat16_up_to_where_its_run_was_cut_off(judged: Judgement):

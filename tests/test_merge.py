@@ -225,6 +225,8 @@ def half(path: Path) -> None:
         ({"engine": "cuda"}, {}, "the engine differs: cpu in .*/a, cuda in"),
         ({}, {"model": HEADER["model"] | {"dtype": "bfloat16"}}, "model of stack:old differs|dtype bfloat16"),
         ({}, {"model": HEADER["model"] | {"sha256": "f" * 64}}, "the model of stack:.* differs: sha256 000.*, sha256 fff"),
+        ({}, {"cuda_graphs": True}, "how the engines of stack:.* compute differs: CUDA graphs False in .*, CUDA graphs True in"),
+        ({}, {"batch_invariant": True}, "how the engines of stack:.* compute differs: batch-invariant False in .*"),
         ({}, {"seed": 7}, "the model of stack:.* differs: seed 0 in .*, seed 7 in"),
         ({}, {"packages": {"vllm": "9", "ray": "2"}}, "the packages of stack:.* differs: vllm 1 in .*, vllm 9 in"),
         ({}, {"packages": {"vllm": "1"}}, "the packages of stack:.* differs: ray 2 in .*, ray None in"),

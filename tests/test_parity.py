@@ -244,6 +244,34 @@ def test_sampled_output_without_a_seed_is_not_compared_and_seeded_is():
     assert not deterministic(answer(params={})), "vLLM samples where no temperature is given"
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "status"),
+    [
+        ({"dtype": "float32"}, {"dtype": "float32"}, Parity.UNTESTABLE),
+        ({}, {}, Parity.OPEN),
+        ({"batch_invariant": True}, {}, Parity.OPEN),
+        ({}, {"batch_invariant": True}, Parity.OPEN),
+        ({"batch_invariant": True}, {"batch_invariant": True}, Parity.UNTESTABLE),
+        ({"batch_invariant": True, "cuda_graphs": True}, {"batch_invariant": True}, Parity.OPEN),
+    ],
+    ids=[
+        "float32",
+        "bfloat16",
+        "the baseline alone",
+        "the candidate alone",
+        "both batch-invariant",
+        "graphs and eager",
+    ],
+)
+def test_numbers_that_differ_need_a_measured_noise_where_both_stacks_are_exact(left, right, status):
+    def made(target: str, off: float, dtype: str = "bfloat16", **about: bool) -> Judged:
+        model = {"name": "tiny", "sha256": "0", "dtype": dtype}
+        return side(traces.trace(answer(logprobs=[-1 - off, -2, -3]), target=target, model=model, **about))
+
+    found = compare(SCENARIO, made("stack:old", 0, **left), made("stack:new", 0.01, **right), None, [])
+    assert {v.check: v.status for v in found}["outputs.logprobs"] == status
+
+
 def scored(tokens: list[int], behind: float) -> None:
     """The reference was asked for these tokens: the last one lies so far behind the most probable one."""
     asked = ScoreRequest(version=0, prompt=[5, 6, 7], tokens=tokens)
@@ -286,6 +314,25 @@ def test_seeded_rows_may_part_as_seldom_as_noise_changes_a_draw(at, dtype, statu
     book.set(NoiseRequest(), msgspec.structs.replace(traces.NOISE, rms=1e-3))
     recorded = [traces.trace(call, target=name, model=model) for call, name in zip(calls, ("old", "new"), strict=True)]
     sides = [Judged(evidence=Evidence(trace, book), verdicts=[verdict("pass")]) for trace in recorded]
+    assert {v.check: v.status for v in compare(SCENARIO, *sides, None, NOISE)}["outputs.tokens"] == status
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "status"),
+    [
+        ({}, {"batch_invariant": True}, Parity.PARITY),
+        ({"batch_invariant": True}, {"batch_invariant": True, "cuda_graphs": True}, Parity.PARITY),
+        ({"batch_invariant": True}, {"batch_invariant": True}, Parity.OPEN),
+    ],
+    ids=["the candidate alone", "graphs and eager", "both"],
+)
+def test_batch_invariant_stacks_part_at_no_near_tie(left, right, status):
+    scored([11, 12], 0.0)
+    scored([11, 13], 0.5 * traces.NOISE.near)
+    sides = [
+        side(traces.trace(answer(tokens), target=target, **about))
+        for tokens, target, about in (([11, 12], "stack:old", left), ([11, 13], "stack:new", right))
+    ]
     assert {v.check: v.status for v in compare(SCENARIO, *sides, None, NOISE)}["outputs.tokens"] == status
 
 

@@ -75,6 +75,7 @@ ADAPTERS = {
     "toy:exits": "Exits",
     "toy:hangs": "Hangs",
     "toy:never": "NeverStarts",
+    "toy:tells": "Tells",
     "reference": "Oracle",
 }
 KNOWN = """
@@ -98,10 +99,12 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
+        'stages = "toy_stages:STAGES"\n'
         for name, adapter in ADAPTERS.items()
     )
     files = {
         "targets.toml": "\n".join(targets),
+        "toy_stages.py": r"STAGES = {r'step (\d)': r'at step \1'}",
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,
         "scenarios/topologies.toml": TOPOLOGIES,
@@ -185,6 +188,8 @@ def test_scenarios_are_marked_with_their_wave(project: pytest.Pytester, expressi
         (["--ledger", "broken.toml"], "broken.toml"),
         (["--ledger", "nowhere.toml"], "nowhere.toml"),
         (["--engines", "0"], "--engines and --repeat count from 1"),
+        (["--cuda-graphs"], "--cuda-graphs needs a GPU, and this run is on --engine cpu"),
+        (["--batch-invariant"], "--batch-invariant needs a GPU, and this run is on --engine cpu"),
     ],
 )
 def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester, arguments: list[str], said: str):
@@ -221,6 +226,18 @@ def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
     assert again.ret == 2
     assert "holds a run already" in again.stdout.str()
     assert "no run is overwritten" in again.stdout.str()
+
+
+def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Pytester):
+    gpus = "harness.environments.list_gpus = lambda: ['GPU 0: made up'] * 3"
+    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.stack\nharness.stack.TELL_EVERY_S = 0.1\n")
+    options = ["--engine=cuda", "--dtype=bfloat16", "--cuda-graphs", "--batch-invariant"]
+    shown = run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
+    shown.stderr.fnmatch_lines(["toy:tells: starting disaggregated (ray, cuda): 0 s, at step 3"])
+    (header,) = report(project)["run"]["headers"]
+    assert header["notes"] == ["bfloat16, cuda_graphs=True, batch_invariant=True"]
+    assert (header["cuda_graphs"], header["batch_invariant"]) == (True, True)
+    assert "engine cuda, bfloat16, CUDA graphs, batch-invariant" in (project.path / "run" / "report.md").read_text()
 
 
 def test_a_wrong_stack_is_red(project: pytest.Pytester):

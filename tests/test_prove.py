@@ -17,6 +17,7 @@ from harness import catalogue, cli, prove, targets
 from harness.errors import Blame, StackError, UsageError
 from harness.faults import DRIVEN, Fault
 from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
+from harness.progress import silent
 from harness.prove import Request, plan, plans
 from harness.targets import registry
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
@@ -274,7 +275,7 @@ def run(script: Script, tmp_path: Path, *, inline: bool = True, **request) -> tu
     made = prove.prove(
         Request(run_dir=tmp_path / "run", jobs=1, **request),
         [planned([A, B], inline=inline)],
-        prove._quiet,
+        silent,
         lambda *news: lines.append(prove.told(*news)),
         script.begin,
     )

@@ -3,6 +3,7 @@
 import os
 import socket
 
+import msgspec
 import pytest
 
 from backends.skyrl.remote import PortTaken, RemoteServers
@@ -36,6 +37,13 @@ async def test_a_port_that_is_taken_is_named_before_anything_starts(tmp_path):
     assert caught.value.blame == Blame.ENVIRONMENT
     assert "--base-port" in caught.value.next_step
     assert not list(tmp_path.glob("server-*.log")), "no server was started"
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_servers_are_eager_unless_the_run_asks_for_graphs(tmp_path, graphs):
+    one = servers(tmp_path, None)
+    one._request = msgspec.structs.replace(one._request, cuda_graphs=graphs)
+    assert ("--enforce-eager" in one._command(8000)) is not graphs
 
 
 def test_without_a_base_port_the_system_chooses_free_ones(tmp_path):

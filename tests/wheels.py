@@ -8,11 +8,12 @@ import zipfile
 from pathlib import Path
 
 
-def wheel(folder: Path, name: str, version: str = "1.0") -> Path:
-    """A wheel with one module of that name."""
+def wheel(folder: Path, name: str, version: str = "1.0", **modules: str) -> Path:
+    """A wheel with one module of that name, and others by name and text."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",
+        **{f"{module}.py": text for module, text in modules.items()},
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

@@ -27,6 +27,7 @@ from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEn
 from backends.vllm import patches
 from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
+from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
 from fixtures import quantized
 from harness import probing
@@ -63,7 +64,7 @@ from harness.contract import (
     WorkersResult,
 )
 from harness.devices import Devices
-from harness.errors import NotOffered, StartFailed
+from harness.errors import Blame, NotOffered, StartFailed
 from harness.processes import kill_trees
 from harness.topology import Placement
 
@@ -76,6 +77,9 @@ RAY_VARIABLES = {
     "RAY_DEDUP_LOGS": "0",
 }
 """Of every run: no telemetry."""
+
+OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
+"""How long SkyRL waits for its servers and router, and vLLM for its engine: ten minutes by themselves."""
 
 ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
 NEEDS_A_SYNC = frozenset(
@@ -134,6 +138,16 @@ GROUP_NOTE = (
 )
 
 
+BATCH_INVARIANT_FROM = (9, 0)
+"""Compute capability, major and minor, from which vLLM's engines can be batch-invariant (vLLM documentation, Batch Invariance)."""
+
+
+class GpuTooOld(StartFailed):
+    """The run asks for what this machine's GPUs cannot do."""
+
+    blame = Blame.ENVIRONMENT
+
+
 class SkyRLStack:
     """Base of `LegacyStack` and `HttpStack`."""
 
@@ -179,6 +193,8 @@ class SkyRLStack:
         self.adapters = lora.Adapters(request.scratch, request.model_path)
         self._check_fault_taps()
         self._prepare_process()
+        if request.batch_invariant:
+            await asyncio.to_thread(_check_gpu)
         self.engine_model = await asyncio.to_thread(self._checkpoint)
         self.cfg = await asyncio.to_thread(self._configuration)
         if request.start == "ray":
@@ -264,6 +280,8 @@ class SkyRLStack:
         os.environ.update(VARIABLES | RAY_VARIABLES)
         os.environ.update(CPU_VARIABLES if self.on_cpu else {})
         os.environ[TAP_DIR] = str(taps)
+        os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
+        os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
         self.patches = [LOOPBACK_PATCH, *(patch.describe() for patch in chosen)]
@@ -303,7 +321,7 @@ class SkyRLStack:
         cfg.trainer.seed = request.seed
         if topology.lora:
             lora.configure(cfg)
-            self.notes.append(lora.EAGER_NOTE)
+            self.notes += [] if request.cuda_graphs else [lora.EAGER_NOTE]
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
         engine.tensor_parallel_size = topology.tensor_parallel
@@ -316,7 +334,7 @@ class SkyRLStack:
         self.notes += [] if self.remote else [GROUP_NOTE]
         if topology.quantization is not None:
             engine.served_model_name = request.model_path  # not by the path of the twin
-        engine.enforce_eager = True
+        engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
         if not self.release.first:
@@ -415,6 +433,7 @@ class SkyRLStack:
     async def _describe(self) -> Description:
         request = self.request
         workers = await self.introduce()
+        self._check_arithmetic(workers)
         self.tap.poll()
         frontends = self.tap.frontends()
         lost = [name for name in workers if name not in frontends]
@@ -443,6 +462,16 @@ class SkyRLStack:
             patches=self.patches,
             notes=self.notes,
         )
+
+    def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
+        """Raises StartFailed if a worker computes otherwise than the recording will say."""
+        for option in ("cuda_graphs", "batch_invariant"):
+            asked = getattr(self.request, option)
+            if other := [name for name, ranks in workers.items() if any(rank[option] != asked for rank in ranks)]:
+                raise StartFailed(
+                    f"the run asked for {option} = {asked}; on {', '.join(other)} it is {not asked}",
+                    next_step="the engine's log says why: look for 'cudagraph' or 'batch_invariant' there",
+                )
 
     def url_of(self, _server: str) -> str | None:
         return None
@@ -635,6 +664,19 @@ class SkyRLStack:
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+
+def _check_gpu() -> None:
+    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not look."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
+        found = current_platform.get_device_capability()
+        raise GpuTooOld(
+            f"batch invariance needs compute capability {'.'.join(map(str, BATCH_INVARIANT_FROM))}; the GPU here has "
+            f"{found and found.as_version_str()}",
+            next_step="leave --batch-invariant out, or run on an H100 or later",
+        )
 
 
 def generation(output: Any) -> Generation:

@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import os
 import queue
+import time
 from multiprocessing import forkserver
 from typing import Any
 
@@ -17,7 +18,6 @@ from harness import ports
 from harness.devices import Devices
 from harness.errors import StartFailed
 
-START_DEADLINE_S = 180
 PRELOAD = "backends.skyrl.warm"
 """Module that the fork server imports once: it imports SkyRL's server actor, and with it vLLM."""
 
@@ -28,27 +28,35 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
-def wait_until_warm() -> None:
-    """Return once the fork server has imported everything. Raises `StartFailed` after `START_DEADLINE_S`."""
+def wait_until_warm(deadline_s: float) -> None:
+    """Return once the fork server has imported everything. Raises `StartFailed` after `deadline_s`."""
     first = multiprocessing.get_context("forkserver").Process(target=int)
     first.start()
-    first.join(START_DEADLINE_S)
+    first.join(deadline_s)
     if first.exitcode != 0:
         first.kill()
-        raise StartFailed(f"the fork server has not imported vLLM after {START_DEADLINE_S} s")
+        raise StartFailed(f"the fork server has not imported vLLM after {deadline_s:.0f} s")
 
 
 class ForkedServers:
     """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
 
     def __init__(
-        self, cli_arguments: Any, engines: int, *, data_parallel: int, executor: str, devices: Devices | None = None
+        self,
+        cli_arguments: Any,
+        engines: int,
+        *,
+        data_parallel: int,
+        executor: str,
+        deadline_s: float,
+        devices: Devices | None = None,
     ) -> None:
         self._arguments = cli_arguments
         self._ranks = data_parallel
         self._group = engines * data_parallel if installed().first else data_parallel
         """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
         self._executor = executor
+        self._deadline_s = deadline_s
         self._devices = devices
         self._count = engines * data_parallel
         self._children: list[Any] = []
@@ -71,12 +79,13 @@ class ForkedServers:
             child.start()
             self._children.append(child)
         found: dict[int, str] = {}
+        ends = time.monotonic() + self._deadline_s
         while len(found) < self._count:
             try:
-                index, url = urls.get(timeout=START_DEADLINE_S)
+                index, url = urls.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 raise StartFailed(
-                    f"servers {set(range(self._count)) - set(found)} are not up after {START_DEADLINE_S} s"
+                    f"servers {set(range(self._count)) - set(found)} are not up after {self._deadline_s:.0f} s"
                 ) from None
             if url.startswith("error: "):
                 raise StartFailed(f"server {index}: {url}")

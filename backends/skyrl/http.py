@@ -136,6 +136,7 @@ class HttpStack(SkyRLStack):
                 topology.engines,
                 data_parallel=topology.data_parallel,
                 executor=self.executor,
+                deadline_s=self.request.deadline_s,
                 devices=self.request.devices,
             )
             self._urls = await asyncio.to_thread(self._servers.start)

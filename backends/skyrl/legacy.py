@@ -200,7 +200,7 @@ class LegacyStack(SkyRLStack):
         if ranks > 1:
             forked.warm_up()
             load_general_plugins()  # else the thread that comes second goes on while the first still applies our patches
-            forked.wait_until_warm()
+            forked.wait_until_warm(self.request.deadline_s)
         rendezvous = ports.free(topology.engines)
         engines: list[Any] = []
         threads = ThreadPoolExecutor(ranks)
@@ -239,7 +239,7 @@ class LegacyStack(SkyRLStack):
         return AsyncVLLMInferenceEngine(
             model=self.engine_model,
             served_model_name=engine.served_model_name,
-            enforce_eager=True,
+            enforce_eager=engine.enforce_eager,
             worker_extension_cls="skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine.WorkerWrap",
             tensor_parallel_size=engine.tensor_parallel_size,
             pipeline_parallel_size=engine.pipeline_parallel_size,

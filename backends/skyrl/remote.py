@@ -21,7 +21,6 @@ from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
 from harness.ports import free, holder
 
-START_DEADLINE_S = 240
 SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
 EXTENSION = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
 
@@ -85,7 +84,8 @@ class RemoteServers:
             "--port",
             str(port),
         ]
-        command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len), "--enforce-eager"]
+        command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len)]
+        command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
         command += ["--worker-extension-cls", EXTENSION] if self._extended else []
@@ -112,7 +112,7 @@ class RemoteServers:
         return port
 
     async def _healthy(self, index: int, url: str) -> None:
-        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
+        deadline = asyncio.get_running_loop().time() + self._request.deadline_s
         async with httpx.AsyncClient(timeout=5) as client:
             while asyncio.get_running_loop().time() < deadline:
                 code = self._servers[index].poll()
@@ -123,4 +123,4 @@ class RemoteServers:
                         return
                 except httpx.TransportError:
                     await asyncio.sleep(0.1)
-        raise StartFailed(f"server-{index} at {url} is not healthy after {START_DEADLINE_S} s")
+        raise StartFailed(f"server-{index} at {url} is not healthy after {self._request.deadline_s:.0f} s")

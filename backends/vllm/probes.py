@@ -9,6 +9,8 @@ import hashlib
 import os
 from typing import Any
 
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""Environment variable of every process of an engine. The adapter sets it: "1" or "0"."""
 CACHE_SCALES = ("attn._k_scale", "attn._q_scale", "attn._v_scale", "attn._prob_scale")
 """Parameters that quantized engines have for a quantized cache, which none here has: no checkpoint and no sync brings them."""
 
@@ -42,8 +44,15 @@ def parity_forget_adapters(worker: Any) -> int:
 
 
 def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
-    """The worker's process and rank. `name` is what the adapter calls this server: the tap pairs it with the engine."""
-    return {"name": name, "pid": os.getpid(), "rank": int(worker.rank)}
+    """The worker's process and rank, and how it computes. `name` is what the adapter calls this server: the tap pairs it with the
+    engine."""
+    return {
+        "name": name,
+        "pid": os.getpid(),
+        "rank": int(worker.rank),
+        "cuda_graphs": worker.vllm_config.compilation_config.cudagraph_mode.name != "NONE",
+        "batch_invariant": os.environ.get(BATCH_INVARIANT) == "1",
+    }
 
 
 def parity_worker(worker: Any) -> dict[str, Any]:

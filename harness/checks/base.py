@@ -96,6 +96,11 @@ class Evidence:
         each answer (`Score.rounding`)."""
         return NoiseRequest(quantization=None if self.exact else self.header.topology.quantization)
 
+    @property
+    def repeatable(self) -> bool:
+        """True if the same question has the same answer to the token: in float32, and on batch-invariant engines."""
+        return self.exact or bool(self.header.batch_invariant)
+
     @cached_property
     def noise(self) -> Noise:
         """How far right log-probabilities lie from the oracle's, for want of digits."""

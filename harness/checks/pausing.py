@@ -214,7 +214,10 @@ def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = Fals
 
 
 def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> bool:
-    """Did rounding decide differently between two tokens, and does each row follow the model's greedy choice to its end?"""
+    """Did rounding decide differently between two tokens, and does each row follow the model's greedy choice to its end?
+    On batch-invariant engines rounding is the same in both rows."""
+    if evidence.header.batch_invariant:
+        return False
     scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
     return bool(scores) and all(ties.parts_at(evidence, score) is None for score in scores)
 

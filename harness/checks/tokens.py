@@ -97,8 +97,8 @@ def same_output(first: str, second: str) -> Check:
 
 def _rounding_parts(evidence: Evidence, one: Answer, other: Answer) -> bool:
     """True if two rows part for want of digits: greedy ones that both follow the model, near ties aside. Sampled ones are judged
-    together, by how soon they part. In float32 there is no such reason."""
-    if evidence.exact or one.tokens == other.tokens:
+    together, by how soon they part. Repeatable engines have no such reason."""
+    if evidence.repeatable or one.tokens == other.tokens:
         return False
     if not is_greedy(one):
         return True
@@ -108,7 +108,7 @@ def _rounding_parts(evidence: Evidence, one: Answer, other: Answer) -> bool:
 
 def _queries_of_same(evidence: Evidence, first: str, second: str) -> Iterator[Query]:
     yield from matching.queries(evidence)
-    if evidence.exact:
+    if evidence.repeatable:
         return
     pairs = _pairs(evidence, first, second)
     if not isinstance(pairs, Finding):

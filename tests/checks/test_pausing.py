@@ -180,6 +180,7 @@ def test_an_aborted_answer_may_part_at_a_near_tie_alone(margin, verdict):
         score = Score(logprobs=[-1.0] * len(tokens), ranks=ranks, margins=margins)
         scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens), score)
     assert scene.judge(ABORTED).status == verdict
+    assert scene.judge(ABORTED, batch_invariant=True).status == "fail", "no near tie parts batch-invariant engines"
 
 
 def test_a_pause_that_should_change_nothing_may_not_abort():
