@@ -9,10 +9,14 @@ the same layers rounded to steps of a scale a token, all products and sums in fl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import functools
 import importlib.metadata
+import math
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +28,7 @@ from harness.capability import Capability
 from harness.contract import Description, Empty, StartRequest
 from harness.errors import NotOffered
 from harness.reference import (
+    WIDER,
     DecodeRequest,
     EncodeRequest,
     ExpectedDigests,
@@ -82,6 +87,11 @@ class Reference:
         self._tokenizer: Any = None
         self._holds: tuple[int, int | None, Quantization | None] | None = None
         """(policy version, adapter version, quantization) that the model is under."""
+        self._routed: Any = None
+        """Positions × layers × top_k: experts that the model is to take; None: its own choice."""
+        self._near_tie = 0.0
+        """Router logits: up to this distance from its own choice it takes them."""
+        self._noises: dict[Quantization | None, Noise] = {}
         self._dice: Any = None
         """A torch generator while activations are moved at random before they are rounded; None: they are not."""
         self._one_at_a_time = asyncio.Lock()
@@ -173,7 +183,49 @@ class Reference:
         for name, module in self._model.named_modules():
             if quantized.is_quantized(f"{name}.weight"):
                 module.register_forward_pre_hook(lambda _module, inputs: (self._rounded(inputs[0]),))
+        mixtures = [
+            module for module in self._model.modules() if hasattr(module, "gate") and hasattr(module, "experts")
+        ]
+        for layer, block in enumerate(mixtures):
+            block.register_forward_hook(functools.partial(self._as_routed, layer))
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
+
+    def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
+        """What a mixture's layer makes (output, router logits) with the experts of `_routed`, each weighted by its own router."""
+        import torch
+
+        if self._routed is None:
+            return None
+        logits = made[1]
+        given, hidden = self._routed[: len(logits), layer], inputs[0].reshape(-1, inputs[0].shape[-1])
+        every = logits.softmax(-1, dtype=torch.float)
+        chosen = every.topk(block.top_k, dim=-1).indices
+        ties = _behind(logits[: len(given)], given) <= self._near_tie
+        chosen[: len(given)][ties] = given[ties]
+        weights = every.gather(1, chosen)
+        if block.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        output = torch.zeros_like(hidden)
+        for number in chosen.unique().tolist():
+            rows, at = (chosen == number).nonzero(as_tuple=True)
+            output[rows] += block.experts[number](hidden[rows]) * weights[rows, at, None].to(hidden.dtype)
+        return output.reshape(inputs[0].shape), logits
+
+    @contextlib.contextmanager
+    def _following(self, routed: Any, near_tie: float) -> Iterator[None]:
+        """Take these experts, where they are given, up to a near tie."""
+        import torch
+
+        self._routed, self._near_tie = torch.as_tensor(routed) if len(routed) else None, near_tie
+        try:
+            yield
+        finally:
+            self._routed = None
+
+    def _routing_tie(self, request: ScoreRequest | ExpertsRequest) -> float:
+        if not request.routed:
+            return 0.0
+        return WIDER * self._noise(NoiseRequest(quantization=request.quantization)).router
 
     def _at(self, weights: Weights) -> Any:
         """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized.
@@ -255,7 +307,8 @@ class Reference:
 
         if not request.tokens:
             return Score(logprobs=[], ranks=[], margins=[])
-        rows = self._rows(request)
+        with self._following(request.routed, self._routing_tie(request)):
+            rows = self._rows(request)
         chosen = rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
         best = rows.topk(2, dim=1).values
         return Score(
@@ -267,7 +320,12 @@ class Reference:
         )
 
     def _noise(self, request: NoiseRequest) -> Noise:
-        """The model in the engines' dtype against itself in float32, on random contexts."""
+        """The model in the engines' dtype against itself in float32, on random contexts. Measured once."""
+        if request.quantization not in self._noises:
+            self._noises[request.quantization] = self._measured(request)
+        return self._noises[request.quantization]
+
+    def _measured(self, request: NoiseRequest) -> Noise:
         import torch
 
         model = self._at(Weights(version=0, quantization=request.quantization))
@@ -278,7 +336,9 @@ class Reference:
         chosen = []
         with torch.no_grad():
             for row in contexts:
-                right, other = (self._all_logits(one, row) for one in (model, low))
+                other = self._all_logits(low, row)
+                with self._following(() if other[1] is None else self._choices(low, other[1]), math.inf):
+                    right = self._all_logits(model, row)
                 rows = right[0].log_softmax(-1)
                 best = rows.topk(NOISE_BEST, dim=1).indices
                 chosen.append(torch.cat([best, torch.multinomial(rows.exp(), 1, generator=dice)], dim=1))
@@ -298,9 +358,17 @@ class Reference:
             numbers=every.numel(),
             largest=float(every.abs().max()),
             rms=float(every.square().mean().sqrt()),
+            quarter=float(every.abs().quantile(0.25)),
             weights=whole,
             router=router,
         )
+
+    @staticmethod
+    def _choices(model: Any, router_logits: Any) -> Any:
+        """The experts that a mixture takes (positions × layers × top_k)."""
+        import torch
+
+        return router_logits.softmax(-1, dtype=torch.float).topk(model.config.num_experts_per_tok, dim=-1).indices
 
     @staticmethod
     def _all_logits(model: Any, tokens: Any) -> tuple[Any, Any]:
@@ -340,8 +408,9 @@ class Reference:
     def _experts(self, request: ExpertsRequest) -> Experts:
         import torch
 
+        near_tie = self._routing_tie(request)
         model = self._at(request)
-        with torch.no_grad():
+        with torch.no_grad(), self._following(request.routed, near_tie):
             made = model(input_ids=torch.tensor([request.tokens]), use_cache=False, output_router_logits=True)
         logits = torch.stack(list(made.router_logits), dim=1)  # positions × layers × experts
         best = logits.topk(model.config.num_experts_per_tok + 1, dim=-1)
@@ -349,6 +418,7 @@ class Reference:
             indices=best.indices[..., :-1].tolist(),
             margins=(best.values[..., :-1] - best.values[..., 1:]).amin(dim=-1).tolist(),
             count=logits.shape[-1],
+            behind=_behind(logits, torch.tensor(request.routed)).tolist() if request.routed else [],
         )
 
     def _expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
@@ -360,6 +430,15 @@ class Reference:
         if request.quantization is not None:
             held = _as_kernels_hold(held, request.quantization)
         return ExpectedDigests(digests={n: tensor_digest(t) for n, t in held.items()})
+
+
+def _behind(logits: Any, chosen: Any) -> Any:
+    """How far the order of `chosen` (… × top_k) is from that of router logits (… × experts): the most by which one that is named
+    later, or not at all, is above one that is named; at least 0."""
+    named = logits.gather(-1, chosen)
+    others = logits.scatter(-1, chosen, -math.inf).amax(-1)
+    later = named.flip(-1).cummax(-1).values.flip(-1)  # the largest from each place on
+    return (later - named).amax(-1).maximum(others - named.amin(-1)).clamp(min=0)
 
 
 def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
 from harness.recording import Call, Mark, Observation, ScenarioTrace
-from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Score
+from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
 from harness.verdict import Exposure, Margin
 from harness.wire import as_openai
 
@@ -98,6 +98,10 @@ class Evidence:
         question = self.noise_question
         return Noise() if question is None else self.reference.noise(question)
 
+    def followed(self, routed: Routed) -> Routed:
+        """The experts that the oracle is to take where they are near ties: those that came with an answer. In float32 none."""
+        return [] if self.noise_question is None else routed
+
     def near(self, score: Score, bound: float) -> float:
         """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
 
@@ -105,7 +109,9 @@ class Evidence:
         between two steps goes either way for it, and what follows goes with it. Few do in an engine, far more in the reference's
         trials: twice the most that these moved any token of the answer is allowed.
         """
-        return self.noise.near(bound) + 2 * max(score.rounding, default=0.0)
+        if self.noise_question is not None:
+            return self.noise.near(bound)  # was measured with activations that part
+        return bound + 2 * max(score.rounding, default=0.0)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the
