@@ -13,7 +13,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from backends.skyrl.release import installed
-from harness import ports
+from harness import allowance, ports
 from harness.devices import Devices
 from harness.errors import StartFailed
 
@@ -60,13 +60,14 @@ class ForkedServers:
             )
             child.start()
             self._children.append(child)
+        deadline_s = START_DEADLINE_S + allowance.for_weights(self._arguments.model)
         found: dict[int, str] = {}
         while len(found) < self._count:
             try:
-                index, url = urls.get(timeout=START_DEADLINE_S)
+                index, url = urls.get(timeout=deadline_s)
             except queue.Empty:
                 raise StartFailed(
-                    f"servers {set(range(self._count)) - set(found)} are not up after {START_DEADLINE_S} s"
+                    f"servers {set(range(self._count)) - set(found)} are not up after {deadline_s:.0f} s"
                 ) from None
             if url.startswith("error: "):
                 raise StartFailed(f"server {index}: {url}")

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from backends.skyrl.release import installed
+from harness import allowance
 from harness.contract import StartRequest
 from harness.errors import Blame, StartFailed
 from harness.ports import free, holder
@@ -112,7 +113,8 @@ class RemoteServers:
         return port
 
     async def _healthy(self, index: int, url: str) -> None:
-        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
+        deadline_s = START_DEADLINE_S + allowance.for_weights(self._request.model_path)
+        deadline = asyncio.get_running_loop().time() + deadline_s
         async with httpx.AsyncClient(timeout=5) as client:
             while asyncio.get_running_loop().time() < deadline:
                 code = self._servers[index].poll()
@@ -123,4 +125,4 @@ class RemoteServers:
                         return
                 except httpx.TransportError:
                     await asyncio.sleep(0.1)
-        raise StartFailed(f"server-{index} at {url} is not healthy after {START_DEADLINE_S} s")
+        raise StartFailed(f"server-{index} at {url} is not healthy after {deadline_s:.0f} s")
