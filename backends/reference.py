@@ -9,10 +9,13 @@ the same layers rounded to steps of a scale a token, all products and sums in fl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import importlib.metadata
+import math
 import os
 import re
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from harness.capability import Capability
 from harness.contract import Description, Empty, StartRequest
 from harness.errors import NotOffered
 from harness.reference import (
+    WIDER,
     DecodeRequest,
     EncodeRequest,
     ExpectedDigests,
@@ -84,6 +88,11 @@ class Reference:
         self._tokenizer: Any = None
         self._holds: tuple[int, int | None, Quantization | None] | None = None
         """(policy version, adapter version, quantization) that the model is under."""
+        self._routed: Any = None
+        """Positions × layers × top_k: experts that the model is to take; None: its own choice."""
+        self._near_tie = 0.0
+        """Router logits: up to this distance from its own choice it takes them."""
+        self._noises: dict[Quantization | None, Noise] = {}
         self._dice: Any = None
         """A torch generator while activations are moved at random before they are rounded; None: they are not."""
         self._one_at_a_time = asyncio.Lock()
@@ -175,7 +184,49 @@ class Reference:
         for name, module in self._model.named_modules():
             if quantized.is_quantized(f"{name}.weight"):
                 module.register_forward_pre_hook(lambda _module, inputs: (self._rounded(inputs[0]),))
+        mixtures = [
+            module for module in self._model.modules() if hasattr(module, "gate") and hasattr(module, "experts")
+        ]
+        for layer, block in enumerate(mixtures):
+            block.register_forward_hook(partial(self._as_routed, layer))
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
+
+    def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
+        """What a mixture's layer makes (output, router logits) with the experts of `_routed`, each weighted by its own router."""
+        import torch
+
+        if self._routed is None:
+            return None
+        logits = made[1]
+        given, hidden = self._routed[: len(logits), layer], inputs[0].reshape(-1, inputs[0].shape[-1])
+        every = logits.softmax(-1, dtype=torch.float)
+        chosen = every.topk(block.top_k, dim=-1).indices
+        ties = _behind(logits[: len(given)], given) <= self._near_tie
+        chosen[: len(given)][ties] = given[ties]
+        weights = every.gather(1, chosen)
+        if block.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        output = torch.zeros_like(hidden)
+        for number in chosen.unique().tolist():
+            rows, at = (chosen == number).nonzero(as_tuple=True)
+            output[rows] += block.experts[number](hidden[rows]) * weights[rows, at, None].to(hidden.dtype)
+        return output.reshape(inputs[0].shape), logits
+
+    @contextlib.contextmanager
+    def _following(self, routed: Any, near_tie: float) -> Iterator[None]:
+        """Take these experts, where they are given, up to a near tie."""
+        import torch
+
+        self._routed, self._near_tie = torch.as_tensor(routed) if len(routed) else None, near_tie
+        try:
+            yield
+        finally:
+            self._routed = None
+
+    def _routing_tie(self, request: ScoreRequest | ExpertsRequest) -> float:
+        if not request.routed:
+            return 0.0
+        return WIDER * self._noise(NoiseRequest(quantization=request.quantization)).router
 
     def _at(self, weights: Weights) -> Any:
         """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized.
@@ -257,7 +308,8 @@ class Reference:
 
         if not request.tokens:
             return Score(logprobs=[], ranks=[], margins=[])
-        rows = self._rows(request)
+        with self._following(request.routed, self._routing_tie(request)):
+            rows = self._rows(request)
         chosen = rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
         best = rows.topk(2, dim=1).values
         return Score(
@@ -269,7 +321,16 @@ class Reference:
         )
 
     def _noise(self, request: NoiseRequest) -> Noise:
-        """The model in the engines' dtype, and a bare engine, against the model with more digits."""
+        """What rounding moves. Measured once."""
+        if request.quantization not in self._noises:
+            self._noises[request.quantization] = self._measured(request)
+        return self._noises[request.quantization]
+
+    def _measured(self, request: NoiseRequest) -> Noise:
+        """The model in the engines' dtype, and a bare engine, against the model with more digits.
+
+        Of a mixture in 16 bits the model takes the experts of its rounded twin. A bare engine does not say which it took.
+        """
         import torch
 
         from backends import rounding
@@ -279,13 +340,22 @@ class Reference:
         other = copy.deepcopy(model).to(torch.float64 if in_float32 else self._dtype)
         exact, rounded = (other, model) if in_float32 else (model, other)
         rows = rounding.contexts(model.config.vocab_size)
-        reference = rounding.of_arithmetic(partial(_log_softmax, exact), partial(_log_softmax, rounded), rows)
+        routed_alike = self._is_mixture and not in_float32
+
+        def right(row: list[int]) -> Any:
+            with self._following(self._choices(rounded, row) if routed_alike else (), math.inf):
+                return _log_softmax(exact, row)
+
+        reference = rounding.of_arithmetic(right, partial(_log_softmax, rounded), rows)
         engine: dict[str, Moved] = {}
-        if request.quantization is None:
+        if request.quantization is None and not routed_alike:
             asked = self._for_a_bare_engine(rows)
-            engine = rounding.of_engine(partial(_log_softmax, exact), asked, rounding.bare_engine(asked))
+            engine = rounding.of_engine(right, asked, rounding.bare_engine(asked))
             rounding.check(reference, engine)
-        router = self._router_noise(exact, rounded, rows)
+        router = 0.0
+        for row in rows if self._is_mixture else ():
+            with self._following(self._choices(rounded, row) if routed_alike else (), math.inf):
+                router = max(router, float((_router_logits(exact, row) - _router_logits(rounded, row)).abs().max()))
         weights = reference.largest
         if request.quantization is None and not in_float32:
             made = policy.version(self._request.model_path, 0, self._request.policies)
@@ -298,6 +368,7 @@ class Reference:
             numbers=sum(moved.numbers for moved in every.values()),
             largest=max(moved.largest for moved in every.values()),
             rms=max(moved.rms for moved in every.values()),
+            quarter=reference.quarter,
             weights=weights,
             router=router,
             measured=every,
@@ -321,12 +392,13 @@ class Reference:
     def _is_mixture(self) -> bool:
         return bool(getattr(self._model.config, "num_experts", 0))
 
-    def _router_noise(self, exact: Any, rounded: Any, rows: list[list[int]]) -> float:
-        """The largest difference of a mixture's router logits; 0 for other models."""
-        if not self._is_mixture:
-            return 0.0
-        both = ((_router_logits(exact, row), _router_logits(rounded, row)) for row in rows)
-        return max(float((right - other).abs().max()) for right, other in both)
+    @staticmethod
+    def _choices(model: Any, tokens: list[int]) -> Any:
+        """The experts that a mixture takes (positions × layers × top_k)."""
+        import torch
+
+        logits = _router_logits(model, tokens)
+        return logits.softmax(-1, dtype=torch.float).topk(model.config.num_experts_per_tok, dim=-1).indices
 
     def _rows(self, request: ScoreRequest) -> Any:
         """Rows: the request's tokens; columns: log-probabilities at the position of each."""
@@ -354,13 +426,18 @@ class Reference:
         return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
 
     def _experts(self, request: ExpertsRequest) -> Experts:
+        import torch
+
+        near_tie = self._routing_tie(request)
         model = self._at(request)
-        logits = _router_logits(model, request.tokens)
+        with self._following(request.routed, near_tie):
+            logits = _router_logits(model, request.tokens)
         best = logits.topk(model.config.num_experts_per_tok + 1, dim=-1)
         return Experts(
             indices=best.indices[..., :-1].tolist(),
             margins=(best.values[..., :-1] - best.values[..., 1:]).amin(dim=-1).tolist(),
             count=logits.shape[-1],
+            behind=_behind(logits, torch.tensor(request.routed)).tolist() if request.routed else [],
         )
 
     def _expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
@@ -389,6 +466,15 @@ def _router_logits(model: Any, tokens: list[int]) -> Any:
     with torch.no_grad():
         made = model(input_ids=torch.tensor([tokens]), use_cache=False, output_router_logits=True)
     return torch.stack(list(made.router_logits), dim=1)
+
+
+def _behind(logits: Any, chosen: Any) -> Any:
+    """How far the order of `chosen` (… × top_k) is from that of router logits (… × experts): the most by which one that is named
+    later, or not at all, is above one that is named; at least 0."""
+    named = logits.gather(-1, chosen)
+    others = logits.scatter(-1, chosen, -math.inf).amax(-1)
+    later = named.flip(-1).cummax(-1).values.flip(-1)  # the largest from each place on
+    return (later - named).amax(-1).maximum(others - named.amin(-1)).clamp(min=0)
 
 
 def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:

@@ -96,4 +96,5 @@ def _moved(differences: torch.Tensor) -> Moved:
         numbers=differences.numel(),
         largest=float(differences.abs().max()),
         rms=float(differences.square().mean().sqrt()),
+        quarter=float(differences.abs().quantile(0.25)),
     )

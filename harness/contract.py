@@ -236,7 +236,7 @@ class TrainRequest(Message, frozen=True, kw_only=True):
     """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput), from `base_version`.
 
     The loss is the mean over all tokens that train of -advantage × log-probability. The step goes down its gradient and has the
-    length `learning_rate`, whatever the gradient's.
+    length `learning_rate`, whatever the gradient's, or a part of it where all of it would ruin the policy.
     """
 
     base_version: int

@@ -15,6 +15,9 @@ import msgspec
 from harness.contract import Message
 from harness.topology import Quantization
 
+Routed = list[list[list[int]]]
+"""Positions × layers × top_k: the experts that each token was routed to, the most probable one first."""
+
 WIDER = 2.0
 """A bound is this many times the largest rounding error that was measured."""
 
@@ -38,6 +41,9 @@ class ScoreRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
     prompt: list[int]
     tokens: list[int]
     cached: tuple[tuple[int, int], ...] = ()
+    routed: Routed = msgspec.field(default_factory=list)
+    """The experts that an engine reports for `prompt` and `tokens` but the last one. The reference takes them where they are a near
+    tie of its own router, and its own choice elsewhere: what follows is then comparable, as it is after a token of a near tie."""
 
 
 class Score(Message, frozen=True, kw_only=True):
@@ -81,6 +87,8 @@ class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
     """To which experts each of `tokens` is routed when the model is fed all of them."""
 
     tokens: list[int]
+    routed: Routed = msgspec.field(default_factory=list)
+    """As in `ScoreRequest`."""
 
 
 class Experts(Message, frozen=True, kw_only=True):
@@ -88,9 +96,12 @@ class Experts(Message, frozen=True, kw_only=True):
     distance between neighbours among the top_k + 1 highest logits: below it, choice or order may be another. `count`:
     experts per layer."""
 
-    indices: list[list[list[int]]]
+    indices: Routed
     margins: list[list[float]]
     count: int
+    behind: list[list[float]] = msgspec.field(default_factory=list)
+    """Positions × layers: how far, in router logits, the order of `routed` is from that of the router; 0 if it is the same. Empty
+    if nothing was given."""
 
 
 class ExpertShard(Message, frozen=True, kw_only=True):
@@ -128,11 +139,12 @@ class NoiseRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Moved(Message, frozen=True, kw_only=True):
-    """Differences of `numbers` log-probabilities, in nats: the largest, and the root of their mean square."""
+    """Differences of `numbers` log-probabilities, in nats: the largest, the root of their mean square, and what a quarter is below."""
 
     numbers: int
     largest: float
     rms: float
+    quarter: float = 0.0
 
 
 class Noise(Message, frozen=True, kw_only=True):
@@ -149,10 +161,13 @@ class Noise(Message, frozen=True, kw_only=True):
     """Nats: the largest difference of a log-probability."""
     rms: float = 0.0
     """Nats: the root of the mean squared difference, where it is largest."""
+    quarter: float = 0.0
+    """Nats: a quarter of the reference's differences is below this."""
     weights: float = 0.0
     """Nats: the largest difference from weights that were not rounded to the dtype either: what a float32 trainer sees."""
     router: float = 0.0
-    """The largest difference of a mixture's router logits."""
+    """The largest difference of a mixture's router logits. Of mixtures in 16 bits all figures but `weights` are measured with both
+    routed alike: an expert that a near tie swaps moves what follows by nats."""
     measured: dict[str, Moved] = msgspec.field(default_factory=dict)
 
     @property

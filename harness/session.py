@@ -24,7 +24,7 @@ import psutil
 import harness
 from fixtures import models as checkpoints
 from fixtures.vocabulary import Vocabulary
-from harness import devices, environments, judge, models, parity
+from harness import allowance, devices, environments, judge, models, parity
 from harness.book import Book
 from harness.catalogue import whole_waves
 from harness.checks.base import Evidence
@@ -48,8 +48,11 @@ from harness.verdict import Conformance, NoiseFloor, RunInfo, Verdict
 MAX_STARTS = 4
 """How often a stack that dies is started anew for the scenarios that are left."""
 QUERY_DEADLINE_S = 60.0
+"""For one question to the oracle about the tiny model. Others get as many times longer as the engines take for a token, and one pass
+over all weights."""
 NOISE_DEADLINE_S = 900.0
 """An engine is started for it: as long as that takes."""
+ORACLE_START_DEADLINE_S = 180.0
 SEED = 0
 """Seed of the engines. Scenarios give their own to requests."""
 
@@ -519,7 +522,8 @@ class Session:
         progress = silent if self._inline else self._progress
         with progress("reference: loading the model"), self.timed("start"):
             self._runner.run(oracle.host.launch())
-            self._runner.run(oracle.host.call("start", request, 180))
+            loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
+            self._runner.run(oracle.host.call("start", request, loading_s))
             vocabulary: Vocabulary = self._runner.run(oracle.host.call("vocabulary", Empty(), QUERY_DEADLINE_S))
         if not vocabulary.template:
             raise UsageError(
@@ -534,9 +538,13 @@ class Session:
         oracle = self._oracles[trace.header.model_sha256]
         with self.timed("reference"):
             while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
-                self._runner.run(self._ask(new, oracle))
+                self._runner.run(self._ask(new, oracle, self._query_deadline_s(trace)))
 
-    async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float = QUERY_DEADLINE_S) -> None:
+    def _query_deadline_s(self, trace: ScenarioTrace) -> float:
+        slowness = 1.0 if self._stack is None else self._stack.slowness
+        return QUERY_DEADLINE_S * slowness + allowance.for_weights(self._model(trace.header.topology).path)
+
+    async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float) -> None:
         for query in queries:
             try:
                 answer = await oracle.host.call(METHOD_OF[type(query)], query, deadline_s)

@@ -24,6 +24,7 @@ import httpx
 import msgspec
 
 from fixtures.vocabulary import TINY, Vocabulary
+from harness import allowance
 from harness.capability import Capability
 from harness.clock import monotonic, now_ns
 from harness.contract import (
@@ -121,6 +122,8 @@ DEATH_S = 5.0
 LONGEST_TMPDIR = 20
 """Ray's sockets lie 67 characters below the scratch folder, and the path of a socket has 107 at most (Linux)."""
 CLEAN_ROOM_DEADLINE_S = 60.0
+CLEAN_ROOM_PASSES = 2
+"""A clean room may sync the weights, and hashes them."""
 OBSERVE_DEADLINE_S = 20.0
 CANARY_S = 0.02
 """How long the canary, an answer of one token, takes with a tiny model on two busy cores; SmolLM2 takes 0.12. Deadlines fit this."""
@@ -413,6 +416,8 @@ class Stack:
         self._canary_seed = 0
         self._slowness = 1.0
         """By how much every deadline is longer: what the last canary took, in units of `CANARY_S`, at least 1."""
+        self._for_weights_s = allowance.for_weights(request.model_path)
+        """What one pass over all weights may add to a deadline."""
         self._allowed_s: float | None = None
         """How long the scenario that is driven may take."""
         self._events: list[Event] = []
@@ -425,7 +430,7 @@ class Stack:
         with progress(f"{self._request.target}: starting its host"):
             await self._host.launch()
         what = f"{self._request.topology.name} ({self._request.start}, {self._request.engine})"
-        deadline_s = self._request.deadline_s + START_GRACE_S
+        deadline_s = self._request.deadline_s + START_GRACE_S + self._for_weights_s
         with progress(f"{self._request.target}: starting {what}") as say:
             async with self._telling(say):
                 self.description = await self._host.call("start", self._request, deadline_s)
@@ -463,6 +468,11 @@ class Stack:
     @property
     def capabilities(self) -> frozenset[Capability]:
         return frozenset() if self.description is None else frozenset(self.description.capabilities)
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer than for the tiny model on two busy cores a token took when it was last measured; at least 1."""
+        return self._slowness
 
     @property
     def pending(self) -> int:
@@ -537,7 +547,8 @@ class Stack:
         """Clean room and scenario, once: how it ended badly, None if it did not. Raises only what is not an Exception."""
         limit = asyncio.timeout(None)
         try:
-            self._phase, self._deadline = "clean_room", monotonic() + CLEAN_ROOM_DEADLINE_S * self._slowness
+            allowed_s = CLEAN_ROOM_DEADLINE_S * self._slowness + CLEAN_ROOM_PASSES * self._for_weights_s
+            self._phase, self._deadline = "clean_room", monotonic() + allowed_s
             await self._clean_room()
             self._allowed_s = deadline_s = deadline_s * self._slowness
             self._phase, self._deadline = "scenario", monotonic() + deadline_s

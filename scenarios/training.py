@@ -16,6 +16,7 @@ PROMPTS = 8
 GROUP = 6
 """Samples of each prompt: an advantage is a sample's reward in units of its group."""
 LEARNING_RATE = 12.0
+"""Length of a step that teaches the tiny model. The trainer takes a part of it where all of it would ruin a policy (`MOST_KL`)."""
 REWARDED = range(3, 97)
 SAMPLED: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True, "logprobs": 0}
 GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

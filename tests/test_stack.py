@@ -12,12 +12,21 @@ import pytest
 import pytest_asyncio
 
 from harness.capability import Capability
-from harness.contract import Description, Empty, Generation, StartRequest
+from harness.contract import (
+    START_DEADLINE_S,
+    Description,
+    DigestsResult,
+    Empty,
+    Generation,
+    InFlightResult,
+    ObserveResult,
+    StartRequest,
+)
 from harness.errors import Blame, NotOffered
 from harness.progress import console_progress
 from harness.recording import Recorder, ScenarioTrace
 from harness.recording import traces as read
-from harness.stack import HostProcess, Stack
+from harness.stack import CLEAN_ROOM_PASSES, START_GRACE_S, HostProcess, Stack
 from harness.topology import Topology
 from tests import traces
 from tests.adapters import TRIGGER
@@ -346,3 +355,48 @@ async def test_a_slow_engine_has_longer_deadlines_and_the_recording_says_so(
     assert trace.end.allowed_s is not None
     assert (trace.end.allowed_s > 7) == longer
     assert longer or trace.end.allowed_s == 7
+
+
+async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_is_known(tmp_path):
+    given: dict[str, float] = {}
+
+    class Host:
+        died, ended = None, False
+
+        async def launch(self) -> None: ...
+
+        async def call(self, method: str, _request: Any, deadline_s: float) -> Any:
+            given[method] = deadline_s
+            about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
+            match method:
+                case "start":
+                    return Description(**about, capabilities=[])
+                case "observe":
+                    return ObserveResult(observations=[])
+                case "in_flight":
+                    return InFlightResult(requests=0, tokens=0, servers={})
+                case "digests":
+                    return DigestsResult(servers={})
+                case "generate":
+                    return Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
+            raise AssertionError(method)
+
+    async def asked(model_path: Path) -> dict[str, float]:
+        request = StartRequest(target="toy", topology=Topology(), model_path=str(model_path), scratch="", logs="")
+        stack = Stack(Host(), request)
+        await stack.start(console_progress())
+        recorder = Recorder(model_path.with_suffix(".jsonl")).open(traces.header(target="toy"))
+        stack.record_to(recorder)
+        await stack.drive("module.test_it", 1, 60.0, lambda: asyncio.sleep(0))
+        recorder.close("completed")
+        return dict(given)
+
+    tiny, large = tmp_path / "tiny", tmp_path / "large"
+    for folder, size in ((tiny, 1_000_000), (large, 500_000_000)):
+        folder.mkdir()
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+    short, long = await asked(tiny), await asked(large)
+    assert short["start"] == pytest.approx(START_DEADLINE_S["cpu"] + START_GRACE_S, abs=1)
+    assert long["start"] - short["start"] == pytest.approx(99.8)
+    assert long["digests"] - short["digests"] == pytest.approx(CLEAN_ROOM_PASSES * 99.8, abs=1)

@@ -26,7 +26,7 @@ class Client:
     """What a trainer talks to. It can be pickled: the way to the servers is found again by `connect`."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        self._number = 0
         self.fired = 0
         self.policies = ""
         """Where trained policy versions are kept."""
@@ -122,8 +122,9 @@ class Client:
             )
         except BadRequest as e:
             return error_body(str(e), 400)
+        self._number += 1
         return {
-            "id": f"cmpl-{next(self._numbers)}",
+            "id": f"cmpl-{self._number}",
             "object": kind,
             "created": 1,
             "model": body["model"],

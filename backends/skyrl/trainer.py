@@ -13,6 +13,7 @@ from typing import Any
 
 from fixtures import policy, ranks
 from fixtures.trainer import PolicyTrainer
+from harness import allowance
 from harness.contract import Layout, TrainRequest, TrainResult
 
 HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
@@ -23,7 +24,7 @@ HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
 """How the trainer holds a policy version → its whole tensors, of model path, version and the folder of trained versions."""
 
 SYNC_DEADLINE_S = 50
-"""How long a broadcast may take: one that a server has left waits for half an hour by itself."""
+"""How long a broadcast of the tiny model may take: one that a server has left waits for half an hour by itself."""
 
 
 class TrainerFailed(RuntimeError):
@@ -43,6 +44,7 @@ class Trainer:
         self._one_at_a_time = one_at_a_time
         self._model_path = model_path
         self._policies = policies
+        self._deadline_s = SYNC_DEADLINE_S + allowance.for_weights(model_path)
         self._learner = PolicyTrainer(model_path, policies)
         self._device = device
         self._sender: Any = None
@@ -86,7 +88,7 @@ class Trainer:
             raise NotJoined("the trainer is in no group of workers, or has left it: prepare_weight_sync() joins it")
         tensors = await asyncio.to_thread(HELD[layout], self._model_path, version, self._policies)
         try:
-            async with asyncio.timeout(SYNC_DEADLINE_S):
+            async with asyncio.timeout(self._deadline_s):
                 await self._send(tensors, chunks, fail_after_chunks)
             return
         except TrainerFailed as e:
@@ -94,13 +96,13 @@ class Trainer:
         except TimeoutError:
             self._leave()
             raise TimeoutError(
-                f"the broadcast of policy version {version} did not end in {SYNC_DEADLINE_S} s"
+                f"the broadcast of policy version {version} did not end in {self._deadline_s:.0f} s"
             ) from None
         except BaseException:
             self._leave()
             raise
         self._leave()
-        await _end_of_updates()
+        await _end_of_updates(self._deadline_s)
         raise TrainerFailed(failure)
 
     def _leave(self) -> None:
@@ -142,18 +144,18 @@ class Trainer:
             )
 
 
-async def _end_of_updates() -> None:
+async def _end_of_updates(deadline_s: float) -> None:
     """Wait for the calls that a sender has left behind: a server may still be in the update that it was asked for. Raises
     TimeoutError for one that stays there."""
     left = {
         t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__qualname__", "").endswith("update_named_weights")
     }
     if left:
-        ended, pending = await asyncio.wait(left, timeout=SYNC_DEADLINE_S)
+        ended, pending = await asyncio.wait(left, timeout=deadline_s)
         for task in ended:
             task.exception()  # it was to fail
         if pending:
-            raise TimeoutError(f"{len(pending)} updates go on {SYNC_DEADLINE_S} s after the trainer failed")
+            raise TimeoutError(f"{len(pending)} updates go on {deadline_s:.0f} s after the trainer failed")
 
 
 def _failing(pieces: Iterator[Any], after: int | None) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
 from harness.errors import Blame
 from harness.recording import Call
-from harness.reference import NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
 from harness.topology import Quantization
 
 METHODS = ("generate", "sample")
@@ -38,11 +38,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     adapter: int | None = None
     """Version of the LoRA adapter that was asked for; None is the base model."""
     quantization: Quantization | None = None
+    routed: Routed = []
+    """The experts that the reference is to take where they are near ties (`Evidence.followed`)."""
 
     @property
     def score(self) -> ScoreRequest:
         """The question for the teacher-forced scores of these tokens."""
-        return ScoreRequest(prompt=self.prompt, tokens=self.tokens, **self._weights)
+        return ScoreRequest(prompt=self.prompt, tokens=self.tokens, routed=self.routed, **self._weights)
 
     def next_after(self, tokens: int) -> NextRequest:
         """The question for the distribution of the token after the first `tokens` ones."""
@@ -165,6 +167,7 @@ def _answer(evidence: Evidence, row: matching.Row) -> Answer:
         version=evidence.version_at(row.call.started_ns),
         adapter=evidence.adapter_at(row.call),
         quantization=evidence.header.topology.quantization,
+        routed=evidence.followed(row.routed),
     )
 
 

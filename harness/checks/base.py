@@ -11,7 +11,7 @@ import msgspec
 from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
 from harness.recording import Call, Mark, Observation, ScenarioTrace
-from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Score
+from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
 from harness.verdict import Exposure, Margin
 from harness.wire import as_openai
 
@@ -106,6 +106,10 @@ class Evidence:
         """How far right log-probabilities lie from the oracle's, for want of digits."""
         return self.reference.noise(self.noise_question)
 
+    def followed(self, routed: Routed) -> Routed:
+        """The experts that the oracle is to take where they are near ties: those that came with an answer. In float32 none."""
+        return [] if self.exact else routed
+
     def near(self, score: Score) -> float:
         """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
 
@@ -113,6 +117,8 @@ class Evidence:
         between two steps goes either way for it, and what follows goes with it. Few do in an engine, far more in the reference's
         trials: twice the most that these moved any token of the answer is allowed.
         """
+        if not self.exact:
+            return self.noise.near  # was measured with activations that part
         return self.noise.near + 2 * max(score.rounding, default=0.0)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:

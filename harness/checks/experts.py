@@ -8,19 +8,19 @@ from typing import Any
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.staleness import overlap
-from harness.reference import WIDER, Experts, ExpertsRequest
+from harness.reference import WIDER, Experts, ExpertsRequest, Routed
 from harness.verdict import Margin
-
-Routed = list[list[list[int]]]
 
 
 def _request(answer: Answer) -> ExpertsRequest:
-    """The question for the experts of all tokens that were fed to the model: all but the last one."""
+    """The question for the experts of all tokens that were fed to the model: all but the last one. In 16 bits with those of the
+    answer, which the reference takes where they are near ties."""
     return ExpertsRequest(
         version=answer.version,
         adapter=answer.adapter,
         quantization=answer.quantization,
         tokens=(answer.prompt + answer.tokens)[:-1],
+        routed=answer.routed,
     )
 
 
@@ -57,11 +57,16 @@ def _near_tie(evidence: Evidence) -> float:
     return WIDER * evidence.noise.router
 
 
+def _distance(expected: Experts, position: int, layer: int) -> float:
+    """How far another choice than the reference's is from it. Where the reference did not see it: to the nearest other one."""
+    return (expected.behind or expected.margins)[position][layer]
+
+
 def _differences(routed: Routed, expected: Experts, near_tie: float) -> Iterator[tuple[int, int]]:
     """(position, layer) where the experts are others, near ties aside."""
     for position, layers in enumerate(routed):
         for layer, chosen in enumerate(layers):
-            if chosen != expected.indices[position][layer] and expected.margins[position][layer] > near_tie:
+            if chosen != expected.indices[position][layer] and _distance(expected, position, layer) > near_tie:
                 yield position, layer
 
 
@@ -119,8 +124,8 @@ def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
             for layer, size in enumerate(margins):
                 if size > near_tie:
                     closest.append(size)
-                elif routed[position][layer] != expected.indices[position][layer]:
-                    let_pass = max(let_pass, size)
+                if routed[position][layer] != expected.indices[position][layer]:
+                    let_pass = max(let_pass, _distance(expected, position, layer))
     faults = {"another expert at the closest choice": min(closest)} if closest else {}
     return Margin(unit="router logits between neighbours", measured=let_pass, bound=near_tie, faults=faults)
 

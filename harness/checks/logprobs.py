@@ -13,7 +13,7 @@ from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
-from harness.reference import Next, NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.reference import WIDER, Next, NextRequest, Query, ScoreRequest, UnansweredQuery
 from harness.verdict import Margin
 
 CONSTANT = 1e-2
@@ -101,7 +101,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
                 worst_shown = row.shown(position=at, got=got, reference=expected)
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = evidence.noise.rms if rounded and not exact else evidence.noise.near
+    bound = WIDER * evidence.noise.quarter if rounded and not exact else evidence.noise.near
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}

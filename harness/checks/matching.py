@@ -18,7 +18,7 @@ from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution
 from harness.contract import SessionId
 from harness.recording import Call
-from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, UnansweredQuery
+from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
 from harness.wire import SESSION
 
 DATA_PLANE = ("generate", "sample", "completion", "chat_completion", "gym_generate")
@@ -42,6 +42,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     session: SessionId | None
     params: dict[str, Any]
+    routed: Routed = []
+    """The experts that the result names for each token that was fed to the model: the prompt and all but the last of `tokens`. Empty
+    where it names none, or not that many."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -189,7 +192,14 @@ def _row(call: Call, index: int, prompt: tuple[int, ...] | None, session: Any, p
         finish_reason=reason,
         session=session,
         params=params,
+        routed=_routed(result, index, len(prompt or ()) + len(tokens or ()) - 1),
     )
+
+
+def _routed(result: Any, index: int, fed: int) -> Routed:
+    named = (result or {}).get("routed_experts") or ()
+    found = named[index] if index < len(named) else None
+    return found if found and len(found) == fed else []
 
 
 def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:

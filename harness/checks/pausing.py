@@ -208,6 +208,7 @@ def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = Fals
             quantization=evidence.header.topology.quantization,
             prompt=list(row.prompt or ()),
             tokens=list(row.tokens or ()),
+            routed=evidence.followed(row.routed),
         )
         for row in (plain, paused)
     ]

@@ -12,8 +12,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
+import msgspec
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.answers import Answer, of_answers
@@ -35,11 +36,19 @@ SUMMED = 1e-3
 
 
 def _first_tokens(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
-    return (row.next_after(0) for row in rows[:1])
+    return (group[0].next_after(0) for group in _by_prompt(rows))
+
+
+def _by_prompt(rows: list[Answer]) -> list[list[Answer]]:
+    """The rows of each prompt, prompts in order of their first row."""
+    groups: dict[tuple[int, ...], list[Answer]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.prompt), []).append(row)
+    return list(groups.values())
 
 
 def goodness_of_fit(*labels: str) -> Check:
-    """First tokens of many unseeded rows of one prompt fit the reference's distribution at their temperature."""
+    """First tokens of many unseeded rows of a few prompts fit the reference's distributions at their temperature."""
     return of_answers(
         "sampling.distribution",
         fault="a temperature that is ignored or applied twice, filters nobody asked for, another model's distribution",
@@ -50,58 +59,94 @@ def goodness_of_fit(*labels: str) -> Check:
     )
 
 
+@final
+class _Draws(msgspec.Struct, frozen=True, kw_only=True):
+    """The first tokens of one prompt beside the reference's distribution."""
+
+    model: list[float]
+    """Log-probabilities at temperature 1, by token."""
+    temperature: float
+    drawn: Counter[int]
+    cells: list[list[int]]
+
+    @property
+    def count(self) -> int:
+        return self.drawn.total()
+
+    @property
+    def statistic(self) -> float:
+        """Pearson's chi-square."""
+        counts = [sum(self.drawn[t] for t in cell) for cell in self.cells]
+        both = zip(counts, self.masses(1.0), strict=True)
+        return math.fsum((n - self.count * p) ** 2 / (self.count * p) for n, p in both)
+
+    def masses(self, factor: float) -> list[float]:
+        """The probability of each cell at `factor` times the temperature."""
+        at = tempered(self.model, self.temperature * factor)
+        return [math.fsum(at[t] for t in cell) for cell in self.cells]
+
+    def shift(self, factor: float) -> float:
+        """The noncentrality of the statistic if the temperature is wrong by `factor`."""
+        both = zip(self.masses(1.0), self.masses(factor), strict=True)
+        return self.count * math.fsum((q - p) ** 2 / p for p, q in both)
+
+
+def _draws(evidence: Evidence, rows: list[Answer]) -> _Draws:
+    model, temperature = evidence.reference.next(rows[0].next_after(0)).logprobs, rows[0].params.get("temperature", 1.0)
+    return _Draws(
+        model=model,
+        temperature=temperature,
+        drawn=Counter(row.tokens[0] for row in rows),
+        cells=_cells(tempered(model, temperature), len(rows)),
+    )
+
+
 def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     one = rows[0]
-    if any((row.prompt, row.params, row.version) != (one.prompt, one.params, one.version) for row in rows):
-        return untestable("the draws are not of one prompt and one set of sampling parameters")
+    if any((row.params, row.version) != (one.params, one.version) for row in rows):
+        return untestable("the draws are not of one set of sampling parameters")
     if one.params.get("seed") is not None or not one.params.get("temperature", 1.0):
         return untestable("the draws are seeded or greedy: they are not independent")
-    model = evidence.reference.next(one.next_after(0)).logprobs
-    expected = tempered(model, one.params.get("temperature", 1.0))
-    drawn = Counter(row.tokens[0] for row in rows)
-    cells = _cells(expected, len(rows))
-    if len(cells) < 3:
+    every = [_draws(evidence, group) for group in _by_prompt(rows)]
+    told = [draws for draws in every if len(draws.cells) > 1]
+    cells = sum(len(draws.cells) for draws in told)
+    if cells - len(told) < 2:
         return untestable("the reference's distribution has too few cells for these draws")
-    fractions = [math.fsum(expected[t] for t in cell) for cell in cells]
-    counts = [sum(drawn[t] for t in cell) for cell in cells]
-    statistic = math.fsum((n - len(rows) * p) ** 2 / (len(rows) * p) for n, p in zip(counts, fractions, strict=True))
-    margin = _margin(statistic, model, one, len(rows), cells, rms=evidence.noise.rms)
-    numbers = {"p_value": 10**-margin.measured, "draws": float(len(rows)), "cells": float(len(cells))}
+    margin = _margin(told, rms=evidence.noise.rms)
+    numbers = {"p_value": 10**-margin.measured, "draws": float(len(rows)), "cells": float(cells)}
     if margin.measured > margin.bound:
+        worst = max(told, key=lambda draws: draws.statistic)
+        expected = tempered(worst.model, worst.temperature)
         often = [
-            {"token": token, "drawn": count, "expected": round(len(rows) * expected[token], 2)}
-            for token, count in drawn.most_common(5)
+            {"token": token, "drawn": count, "expected": round(worst.count * expected[token], 2)}
+            for token, count in worst.drawn.most_common(5)
         ]
-        shown = {"prompt": one.prompt, "sampling_params": one.params, "most drawn": often}
-        return failed(len(rows), "sampled tokens do not come from the reference's distribution", [shown], **numbers)
+        shown = {"prompt": _by_prompt(rows)[every.index(worst)][0].prompt, "sampling_params": one.params}
+        reason = "sampled tokens do not come from the reference's distribution"
+        return failed(len(rows), reason, [shown | {"most drawn": often}], **numbers)
     if min(margin.faults.values()) <= margin.bound:
         return untestable("too few draws to tell a temperature that is off by a third")
     return passed(len(rows), margin=margin, **numbers)
 
 
-def _margin(
-    statistic: float, model: list[float], one: Answer, draws: int, cells: list[list[int]], *, rms: float
-) -> Margin:
+def _margin(every: list[_Draws], *, rms: float) -> Margin:
     """Everything as −log10 of a p-value. Of a fault: what it reaches at least with probability `POWER`.
 
-    An engine whose log-probabilities are off by `rms` nats draws from a distribution of its own: the statistic of a right one has a
-    noncentrality of draws × rms². Twice the `rms` of many positions is allowed for this one.
+    Statistics of several prompts add up, and so do their degrees of freedom. An engine whose log-probabilities are off by `rms`
+    nats draws from a distribution of its own: the statistic of a right one has a noncentrality of draws × rms². Twice the `rms` of
+    many positions is allowed for these few.
     """
-    freedom = len(cells) - 1
-    temperature = one.params.get("temperature", 1.0)
-    noise = draws * (2 * rms / temperature) ** 2
+    freedom = sum(len(draws.cells) - 1 for draws in every)
+    noise = math.fsum(draws.count * (2 * rms / draws.temperature) ** 2 for draws in every)
     critical = stats.ncx2.isf(FALSE_ALARM, freedom, noise)
-    right = tempered(model, temperature)
     faults, powers = {}, []
     for factor in WEAKEST_FAULT:
-        wrong = tempered(model, temperature * factor)
-        masses = [(math.fsum(right[t] for t in cell), math.fsum(wrong[t] for t in cell)) for cell in cells]
-        shift = draws * math.fsum((q - p) ** 2 / p for p, q in masses)
+        shift = math.fsum(draws.shift(factor) for draws in every)
         powers.append(float(stats.ncx2.sf(critical, freedom, shift)))
         faults[f"temperature × {factor:.2f}"] = _minus_log10(stats.ncx2.isf(POWER, freedom, shift), freedom, noise)
     return Margin(
         unit="−log10 p",
-        measured=_minus_log10(statistic, freedom, noise),
+        measured=_minus_log10(math.fsum(draws.statistic for draws in every), freedom, noise),
         bound=-math.log10(FALSE_ALARM),
         faults=faults,
         false_alarm_rate=FALSE_ALARM,

@@ -95,6 +95,7 @@ def score_of(evidence: Evidence, answer: Answered) -> ScoreRequest:
         quantization=evidence.header.topology.quantization,
         prompt=list(answer.row.prompt or ()),
         tokens=list(answer.row.tokens or ()),
+        routed=evidence.followed(answer.row.routed),
     )
 
 

@@ -87,14 +87,15 @@ async def test_a_seed_does_not_depend_on_company(stack: Stack, prompts: Prompts)
 
 @scenario(task=0, promise="sampled tokens come from the model's distribution", checks=[goodness_of_fit()])
 async def test_samples_follow_the_models_distribution(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams: temperature 1.0, and no filter unless one is asked for."""
-    await stack.generate([prompts.one()] * 384, temperature=1.0, max_tokens=1)
+    """vLLM documentation, SamplingParams: temperature 1.0, and no filter unless one is asked for. Several prompts: after one of them
+    a real model may be sure of its next token."""
+    await stack.generate(prompts.unique(4) * 192, temperature=1.0, max_tokens=1)
 
 
 @scenario(task=0, promise="the temperature shapes the distribution as documented", checks=[goodness_of_fit()])
 async def test_samples_follow_the_temperature(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.temperature: "Lower values make the model more deterministic"."""
-    await stack.generate([prompts.one()] * 512, temperature=0.7, max_tokens=1)
+    await stack.generate(prompts.unique(4) * 192, temperature=0.7, max_tokens=1)
 
 
 @scenario(

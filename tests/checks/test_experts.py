@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from harness.checks.base import Evidence
 from harness.checks.experts import routed_experts
-from harness.reference import Experts, ExpertsRequest
+from harness.checks.staleness import CURRENT_POLICY
+from harness.checks.tokens import greedy
+from harness.reference import Experts, ExpertsRequest, Noise, NoiseRequest, Score, ScoreRequest
+from tests import traces
 from tests.checks.scene import Scene
 from tests.traces import NOISE
 
@@ -104,3 +108,53 @@ def test_an_answer_that_a_sync_overlaps_is_not_judged():
     sync = scene.sync(1)
     scene.change(sync, started_ns=scene.calls[-2].started_ns + 1)
     assert scene.judge(CHECK).status == "untestable"
+
+
+BFLOAT16 = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
+TIE = 0.2
+
+
+def in_sixteen_bits() -> tuple[Scene, list[int], list[list[list[int]]]]:
+    """One greedy answer in bfloat16, the tokens that were fed, and experts of which the last pair is swapped."""
+    scene = Scene()
+    scene.reference.set(NoiseRequest(), Noise(numbers=1, largest=0.1, rms=0.01, router=TIE / 2))
+    call = scene.generate(PROMPTS[:1])
+    fed = (PROMPTS[0] + call.result["response_ids"][0])[:-1]
+    right = scene.reference.routed(fed)
+    other = [*right[:-1], [right[-1][0][::-1], right[-1][1]]]
+    scene.change(call, result={**call.result, "routed_experts": [other]})
+    return scene, fed, other
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"), [(0.9 * TIE, "pass"), (1.1 * TIE, "fail")], ids=["near tie", "other expert"]
+)
+def test_in_sixteen_bits_the_distance_of_the_engines_choice_decides(behind, status):
+    scene, fed, other = in_sixteen_bits()
+    expected = Experts(
+        indices=scene.reference.routed(fed),
+        margins=[[1.0, 1.0]] * len(fed),
+        count=8,
+        behind=[*[[0.0, 0.0]] * (len(fed) - 1), [behind, 0.0]],
+    )
+    scene.reference.set(ExpertsRequest(version=0, tokens=fed, routed=other), expected)
+    assert scene.judge(CHECK, model=BFLOAT16).status == status
+
+
+@pytest.mark.parametrize("check", [greedy(), CURRENT_POLICY], ids=["greedy", "current policy"])
+@pytest.mark.parametrize(("behind", "status"), [(0.1, "pass"), (0.3, "fail")], ids=["near tie", "other token"])
+def test_in_sixteen_bits_an_answer_is_scored_on_the_experts_that_it_names(check, behind, status):
+    scene, fed, other = in_sixteen_bits()
+    tokens = scene.calls[-1].result["response_ids"][0]
+    score = Score(logprobs=[-1.0] * 6, ranks=[1] + [0] * 5, margins=[3.0] * 6, behind=(behind, *[0.0] * 5))
+    scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[0], tokens=tokens, routed=other), score)
+    assert len(fed) == len(other)
+    assert scene.judge(check, model=BFLOAT16).status == status
+
+
+@pytest.mark.parametrize(("about", "taken"), [({}, False), ({"model": BFLOAT16}, True)], ids=["float32", "bfloat16"])
+def test_the_reference_is_given_the_answers_experts_in_sixteen_bits_alone(about, taken):
+    scene, _, other = in_sixteen_bits()
+    evidence = Evidence(traces.trace(*scene.calls, observations=scene.seen, **about), scene.reference)
+    asked = [query for check in (CHECK, greedy()) for query in check.queries(evidence) if hasattr(query, "routed")]
+    assert other in [query.routed for query in asked] if taken else not any(query.routed for query in asked)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pytest
 
@@ -10,7 +12,14 @@ from harness.checks.quantization import quantization_effect
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
-from harness.reference import ExpectedDigests, ExpectedDigestsRequest, Score, ScoreRequest
+from harness.reference import (
+    ExpectedDigests,
+    ExpectedDigestsRequest,
+    Noise,
+    NoiseRequest,
+    Score,
+    ScoreRequest,
+)
 from harness.topology import Topology
 from tests.checks.scene import SERVERS, Scene
 from tests.traces import NOISE
@@ -43,6 +52,35 @@ def test_quantized_answers_pass():
 def test_answers_in_full_precision_are_not_what_was_asked_for(held):
     found = answered(*held).judge(CHECK, topology=INT8)
     assert found.reason == "log-probabilities are those of full precision: the quantization is not in effect"
+
+
+BFLOAT16 = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
+
+
+def noisy(held, *, rms: float = 0.05, rows: int = 16) -> Scene:
+    """Rows of an engine that holds its weights in `held`, with the noise of 16 bits in each log-probability."""
+    scene, rng = Scene(), random.Random(4)
+    scene.reference.set(NoiseRequest(quantization="int8"), Noise(numbers=1, largest=4 * rms, rms=rms))
+    prompts = [[30 + row] for row in range(rows)]
+    ids = [scene.reference.greedy(p, 6, quantization="int8") for p in prompts]
+    numbers = [
+        [x + rng.gauss(0.0, rms) for x in scene.reference.logprobs(p, tokens, quantization=held)]
+        for p, tokens in zip(prompts, ids, strict=True)
+    ]
+    scene.generate(prompts, tokens=ids, params={"logprobs": 0}, logprobs=numbers)
+    return scene
+
+
+@pytest.mark.parametrize(("held", "status"), [("int8", "pass"), (None, "fail")], ids=["quantized", "full precision"])
+def test_in_sixteen_bits_all_tokens_together_tell_whether_weights_are_quantized(held, status):
+    found = noisy(held).judge(CHECK, topology=INT8, model=BFLOAT16)
+    assert found.status == status
+    assert found.numbers["share of the quantization error"] == pytest.approx(1.0 if held else 0.0, abs=0.3)
+
+
+def test_noise_that_hides_the_quantization_is_untestable():
+    assert noisy("int8", rms=1.0).judge(CHECK, topology=INT8, model=BFLOAT16).status == "untestable"
+    assert noisy("int8", rows=1).judge(CHECK, topology=INT8, model=BFLOAT16).status == "untestable"
 
 
 def test_what_cannot_tell_is_untestable():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -68,6 +69,41 @@ def test_draws_that_prove_nothing_are_untestable():
         "fail",
         "generate() failed with ValueError",
     )
+
+
+SURE = [-1e-4, *[math.log(1e-4 / 63)] * 63]
+"""Log-probabilities after a prompt that leaves nearly no choice."""
+
+
+def several(temperature: float, asked: float, reference: FakeReference, *, prompts: int = 4, each: int = 192):
+    """Draws at `temperature` of requests that ask for `asked`, of several prompts."""
+    rng, rows = random.Random(5), []
+    for prompt in PROMPTS[:prompts]:
+        model = reference.next(NextRequest(version=0, prompt=prompt)).logprobs
+        rows += [(prompt, [t]) for t in rng.choices(range(64), tempered(model, temperature), k=each)]
+    asking, answers = zip(*rows, strict=True)
+    return generate(list(asking), list(answers), params={"temperature": asked, "max_tokens": 1})
+
+
+def after_sure_prompts(number: int) -> FakeReference:
+    """A reference that is sure of the token after the first `number` prompts."""
+    reference = FakeReference(vocab_size=64)
+    for prompt in PROMPTS[:number]:
+        reference.set(NextRequest(version=0, prompt=prompt), Next(logprobs=SURE))
+    return reference
+
+
+@pytest.mark.parametrize(("drawn_at", "status"), [(0.7, "pass"), (1.0, "fail")])
+@pytest.mark.parametrize("sure", [0, 1])
+def test_the_draws_of_several_prompts_are_judged_together(sure, drawn_at, status):
+    reference = after_sure_prompts(sure)
+    assert found(goodness_of_fit(), several(drawn_at, 0.7, reference), reference=reference)[0] == status
+
+
+def test_a_single_prompt_that_leaves_no_choice_is_untestable():
+    reference = after_sure_prompts(1)
+    alone = several(0.7, 0.7, reference, prompts=1, each=512)
+    assert found(goodness_of_fit(), alone, reference=reference)[0] == "untestable"
 
 
 PROMPTS = [[3, n] for n in range(4, 20)]
