@@ -34,7 +34,8 @@ from harness.reference import (
     Weights,
 )
 
-NOISE_ROWS, NOISE_TOKENS = 16, 64
+NOISE_ROWS, NOISE_TOKENS = 8, 512
+"""Rounding grows with the context here: as long as a conversation of several turns."""
 
 
 @lru_cache(maxsize=64)

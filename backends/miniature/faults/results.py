@@ -89,12 +89,10 @@ class SwappedInLargeBatches(Client):
         "same_version_same_output",
         "sampling.filters",
         "schedule.versions",
-        "sticky_sessions",
         "tokens.greedy",
         "tokens.same",
         "training.gap",
         "turns_keep_tokens",
-        "wire.logprobs",
     ],
 )
 class SwappedBetweenServers(Router):
