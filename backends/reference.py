@@ -381,6 +381,8 @@ class Reference:
             model_path=self._request.model_path,
             dtype=self._request.dtype,
             cpu=self._request.engine == "cpu",
+            cuda_graphs=self._request.cuda_graphs,
+            batch_invariant=self._request.batch_invariant,
             experts=self._is_mixture,
             prompts=rows,
             tokens=rounding.ENGINE_TOKENS,

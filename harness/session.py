@@ -515,6 +515,8 @@ class Session:
             engine=self.options.engine,
             model_path=str(model.path),
             dtype=self._dtype(model),
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
             scratch=str(oracle.host.scratch),
             logs=str(logs.absolute()),
             policies=str(self.folder.policies),

@@ -16,6 +16,7 @@ import msgspec
 
 from backends.vllm import patches
 from backends.vllm.environment import CPU_VARIABLES, VARIABLES
+from backends.vllm.probes import BATCH_INVARIANT
 
 FEW = 4
 """Prompts of a small batch."""
@@ -28,6 +29,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     dtype: str
     cpu: bool
+    cuda_graphs: bool
+    batch_invariant: bool
     experts: bool
     """Is the model a mixture of experts?"""
     prompts: list[list[int]]
@@ -58,6 +61,7 @@ def main() -> None:
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
     os.environ.update(VARIABLES)
     os.environ.update(CPU_VARIABLES if asked.cpu else {})
+    os.environ[BATCH_INVARIANT] = "1" if asked.batch_invariant else "0"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if asked.cpu:
         for patch in (*patches.CPU, *(patches.EXPERTS_ON_CPU if asked.experts else ())):
@@ -78,7 +82,7 @@ def _engine(asked: Asked) -> Any:
     return LLM(
         model=asked.model_path,
         dtype=asked.dtype,
-        enforce_eager=True,
+        enforce_eager=not asked.cuda_graphs,
         enable_prefix_caching=True,
         max_model_len=asked.longest,
         max_num_batched_tokens=max(asked.longest, sum(map(len, asked.prompts)) // 2 + 1),
