@@ -356,13 +356,13 @@ class Reference:
         for row in rows if self._is_mixture else ():
             with self._following(self._choices(rounded, row) if routed_alike else (), math.inf):
                 router = max(router, float((_router_logits(exact, row) - _router_logits(rounded, row)).abs().max()))
-        weights = reference.largest
+        weights = reference.largest + max((moved.largest for moved in engine.values()), default=0.0)
         if request.quantization is None and not in_float32:
             made = policy.version(self._request.model_path, 0, self._request.policies)
             model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
             self._holds = NOT_ROUNDED
             found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
-            weights = max(weights, found.largest)
+            weights = found.largest
         every = {"reference": reference, **engine}
         return Noise(
             numbers=sum(moved.numbers for moved in every.values()),

@@ -17,7 +17,7 @@ import torch
 from backends.vllm.bare import Answered, Asked, Row
 from harness.reference import Moved
 
-ROWS, TOKENS, BEST = 16, 64, 4
+ROWS, TOKENS, BEST = 16, 96, 4
 """Contexts of the reference's own arithmetic, their tokens, and how many of the most probable tokens count at each position."""
 ENGINE_TOKENS, ENGINE_BEST = 32, 16
 """Of the bare engine: tokens that each context is continued by, and how many of the most probable ones count at each position."""

@@ -164,7 +164,8 @@ class Noise(Message, frozen=True, kw_only=True):
     quarter: float = 0.0
     """Nats: a quarter of the reference's differences is below this."""
     weights: float = 0.0
-    """Nats: the largest difference from weights that were not rounded to the dtype either: what a float32 trainer sees."""
+    """Nats: the largest difference from a float32 trainer, whose weights are not rounded to the dtype. In float32 both sides round:
+    the sum of what either does."""
     router: float = 0.0
     """The largest difference of a mixture's router logits. Of mixtures in 16 bits all figures but `weights` are measured with both
     routed alike: an expert that a near tie swaps moves what follows by nats."""
