@@ -362,7 +362,7 @@ class Reference:
             model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
             self._holds = NOT_ROUNDED
             found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
-            weights = found.largest
+            weights = max([found.largest, *(moved.largest for moved in engine.values())])
         every = {"reference": reference, **engine}
         return Noise(
             numbers=sum(moved.numbers for moved in every.values()),
