@@ -332,6 +332,7 @@ class ExecutedTwiceUnderLoad(Router):
         "stopping",
         "text",
         "tokens.greedy",
+        "training.gap",
         "turns_keep_tokens",
     ],
 )

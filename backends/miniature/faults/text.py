@@ -40,7 +40,6 @@ class TextCut(Engine):
     "another_request",
     caught_by=["text"],
     also=[
-        "all_complete",
         "conservation",
         "echo",
         "gym.loss_masks",

@@ -117,7 +117,6 @@ class SyncWithoutEffect(Client):
         "training.gap",
         "uniform_servers",
         "whole_version",
-        "wire.logprobs",
     ],
 )
 class SyncOnlyOnce(Client):
