@@ -242,7 +242,10 @@ def test_a_kit_that_lacks_something_costs_no_environment(place: Place, kit: Path
     assert place.ensure() == python
 
 
-@pytest.mark.parametrize("tag", ["cp39-cp39-linux_x86_64", "cp312-cp312-macosx_11_0_arm64"])
+OWN = f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+
+@pytest.mark.parametrize("tag", ["cp39-cp39-linux_x86_64", f"{OWN}-{OWN}-macosx_11_0_arm64"])
 def test_a_kit_for_another_python_or_platform_is_named(place: Place, kit: Path, tag: str):
     (kit / place.pear.name).rename(kit / f"pear-1.0-{tag}.whl")
     with pytest.raises(EnvironmentBroken, match="are for another Python or platform") as caught:

@@ -194,7 +194,7 @@ def test_a_single_prompt_is_untestable():
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("off", [0.0, 4e-5])
+@pytest.mark.parametrize("off", [0.0, 5e-4])
 def test_a_run_is_red_in_the_gap_alone_when_engines_of_the_candidate_are_off_within_its_bound(
     tmp_path, monkeypatch, off
 ):
@@ -211,4 +211,4 @@ def test_a_run_is_red_in_the_gap_alone_when_engines_of_the_candidate_are_off_wit
     assert [(curve.target, len(curve.steps)) for curve in judged.gaps] == [(one, 6) for one in pair]
     assert all(off < curve.bound < 2 * off for curve in judged.gaps if off)
     means = [max(step.mean for step in curve.steps) for curve in judged.gaps]
-    assert means == pytest.approx([0, off], abs=2e-6)
+    assert means == pytest.approx([0, off], abs=1e-5)

@@ -10,7 +10,7 @@ from harness.capability import Capability
 from harness.checks.base import Check, failed, passed, untestable
 from harness.errors import Blame
 from harness.recording import CallError, ScenarioTrace
-from harness.reference import DecodeRequest, NextRequest, RenderRequest, Text, Tokens, UnansweredQuery
+from harness.reference import DecodeRequest, NextRequest, NoiseRequest, RenderRequest, Text, Tokens, UnansweredQuery
 from harness.verdict import Conformance, Verdict
 from tests import recordings, traces
 
@@ -120,12 +120,13 @@ def test_a_scenario_that_was_not_driven_to_its_end_passes_nothing(blame, status)
 
 
 def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
-    """A chat prompt is rendered first, then scored: the driver asks in rounds until nothing is missing."""
-    messages = [{"role": "user", "content": "hi"}]
+    """A chat prompt is rendered first, then scored: the driver asks in rounds until nothing is missing. Every scenario asks for what
+    rounding moves."""
+    asked = RenderRequest(messages=[{"role": "user", "content": "hi"}])
 
     def two_rounds(evidence):
-        yield RenderRequest(messages=messages)
-        yield NextRequest(version=0, prompt=evidence.reference.render(messages))
+        yield asked
+        yield NextRequest(version=0, prompt=evidence.reference.render(asked.messages))
 
     def raising(evidence):
         yield DecodeRequest(tokens=[1], skip_special_tokens=True)
@@ -140,13 +141,13 @@ def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
     book = traces.FakeReference()
     others = [DecodeRequest(tokens=[1], skip_special_tokens=True), NextRequest(version=1, prompt=[])]
     first = judge.queries(scenario, traces.trace(CALL), book.asked([]))
-    assert first == [RenderRequest(messages=messages), *others]
-    book.set(first[0], Tokens(tokens=[5]))
+    assert first == [NoiseRequest(), asked, *others]
+    book.set(asked, Tokens(tokens=[5]))
     second = judge.queries(scenario, traces.trace(CALL), book.asked(first))
-    assert second == [first[0], NextRequest(version=0, prompt=[5]), *others]
+    assert second == [NoiseRequest(), asked, NextRequest(version=0, prompt=[5]), *others]
     assert isinstance(Text(text=""), Text)
     with pytest.raises(UnansweredQuery):
-        book.asked([]).render(messages)
+        book.asked([]).render(asked.messages)
 
 
 def test_a_lacking_capability_is_missing_for_each_check_and_red_only_in_a_comparison():
