@@ -136,7 +136,7 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
 
 def of_rounding(model: str, dtype: str, noise: Noise) -> NoiseFloor:
     """What rounding moves in one model, as a line beside the checks that take their bounds from it."""
-    measured = ", ".join(f"{name} {moved.largest:.2g}" for name, moved in noise.measured.items())
+    measured = "; ".join(f"{name}: {moved.largest:.2g}" for name, moved in noise.measured.items())
     return NoiseFloor(
         check=f"rounding of {model} in {dtype}",
         unit=f"nats ({measured})",
