@@ -41,13 +41,6 @@ def declared(monkeypatch):
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.toml"
-    path.write_text("")
-    return path
-
-
-@pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out" / "whole"
 

@@ -36,13 +36,6 @@ def declared(monkeypatch):
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.toml"
-    path.write_text("")
-    return path
-
-
-@pytest.fixture
 def judged(tmp_path: Path, ledger: Path):
     """Judge a run of both stacks whose candidate was damaged by `change`."""
 
