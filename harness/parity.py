@@ -244,8 +244,7 @@ def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace
     if GAP not in about.scenario.checks:
         return []
     ours, theirs = baseline.evidence, candidate.evidence
-    exact = theirs.exact
-    found = gaps.compare(ours.trace, theirs.trace, twin, theirs.noise, exact=exact)
+    found = gaps.compare(ours.trace, theirs.trace, twin, theirs.noise, exact=theirs.exact)
     blame = {Parity.PARITY: None, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status, Blame.STACK)
     verdict = about(
         gaps.CHECK,

@@ -87,7 +87,7 @@ class Evidence:
 
     @property
     def exact(self) -> bool:
-        """Does what rounds nothing but float32 come out alike twice, near ties of greedy tokens aside?"""
+        """True if the engines compute in float32: its noise hides no seeded fault and no draw."""
         return bool(self.header.model["dtype"] == "float32")
 
     @property
@@ -113,9 +113,9 @@ class Evidence:
     def near(self, score: Score) -> float:
         """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
 
-        What the dtype rounds was measured. Where activations are quantized, one that lies
-        between two steps goes either way for it, and what follows goes with it. Few do in an engine, far more in the reference's
-        trials: twice the most that these moved any token of the answer is allowed.
+        What the dtype rounds was measured. Where activations are quantized, one that lies between two steps goes either way for it,
+        and what follows goes with it. Few do in an engine, far more in the reference's trials: twice the most that these moved any
+        token of the answer is allowed.
         """
         if not self.exact:
             return self.noise.near  # was measured with activations that part
