@@ -29,6 +29,8 @@ SETTLED = 30
 
 FREEZES = {Moment.BEFORE_FIRST_TOKEN: 2, Moment.QUEUED: 4, Moment.LAST_TOKEN: 40}
 """How often pause(keep) freezes the same requests: from their first step on, the last of them for as many steps as they take."""
+WAITS = {Moment.LAST_TOKEN: 3}
+"""How often the same requests are asked and met by a pause(wait), which comes to each of them once."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +41,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ragged_budgets(prompts: Prompts, steps: int = 16) -> list[Ask]:
-    """Budgets next to each other: in each of so many steps from the 24th on some request has one token left."""
-    return [Ask(prompt=prompt, max_tokens=24 + at % steps) for at, prompt in enumerate(prompts.unique(64))]
+    """Budgets next to each other: in each of so many steps from the 24th on some requests have one token left."""
+    return [
+        Ask(prompt=prompt, max_tokens=24 + at % steps) for at, prompt in enumerate(prompts.unique(max(64, 3 * steps)))
+    ]
 
 
 def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
-    """Requests that a pause can meet at this moment. pause(abort) comes once: they last until it is there, however late."""
-    once = mode == "abort"
+    """Requests that a pause can meet at this moment. What comes once to each is awaited: they last until it is there, however
+    late."""
+    once = mode != "keep"
     match moment:
         case Moment.BEFORE_FIRST_TOKEN:
             return [Ask(prompt=prompt, max_tokens=64 if once else 16) for prompt in prompts.unique(40, length=120)]
@@ -110,21 +115,22 @@ async def with_and_without_a_pause(
     """
     asks = asks_for(moment, prompts, mode)
     await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
-    await stack.reset_prefix_cache()
-    async with asyncio.TaskGroup() as tasks:
-        together = moment is not Moment.UNDER_WAY
-        if together:
+    for _ in range(WAITS.get(moment, 1) if mode == "wait" else 1):
+        await stack.reset_prefix_cache()
+        async with asyncio.TaskGroup() as tasks:
+            together = moment is not Moment.UNDER_WAY
+            if together:
+                await stack.pause(mode)
+            tasks.create_task(ask_all(stack, asks, label=PAUSED, batched=batched, **params))
+            if together:
+                await until_all_are_there(stack, len(asks), 1 if batched else len(asks))
+                await stack.resume()
+            if together and mode == "keep":
+                await freeze_repeatedly(stack, FREEZES[moment])
+                return
+            await until(stack, moment, len(asks))
             await stack.pause(mode)
-        tasks.create_task(ask_all(stack, asks, label=PAUSED, batched=batched, **params))
-        if together:
-            await until_all_are_there(stack, len(asks), 1 if batched else len(asks))
             await stack.resume()
-        if together and mode == "keep":
-            await freeze_repeatedly(stack, FREEZES[moment])
-            return
-        await until(stack, moment, len(asks))
-        await stack.pause(mode)
-        await stack.resume()
 
 
 async def freeze_repeatedly(stack: Stack, times: int) -> None:
