@@ -271,10 +271,10 @@ def prove(
     from harness.prove import MINIATURES, Request, plans
 
     _check_targets(stack or [], ())
-    if readme and (fault or k or dtype):
+    if readme and (fault or k or dtype == DtypeChoice.AUTO):
         raise UsageError(
-            "the README shows whole runs only, in the default dtype",
-            next_step="leave out --fault, -k and --dtype, or --readme",
+            "the README shows whole runs only, in a dtype that has a name",
+            next_step="leave out --fault, -k and --dtype auto, or --readme",
         )
     request = Request(
         stacks=tuple(stack or MINIATURES),

@@ -23,10 +23,11 @@ Layout = Literal["single", "fsdp2", "megatron"]
 FIRST_TRAINED = 2**32
 """Policy versions from here on were trained; those below are made by rule (`fixtures/policy.py`)."""
 Start = Literal["ray", "fork", "inline"]
+"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """In which engines hold weights and compute."""
-"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
-
+DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
+"""Engine → in which it computes unless --dtype says otherwise."""
 
 START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
 """Engine → how long the parts of a stack may take to come up. On CUDA they load weights, compile and capture graphs."""

@@ -181,6 +181,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """One stack, correct and under each of its faults."""
 
     target: str
+    dtype: str
+    """In which engines computed; empty for a stack of nothing but Python."""
     whole: bool
     """Was every scenario driven, under every fault that is seeded for the stack?"""
     scenarios: list[str]
@@ -548,6 +550,7 @@ def prove_target(
     plan: Mapping[str, Sequence[str]],
     scenarios: Sequence[str],
     unable: Sequence[str] = (),
+    dtype: str = "",
     whole: bool,
     filtered: bool,
     commands: Mapping[str, str] | None = None,
@@ -574,6 +577,7 @@ def prove_target(
     ]
     return Proof(
         target=target,
+        dtype=dtype,
         whole=whole,
         scenarios=[] if control is None else [name for name in scenarios if name not in every_unable],
         unable=every_unable,

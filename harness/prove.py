@@ -26,7 +26,7 @@ import msgspec
 from _pytest.mark.expression import Expression, ExpressionMatcher
 
 from harness import catalogue, ledger, pace
-from harness.contract import Dtype
+from harness.contract import DEFAULT_DTYPE, Dtype
 from harness.errors import HarnessError, StackError, UsageError
 from harness.faults import Fault
 from harness.judge import not_driven
@@ -461,6 +461,7 @@ class Collected:
             plan={f.id: [name for _, names in planned.of(f) for name in names] for f in planned.faults},
             scenarios=planned.scenarios,
             unable=planned.unable,
+            dtype="" if planned.inline else self._request.dtype or DEFAULT_DTYPE[self._request.engine],
             whole=planned.whole,
             filtered=bool(self._request.expression),
             commands={f.id: command(planned, f, self._request) for f in planned.faults},

@@ -29,7 +29,7 @@ from harness.book import Book
 from harness.catalogue import whole_waves
 from harness.checks.base import Evidence
 from harness.clock import SimulatedLoop
-from harness.contract import Description, Dtype, Empty, Start, StartRequest
+from harness.contract import DEFAULT_DTYPE, Description, Dtype, Empty, Start, StartRequest
 from harness.errors import Blame, CallFailed, StackError, UsageError
 from harness.faults import Fault
 from harness.inline import InlineHost
@@ -487,7 +487,7 @@ class Session:
             return "float32"  # its numbers are exact
         if self.options.dtype == "auto":
             return models.checkpoint_dtype(model.path)
-        return self.options.dtype or ("float32" if self.options.engine == "cpu" else "bfloat16")
+        return self.options.dtype or DEFAULT_DTYPE[self.options.engine]
 
     # --- the oracle
 

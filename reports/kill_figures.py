@@ -1,4 +1,4 @@
-"""The figures of the kill matrix in README.md: a row a stack, taken from a run."""
+"""The figures of the kill matrix in README.md: a row a stack and dtype, taken from a run."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from reports.readme import block, with_block
 
 NAME = "kill matrix"
 HEAD = (
-    "| stack | faults killed | checks killed | scenarios | drives under a fault | correct stack |",
-    "| --- | --- | --- | --- | --- | --- |",
+    "| stack | dtype | faults killed | checks killed | scenarios | drives under a fault | correct stack |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
 )
-ROW = re.compile(r"\| `(?P<stack>[^`|]+)` \| (\d+) of (\d+) \| (\d+) of (\d+) \| (\d+) \| (\d+) \| (green|red) \|")
-"""Stack, faults killed and all, checks killed and all, scenarios, drives, and whether the control is green."""
+ROW = re.compile(
+    r"\| `(?P<stack>[^`|]+)` \| (?P<dtype>\w+|–) \| (?P<killed>\d+) of (?P<faults>\d+) "
+    r"\| (?P<checks_killed>\d+) of (?P<checks>\d+) \| (?P<scenarios>\d+) \| (?P<drives>\d+) \| (?P<control>green|red) \|"
+)
+"""A line of the table. A stack of nothing but Python has no dtype."""
 
 
 def row(proof: Proof) -> str:
     """One stack's line of the table."""
     return (
-        f"| `{proof.target}` | {len(proof.killed)} of {len(proof.faults)} | {proof.checks_killed} of {len(proof.checks)} "
+        f"| `{proof.target}` | {proof.dtype or '–'} | {len(proof.killed)} of {len(proof.faults)} | {proof.checks_killed} of {len(proof.checks)} "
         f"| {len(proof.scenarios)} | {proof.drives} | {'green' if proof.control.green else 'red'} |"
     )
 
 
 def renewed(text: str, proofs: Iterable[Proof]) -> str:
-    """A README's text with the rows of these stacks replaced or added; the rows of others stay.
+    """A README's text with the rows of these stacks and dtypes replaced or added; all others stay.
 
     Raises UsageError for a text without the two markers.
     """
-    rows = rows_of(text) | {proof.target: row(proof) for proof in proofs}
+    rows = rows_of(text) | {(proof.target, proof.dtype or "–"): row(proof) for proof in proofs}
     return with_block(text, NAME, [*HEAD, *rows.values()])
 
 
-def rows_of(text: str) -> dict[str, str]:
-    """Stack → its line, of all that the block holds. Raises UsageError for a text without the two markers."""
-    return {match["stack"]: line for line in block(text, NAME) if (match := ROW.fullmatch(line))}
+def rows_of(text: str) -> dict[tuple[str, str], str]:
+    """(stack, dtype) → its line, of all that the block holds. Raises UsageError for a text without the two markers."""
+    return {(match["stack"], match["dtype"]): line for line in block(text, NAME) if (match := ROW.fullmatch(line))}
 
 
 def renew(readme: Path, matrix: KillMatrix) -> None:

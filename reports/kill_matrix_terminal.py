@@ -50,11 +50,12 @@ def _parts(matrix: KillMatrix, report: Path | None) -> list[RenderableType]:
 
 def _stacks(proofs: list[Proof]) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for column in ("stack", "faults killed", "checks killed", "scenarios", "drives", "correct stack"):
+    for column in ("stack", "dtype", "faults killed", "checks killed", "scenarios", "drives", "correct stack"):
         table.add_column(column, overflow="fold")
     for proof in proofs:
         table.add_row(
             Text(one_line(proof.target)),
+            proof.dtype or "–",
             f"{len(proof.killed)} of {len(proof.faults)}",
             f"{proof.checks_killed} of {len(proof.checks)}",
             str(len(proof.scenarios)),

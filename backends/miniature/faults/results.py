@@ -93,6 +93,7 @@ class SwappedInLargeBatches(Client):
         "tokens.same",
         "training.gap",
         "turns_keep_tokens",
+        "wire.logprobs",
     ],
 )
 class SwappedBetweenServers(Router):
