@@ -25,8 +25,9 @@ ROW = re.compile(
 def row(proof: Proof) -> str:
     """One stack's line of the table."""
     return (
-        f"| `{proof.target}` | {proof.dtype or '–'} | {len(proof.killed)} of {len(proof.faults)} | {proof.checks_killed} of {len(proof.checks)} "
-        f"| {len(proof.scenarios)} | {proof.drives} | {'green' if proof.control.green else 'red'} |"
+        f"| `{proof.target}` | {proof.dtype or '–'} | {len(proof.killed)} of {len(proof.faults)} "
+        f"| {proof.checks_killed} of {len(proof.checks)} | {len(proof.scenarios)} | {proof.drives} "
+        f"| {'green' if proof.control.green else 'red'} |"
     )
 
 

@@ -40,6 +40,7 @@ class TextCut(Engine):
     "another_request",
     caught_by=["text"],
     also=[
+        "all_complete",
         "conservation",
         "echo",
         "gym.loss_masks",

@@ -117,6 +117,7 @@ class SyncWithoutEffect(Client):
         "training.gap",
         "uniform_servers",
         "whole_version",
+        "wire.logprobs",
     ],
 )
 class SyncOnlyOnce(Client):
