@@ -27,10 +27,13 @@ SETTLED = 30
 """So often the same number of held requests was seen that no more are on their way."""
 
 
-FREEZES = {Moment.BEFORE_FIRST_TOKEN: 2, Moment.QUEUED: 4, Moment.LAST_TOKEN: 40}
-"""How often pause(keep) freezes the same requests: from their first step on, the last of them for as many steps as they take."""
-WAITS = {Moment.LAST_TOKEN: 3}
-"""How often the same requests are asked and met by a pause(wait), which comes to each of them once."""
+FREEZES = {Moment.BEFORE_FIRST_TOKEN: 2, Moment.QUEUED: 4, Moment.LAST_TOKEN: 16}
+"""How often pause(keep) freezes the same requests, a step or few between two."""
+ROUNDS = {Moment.LAST_TOKEN: 3}
+"""How often the same requests are asked, and paused at this moment: on a busy machine engines may take all their steps before a
+pause reaches them."""
+FEWEST, STEPS = 24, 32
+"""In each of so many steps, from the one before this token on, some requests have one token left."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +43,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
 
 
-def ragged_budgets(prompts: Prompts, steps: int = 16) -> list[Ask]:
-    """Budgets next to each other: in each of so many steps from the 24th on some requests have one token left."""
-    return [
-        Ask(prompt=prompt, max_tokens=24 + at % steps) for at, prompt in enumerate(prompts.unique(max(64, 3 * steps)))
-    ]
+def ragged_budgets(prompts: Prompts) -> list[Ask]:
+    """Budgets next to each other, several requests to each."""
+    return [Ask(prompt=prompt, max_tokens=FEWEST + at % STEPS) for at, prompt in enumerate(prompts.unique(64))]
 
 
 def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
@@ -57,7 +58,7 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:
-            return ragged_budgets(prompts, 32 if once else 16)
+            return ragged_budgets(prompts)
         case Moment.UNDER_WAY:
             return [Ask(prompt=prompt, max_tokens=200) for prompt in prompts.unique(8)]
 
@@ -85,7 +86,7 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
             case Moment.QUEUED:
                 return 2 * seen.requests >= requests and seen.tokens >= requests
             case Moment.LAST_TOKEN:
-                return seen.requests > 0 and seen.tokens >= 23 * seen.requests
+                return seen.tokens >= (FEWEST - 1) * seen.requests if seen.requests else not stack.pending
             case Moment.UNDER_WAY:
                 return seen.requests == requests and seen.tokens >= 16 * requests
 
@@ -115,7 +116,7 @@ async def with_and_without_a_pause(
     """
     asks = asks_for(moment, prompts, mode)
     await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
-    for _ in range(WAITS.get(moment, 1) if mode == "wait" else 1):
+    for _ in range(1 if mode == "abort" else ROUNDS.get(moment, 1)):
         await stack.reset_prefix_cache()
         async with asyncio.TaskGroup() as tasks:
             together = moment is not Moment.UNDER_WAY
@@ -126,8 +127,10 @@ async def with_and_without_a_pause(
                 await until_all_are_there(stack, len(asks), 1 if batched else len(asks))
                 await stack.resume()
             if together and mode == "keep":
+                if moment is Moment.LAST_TOKEN:
+                    await until(stack, moment, len(asks))
                 await freeze_repeatedly(stack, FREEZES[moment])
-                return
+                continue
             await until(stack, moment, len(asks))
             await stack.pause(mode)
             await stack.resume()
