@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.faults import Fault
+from harness.faults import DRIVEN, NOTHING, Fact, Fault
 
 TOKENS = "tokens.test_greedy_tokens_and_logprobs_are_the_models"
 BATCHES = "ordering.test_batches_of_any_size"
@@ -28,13 +28,11 @@ IS_PAUSED = "control_plane.test_is_paused_names_every_server"
 CACHE = "weight_sync.test_prefix_cache_is_fresh_after_a_sync"
 SYNC = "weight_sync.test_sync_reaches_every_parameter_of_every_server"
 
-DRIVEN = "driven"
-"""In place of checks: the scenario was not driven to its end, by a named error of the stack (`harness.kill_matrix`)."""
 BODY = ("completion.envelope", "completion.usage", "tokens.greedy", "stopping")
 """Checks of a completion's body: none of them judges a body whose choices are not those that were asked for."""
 
 
-def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: str, also: Iterable[str] = ()) -> Fault:
+def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: str, corrupts: Fact = NOTHING) -> Fault:
     """A fault by its id; `caught_by` may name several checks, separated by blanks."""
     name, _, variant = fault.partition("/")
     return Fault(
@@ -42,7 +40,7 @@ def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: s
         variant=variant,
         breaks=breaks,
         caught_by=frozenset(caught_by.split()),
-        also=frozenset(also),
+        corrupts=corrupts,
         scenarios=frozenset([scenarios] if isinstance(scenarios, str) else scenarios),
     )
 
@@ -53,14 +51,14 @@ _BOTH: tuple[Fault, ...] = (
         "every token of an answer is replaced on its way",
         TOKENS,
         "tokens.greedy conservation",
-        ["logprobs.reference"],
+        Fact.ANSWERS,
     ),
     _fault(
         "tokens_edited/a_little",
         "one token of one response in an answer is replaced on its way",
         TOKENS,
         "tokens.greedy conservation",
-        ["logprobs.reference"],
+        Fact.ANSWERS,
     ),
     _fault(
         "output_cut_short",
@@ -85,7 +83,7 @@ _BOTH: tuple[Fault, ...] = (
         "one log-probability of an answer is not a number",
         TOKENS,
         "logprobs.numbers numbers_are_numbers",
-        ["logprobs.reference"],
+        Fact.LOGPROBS,
     ),
     _fault("executed_twice", "a request is sent to its engine twice", TOKENS, "conservation"),
     _fault(
@@ -93,21 +91,21 @@ _BOTH: tuple[Fault, ...] = (
         "an answer lacks its last response",
         SAMPLES,
         "conservation",
-        ["sampling.independent", "logprobs.reference", "stopping"],
+        Fact.ANSWERS,
     ),
     _fault(
         "response_doubled",
         "an answer holds its last response twice",
         SAMPLES,
         "conservation",
-        ["sampling.independent", "logprobs.reference", "stopping"],
+        Fact.ANSWERS,
     ),
     _fault(
         "choice_index_wrong",
         "choices are counted from 1",
         ONE_CHOICE,
         "completion.envelope",
-        ["completion.usage", "tokens.greedy", "stopping", "conservation"],
+        Fact.ANSWERS,
     ),
     _fault("usage_wrong", "usage counts a token that nobody generated", CHOICES, "completion.usage"),
     _fault(
@@ -140,7 +138,7 @@ _BOTH: tuple[Fault, ...] = (
         "resets of the prefix cache are confirmed and reach no server",
         CACHE,
         "fresh_prefix_cache fan_out",
-        ["current_policy"],
+        Fact.POLICY,
     ),
     _fault(
         "sync_missed/one_server",
@@ -159,7 +157,7 @@ _BOTH: tuple[Fault, ...] = (
         "one parameter is left out of every weight sync",
         SYNC,
         "every_parameter",
-        ["current_policy"],
+        Fact.POLICY,
     ),
 )
 
@@ -193,7 +191,7 @@ _OF_HTTP: tuple[Fault, ...] = (
         "two requests to one server get each other's responses",
         BATCHES,
         "ordering",
-        ["tokens.greedy", "conservation"],
+        Fact.ANSWERS,
     ),
     _fault(
         "results_swapped/within_an_answer",
@@ -241,7 +239,7 @@ _OF_LEGACY: tuple[Fault, ...] = (
         "the first two responses of an engine's answer are exchanged",
         BATCHES,
         "ordering",
-        ["tokens.greedy", "conservation"],
+        Fact.ANSWERS,
     ),
     _fault(
         "text_not_of_tokens",

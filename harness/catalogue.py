@@ -9,7 +9,9 @@ from functools import cache
 
 import scenarios
 from fixtures.prompts import Prompts
+from harness.checks.always import ALWAYS
 from harness.errors import UsageError
+from harness.faults import DRIVEN, NOTHING, Fact, family
 from harness.scenario import Scenario, declaration
 from harness.stack import Stack
 
@@ -37,6 +39,15 @@ def body(name: str) -> Callable[[Stack], Awaitable[None]]:
     """What a scenario does to a stack, with its own prompts: as pytest would call it, without pytest."""
     function = functions()[name]
     return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary))
+
+
+@cache
+def facts_read() -> dict[str, Fact]:
+    """Check → the facts that it reads, of every check of every scenario. A scenario may also end at a wrong answer."""
+    found = {DRIVEN: Fact.ANSWERS}
+    for check in (*ALWAYS, *(check for scenario in declared().values() for check in scenario.checks)):
+        found[family(check.name)] = found.get(family(check.name), NOTHING) | check.reads
+    return found
 
 
 @cache

@@ -7,6 +7,7 @@ The faults themselves live beside what they break (`backends/miniature/faults/`,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Flag, auto
 from typing import final
 
 import msgspec
@@ -16,12 +17,40 @@ DRIVEN = "driven"
 a fault may name it, and no fault has to."""
 
 
+class Fact(Flag):
+    """What a fault can falsify and a check can read."""
+
+    ANSWERS = auto()
+    """The tokens and rows that a caller gets back."""
+    TEXT = auto()
+    """The text of answers, and what is made from text."""
+    LOGPROBS = auto()
+    """The log-probabilities of answers."""
+    POLICY = auto()
+    """The weights in the workers, and which policy version answers come from."""
+    ADAPTERS = auto()
+    """Which LoRA adapter answers come from."""
+    CHANCE = auto()
+    """Random draws and their seeds."""
+    PAUSES = auto()
+    """When engines stand still, and what becomes of requests meanwhile."""
+    ROUTES = auto()
+    """Which server answers."""
+    ERRORS = auto()
+    """What a stack says about failures and its own health."""
+    TOKENIZER = auto()
+    """Token ids of a text, and back."""
+
+
+NOTHING = Fact(0)
+
+
 @final
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One way to break a stack. Checks are named without their label ("tokens.greedy", not "tokens.greedy:late").
 
-    `caught_by` are the checks that exist for it, `also` those that must see its consequences. Both together are all
-    that may turn red: any other red is a check that cries wolf, any green among them a check that is blind.
+    `caught_by` are the checks that exist for it: each must turn red. Another check may turn red only if it reads a fact
+    that the fault `corrupts`: any other red is a false alarm.
     """
 
     name: str
@@ -31,7 +60,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     breaks: str
     """One sentence for the report."""
     caught_by: frozenset[str]
-    also: frozenset[str] = frozenset()
+    corrupts: Fact = NOTHING
+    """Facts that become false for other checks as well. Nothing: only the checks in `caught_by` may turn red."""
     scenarios: frozenset[str] = frozenset()
     """Drive only these; empty is every scenario of the suite."""
     changes: frozenset[str] = frozenset()
@@ -41,11 +71,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         return f"{self.name}/{self.variant}" if self.variant else self.name
-
-    @property
-    def expected(self) -> frozenset[str]:
-        """Every check that must turn red."""
-        return self.caught_by | self.also
 
 
 def by_id(faults: Iterable[Fault]) -> dict[str, Fault]:

@@ -14,7 +14,7 @@ import msgspec
 
 from harness import pace
 from harness.errors import Blame
-from harness.faults import DRIVEN, Fault, family
+from harness.faults import DRIVEN, NOTHING, Fact, Fault, family
 from harness.judge import not_driven, raised
 from harness.pace import Timings
 from harness.verdict import Conformance, Verdict
@@ -29,13 +29,13 @@ class Outcome(StrEnum):
     """What became of a fault. All but `KILLED` are red."""
 
     KILLED = "killed"
-    """Exactly the checks turned red that it names."""
+    """All checks turned red that exist for it, and no other that does not read a fact that it corrupts."""
     SURVIVED = "survived"
     """No check turned red."""
     MISSED = "missed"
-    """A check that it names stayed green, was never judged, or only became untestable."""
+    """A check that exists for it stayed green, was never judged, or only became untestable."""
     OVERREACH = "overreach"
-    """A check turned red that it does not name, or broke."""
+    """A check turned red that reads nothing that it corrupts, or a check broke."""
     UNFIRED = "unfired"
     """The fault never took effect, or could not be injected: nothing is known."""
     INCOMPLETE = "incomplete"
@@ -48,13 +48,13 @@ class Mark(StrEnum):
     CAUGHT = "caught"
     """Red, and it exists for this fault."""
     ALSO = "also"
-    """Red, a consequence that the fault names."""
+    """Red, and it reads a fact that the fault corrupts."""
     UNEXPECTED = "unexpected"
-    """Red, and the fault does not name it."""
+    """Red, and it reads nothing that the fault corrupts."""
     MISSING = "missing"
-    """Named by the fault, and not red."""
+    """It exists for this fault, and is not red."""
     UNTESTABLE = "untestable"
-    """Could not judge under this fault, and was not named: neither catch nor alarm."""
+    """Could not judge under this fault, and does not exist for it: neither catch nor alarm."""
 
 
 @final
@@ -123,6 +123,7 @@ class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
     breaks: str
     caught_by: list[str]
     also: list[str]
+    """Other checks that turned red and read a fact that it corrupts."""
     outcome: Outcome
     problem: str = ""
     """What is wrong, in one sentence; empty for a fault that was killed."""
@@ -132,7 +133,7 @@ class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
     seen: list[str] = []
     """Checks that turned red."""
     catches: list[Catch] = []
-    """Every check that was named or was not green."""
+    """Every check that exists for it or was not green."""
     cells: list[Cell] = []
     seconds: float = 0.0
     command: str = ""
@@ -388,36 +389,52 @@ class Baseline:
 
 
 def judge_fault(
-    fault: Fault, lap: Lap | None, baseline: Baseline, *, scenarios: Iterable[str], filtered: bool, command: str = ""
+    fault: Fault,
+    lap: Lap | None,
+    baseline: Baseline,
+    *,
+    reads: Mapping[str, Fact],
+    scenarios: Iterable[str],
+    filtered: bool,
+    command: str = "",
 ) -> FaultProof:
-    """Compare exactly what turned red under a fault with what it names.
+    """Compare what turned red under a fault with what may and what must.
 
-    `lap` None: it was not driven to its end. `scenarios` are those that were to be driven. `filtered`: the command line left
-    some out, so that a check that it names may only have been red elsewhere; then such a check is no finding.
+    `lap` None: it was not driven to its end. `reads`: check → the facts that it reads. `scenarios` are those that were to be
+    driven. `filtered`: the command line left some out, so that a check that must be red may have been red only there; then one
+    catch is enough.
     """
-    caught_by, also = sorted(fault.caught_by), sorted(fault.also)
+    caught_by = sorted(fault.caught_by)
     if lap is None:
         return FaultProof(
-            id=fault.id, breaks=fault.breaks, caught_by=caught_by, also=also, command=command,
+            id=fault.id, breaks=fault.breaks, caught_by=caught_by, also=[], command=command,
             outcome=Outcome.INCOMPLETE, problem="it was not driven to its end",
         )  # fmt: skip
     turned = [v for v in settled(lap.verdicts) if baseline.turned(v)]
     seen = {family(v.check) for v in turned if _caught(v)}
     broken = {family(v.check) for v in turned if raised(v)}
     judged = baseline.families(scenarios).keys() | seen | {DRIVEN}
-    expected = fault.expected & seen if filtered else fault.expected
-    outcome, problem = _outcome(lap, expected, seen, broken, judged)
+    must = (filtered and fault.caught_by & seen) or fault.caught_by
+    also = {check for check in seen - fault.caught_by if reads.get(check, NOTHING) & fault.corrupts}
+    missed, unexpected = must - seen, seen - must - also - broken
+    differences = [
+        f"no driven scenario judges {_listed(missed - judged)}" if missed - judged else "",
+        f"not red: {_listed(missed & judged)}" if missed & judged else "",
+        f"red, and reads nothing that it corrupts: {_listed(unexpected)}" if unexpected else "",
+        f"broke, and a check may not raise: {_listed(broken)}" if broken else "",
+    ]
+    outcome, problem = _outcome(lap, seen | broken, missed, unexpected | broken, differences)
     return FaultProof(
         id=fault.id,
         breaks=fault.breaks,
         caught_by=caught_by,
-        also=also,
+        also=sorted(also),
         outcome=outcome,
         problem=problem,
         fired=lap.fired,
         driven=lap.driven,
         seen=sorted(seen | broken),
-        catches=_catches(fault, turned, seen, broken),
+        catches=_catches(fault, also, turned, seen, broken),
         cells=_cells(turned),
         seconds=round(lap.seconds, 3),
         command=command,
@@ -428,50 +445,43 @@ def _caught(verdict: Verdict) -> bool:
     return verdict.status == Conformance.FAIL or (family(verdict.check) in CAUGHT_BY_UNTESTABLE and not raised(verdict))
 
 
-def _outcome(lap: Lap, expected: Set[str], seen: Set[str], broken: Set[str], judged: Set[str]) -> tuple[Outcome, str]:
+def _outcome(
+    lap: Lap, seen: Set[str], missed: Set[str], unexpected: Set[str], differences: Iterable[str]
+) -> tuple[Outcome, str]:
     if lap.error:
         return Outcome.UNFIRED, f"it could not be driven: {lap.error}"
     if lap.fired <= 0:
         return Outcome.UNFIRED, "it never took effect, so nothing is known"
-    missed, unexpected = expected - seen, seen - expected - broken
-    differences = [
-        f"no driven scenario judges {_listed(missed - judged)}" if missed - judged else "",
-        f"not red: {_listed(missed & judged)}" if missed & judged else "",
-        f"red and not named: {_listed(unexpected)}" if unexpected else "",
-        f"broke, and a check may not raise: {_listed(broken)}" if broken else "",
-    ]
     problem = "; ".join(filter(None, differences))
-    if not seen and not broken:
+    if not seen:
         return Outcome.SURVIVED, f"no check turned red; {problem}" if problem else "no check turned red"
     if missed:
         return Outcome.MISSED, problem
-    if unexpected or broken:
-        return Outcome.OVERREACH, problem
-    return Outcome.KILLED, ""
+    return (Outcome.OVERREACH if unexpected else Outcome.KILLED), problem
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _catches(fault: Fault, turned: Sequence[Verdict], seen: set[str], broken: set[str]) -> list[Catch]:
+def _catches(fault: Fault, also: Set[str], turned: Sequence[Verdict], seen: Set[str], broken: Set[str]) -> list[Catch]:
     by_family: dict[str, list[Verdict]] = {}
     for verdict in sorted(turned, key=lambda v: (not _caught(v), v.scenario, v.check)):
         by_family.setdefault(family(verdict.check), []).append(verdict)
     return [
-        _catch(name, _mark(fault, name, seen, broken), by_family.get(name, []))
-        for name in sorted(fault.expected | by_family.keys())
+        _catch(name, _mark(fault, also, name, seen, broken), by_family.get(name, []))
+        for name in sorted(fault.caught_by | by_family.keys())
     ]
 
 
-def _mark(fault: Fault, name: str, seen: set[str], broken: set[str]) -> Mark:
+def _mark(fault: Fault, also: Set[str], name: str, seen: Set[str], broken: Set[str]) -> Mark:
     if name in broken:
         return Mark.UNEXPECTED
     if name not in seen:
-        return Mark.MISSING if name in fault.expected else Mark.UNTESTABLE
+        return Mark.MISSING if name in fault.caught_by else Mark.UNTESTABLE
     if name in fault.caught_by:
         return Mark.CAUGHT
-    return Mark.ALSO if name in fault.also else Mark.UNEXPECTED
+    return Mark.ALSO if name in also else Mark.UNEXPECTED
 
 
 def _catch(name: str, mark: Mark, verdicts: Sequence[Verdict]) -> Catch:
@@ -547,6 +557,7 @@ def prove_target(
     faults: Iterable[Fault],
     laps: Mapping[str | None, Lap],
     *,
+    reads: Mapping[str, Fact],
     plan: Mapping[str, Sequence[str]],
     scenarios: Sequence[str],
     unable: Sequence[str] = (),
@@ -559,7 +570,7 @@ def prove_target(
 
     `laps` are those that were driven to their end, by fault id, the control's under None. `plan` says which scenarios each
     fault was to be driven in, `scenarios` which the control; `unable` are those that were left out because the stack does
-    not declare what they need.
+    not declare what they need. `reads`: check → the facts that it reads.
     """
     control = laps.get(None)
     baseline = Baseline([] if control is None else control.verdicts, "" if control is None else control.error)
@@ -569,6 +580,7 @@ def prove_target(
             fault,
             laps.get(fault.id) if control is not None else None,
             baseline,
+            reads=reads,
             scenarios=plan[fault.id],
             filtered=filtered,
             command=(commands or {}).get(fault.id, ""),

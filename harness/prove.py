@@ -449,7 +449,8 @@ class Collected:
     def _judged(self, fault: Fault, baseline: Baseline) -> FaultProof:
         names = [name for _, names in self._plan.of(fault) for name in names]
         filtered = bool(self._request.expression)
-        return judge_fault(fault, self._laps.get(fault.id), baseline, scenarios=names, filtered=filtered)
+        reads = catalogue.facts_read()
+        return judge_fault(fault, self._laps.get(fault.id), baseline, reads=reads, scenarios=names, filtered=filtered)
 
     def proof(self) -> Proof:
         """What is known by now."""
@@ -458,6 +459,7 @@ class Collected:
             planned.target,
             planned.faults,
             self._laps,
+            reads=catalogue.facts_read(),
             plan={f.id: [name for _, names in planned.of(f) for name in names] for f in planned.faults},
             scenarios=planned.scenarios,
             unable=planned.unable,

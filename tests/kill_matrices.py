@@ -11,7 +11,7 @@ import msgspec
 from harness import catalogue
 from harness.capability import Capability
 from harness.errors import Blame
-from harness.faults import Fault
+from harness.faults import NOTHING, Fact, Fault
 from harness.kill_matrix import KillMatrix, Lap, prove_target
 from harness.prove import Plan
 from harness.session import Seat
@@ -19,13 +19,15 @@ from harness.targets import Target
 from harness.verdict import Verdict
 
 TARGET = "toy"
+READS = {"tokens": Fact.TEXT | Fact.ANSWERS, "routing": Fact.ROUTES}
+"""Check → the facts that it reads."""
 FAULTS = (
     Fault(
         name="swapped",
         variant="one_server",
         breaks="results of two servers are swapped",
         caught_by=frozenset({"ordering"}),
-        also=frozenset({"tokens"}),
+        corrupts=Fact.TEXT,
     ),
     Fault(name="swapped", variant="always", breaks="all results are swapped", caught_by=frozenset({"ordering"})),
     Fault(name="moves", breaks="a session moves", caught_by=frozenset({"routing"})),
@@ -126,7 +128,7 @@ def big(faults: int = 70, checks: int = 45, scenarios: int = 120, *, green: bool
     for fault in seeded:
         reds = [
             verdict(s, c, "fail" if c != "instruments" else "untestable", f"{c}: answers of servers 0 and 1 differ")
-            for c in sorted(fault.expected)
+            for c in sorted(fault.caught_by | ({"echo", "conservation"} if fault.corrupts else set()))
             for s in sorted(s for s in names if c in base[s] or draw.random() < 0.04)[: draw.randint(1, 14)]
             or names[:1]
         ]
@@ -139,6 +141,7 @@ def big(faults: int = 70, checks: int = 45, scenarios: int = 120, *, green: bool
         "miniature",
         seeded,
         laps,
+        reads={"echo": Fact.ANSWERS, "conservation": Fact.ANSWERS},
         plan={f.id: names for f in seeded},
         scenarios=names,
         unable=["abort.test_retried_by_the_client"],
@@ -176,7 +179,7 @@ def _fault(draw: random.Random, number: int, every: list[str]) -> Fault:
         variant=f"{draw.choice(['one_server', 'always', 'under_load', 'second_time'])}_{number}",
         breaks="the second server of two answers with what belongs to the first, when both are busy",
         caught_by=frozenset({every[number % len(every)]}),
-        also=frozenset(draw.sample(every, draw.choice([0, 0, 1, 2]))),
+        corrupts=draw.choice([NOTHING, Fact.ANSWERS]),
     )
 
 

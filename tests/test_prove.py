@@ -15,7 +15,7 @@ from rich.console import Console
 
 from harness import catalogue, cli, prove, targets
 from harness.errors import Blame, StackError, UsageError
-from harness.faults import DRIVEN, Fault
+from harness.faults import DRIVEN, NOTHING, Fault
 from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
 from harness.progress import silent
 from harness.prove import Request, plan, plans
@@ -23,17 +23,22 @@ from harness.targets import registry
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
 from tests import kill_matrices
-from tests.kill_matrices import FAULTS, Script, planned, target, verdict
+from tests.kill_matrices import FAULTS, READS, Script, planned, target, verdict
 from tests.test_reports import HOSTILE, Page
 
 A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
 CONTROL = [verdict(A, "ordering"), verdict(A, "tokens:late"), verdict(B, "tokens"), verdict(B, "routing")]
-SWAPPED = FAULTS[0]  # caught by ordering, also tokens
+SWAPPED = FAULTS[0]  # caught by ordering, corrupts what tokens reads
+
+
+@pytest.fixture(autouse=True)
+def _made_up_checks(monkeypatch):
+    monkeypatch.setattr(catalogue, "facts_read", lambda: READS)
 
 
 def under(*reds, fault: Fault = SWAPPED, control=CONTROL, fired: int = 3, **options) -> FaultProof:
     lap = Lap(fault=fault.id, verdicts=list(reds), driven=2, fired=fired, error=options.pop("error", ""))
-    options = {"scenarios": [A, B], "filtered": False} | options
+    options = {"scenarios": [A, B], "filtered": False, "reads": READS} | options
     return judge_fault(fault, lap, Baseline(control), **options)
 
 
@@ -44,7 +49,7 @@ def marks(proof: FaultProof) -> dict[str, Mark]:
 # --- one fault
 
 
-def test_a_fault_is_killed_by_exactly_the_checks_that_it_names():
+def test_a_fault_is_killed_by_all_checks_that_exist_for_it_and_others_that_read_what_it_corrupts():
     proof = under(verdict(A, "ordering", "fail"), verdict(A, "tokens:late", "fail"), verdict(B, "tokens", "fail"))
     assert (proof.outcome, proof.problem, proof.seen) == (Outcome.KILLED, "", ["ordering", "tokens"])
     assert marks(proof) == {"ordering": Mark.CAUGHT, "tokens": Mark.ALSO}
@@ -62,18 +67,17 @@ def test_a_fault_is_killed_by_exactly_the_checks_that_it_names():
 @pytest.mark.parametrize(
     ("reds", "outcome", "says"),
     [
-        ([], Outcome.SURVIVED, "no check turned red; not red: ordering, tokens"),
-        ([verdict(A, "ordering", "fail")], Outcome.MISSED, "not red: tokens"),
+        ([], Outcome.SURVIVED, "no check turned red; not red: ordering"),
         ([verdict(B, "tokens", "fail")], Outcome.MISSED, "not red: ordering"),
         (
             [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail"), verdict(B, "routing", "fail")],
             Outcome.OVERREACH,
-            "red and not named: routing",
+            "red, and reads nothing that it corrupts: routing",
         ),
         (
-            [verdict(A, "ordering", "fail"), verdict(B, "routing", "fail")],
+            [verdict(B, "tokens", "fail"), verdict(B, "routing", "fail")],
             Outcome.MISSED,
-            "not red: tokens; red and not named: routing",
+            "not red: ordering; red, and reads nothing that it corrupts: routing",
         ),
         (
             [verdict(A, "ordering", "untestable", "too few rows"), verdict(B, "tokens", "fail")],
@@ -94,6 +98,14 @@ def test_a_fault_is_killed_by_exactly_the_checks_that_it_names():
 def test_every_other_end_is_red_and_names_the_difference(reds, outcome, says):
     proof = under(*reds)
     assert (proof.outcome, proof.problem) == (outcome, says)
+
+
+def test_a_consequence_may_be_red_and_need_not_be():
+    assert under(verdict(A, "ordering", "fail")).outcome == Outcome.KILLED
+    reds = [verdict(A, "ordering", "fail"), verdict(B, "tokens", "fail")]
+    assert under(*reds).also == ["tokens"]
+    exact = msgspec.structs.replace(SWAPPED, corrupts=NOTHING)
+    assert under(*reds, fault=exact).outcome == Outcome.OVERREACH
 
 
 def test_a_check_that_could_not_judge_is_neither_catch_nor_alarm():
@@ -138,7 +150,7 @@ def test_a_scenario_that_the_fault_ended_is_one_red_and_not_one_a_check():
     hung = [verdict(A, check, "fail", "could not be driven: CallTimedOut") for check in ("ordering", "tokens:late")]
     proof = under(*hung, fault=fault)
     assert (proof.outcome, proof.seen) == (Outcome.KILLED, [DRIVEN])
-    assert under(*hung).problem == f"not red: ordering, tokens; red and not named: {DRIVEN}"
+    assert under(*hung).problem == f"not red: ordering; red, and reads nothing that it corrupts: {DRIVEN}"
     ours = [msgspec.structs.replace(v, status="untestable", blame=Blame.HARNESS) for v in hung]
     assert under(*ours, fault=fault).outcome == Outcome.SURVIVED, "the harness's own error is no catch"
 
@@ -152,13 +164,17 @@ def test_what_is_red_without_the_fault_for_the_same_reason_is_not_its_doing():
 
 
 def test_where_scenarios_were_left_out_a_catch_elsewhere_is_not_missed_but_an_alarm_stays_one():
-    assert under(verdict(B, "tokens", "fail"), filtered=True).outcome == Outcome.KILLED
+    both = msgspec.structs.replace(SWAPPED, caught_by=frozenset({"ordering", "sampling"}))
+    assert under(verdict(A, "ordering", "fail"), fault=both, filtered=True).outcome == Outcome.KILLED
+    assert under(verdict(A, "ordering", "fail"), fault=both).outcome == Outcome.MISSED
+    assert under(verdict(B, "tokens", "fail"), filtered=True).outcome == Outcome.MISSED, "nothing that exists for it"
     assert under(filtered=True).outcome == Outcome.SURVIVED
-    assert under(verdict(B, "routing", "fail"), filtered=True).outcome == Outcome.OVERREACH
+    alarm = (verdict(A, "ordering", "fail"), verdict(B, "routing", "fail"))
+    assert under(*alarm, filtered=True).outcome == Outcome.OVERREACH
 
 
 def test_a_fault_that_was_not_driven_to_its_end_is_incomplete():
-    proof = judge_fault(SWAPPED, None, Baseline(CONTROL), scenarios=[A, B], filtered=False)
+    proof = judge_fault(SWAPPED, None, Baseline(CONTROL), reads=READS, scenarios=[A, B], filtered=False)
     assert (proof.outcome, proof.problem) == (Outcome.INCOMPLETE, "it was not driven to its end")
 
 
@@ -178,6 +194,7 @@ LAPS = {
 
 def matrix(laps=LAPS, *, filters=(), outcome="completed", faults=FAULTS, **options) -> KillMatrix:
     options = {"whole": True, "filtered": False, "scenarios": [A, B], "plan": {f.id: [A, B] for f in faults}} | options
+    options["reads"] = READS
     proof = prove_target(
         "toy", faults, laps, commands={f.id: f"parity prove --fault {f.id}" for f in faults}, **options
     )

@@ -18,6 +18,7 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
+from harness.faults import Fact
 from harness.recording import Call, Observation
 from harness.reference import ScoreRequest
 
@@ -69,6 +70,7 @@ def _judge_effect(evidence: Evidence) -> Finding:
 ADAPTER_EFFECT = Check(
     name="adapter_effect",
     fault="an adapter is accepted and ignored, or loading another version under its name has no effect",
+    reads=Fact.ANSWERS | Fact.ADAPTERS,
     source=f"{SOURCE}; architecture, forced effect",
     judge=_judge_effect,
 )
@@ -99,6 +101,7 @@ def _judge_isolated(evidence: Evidence) -> Finding:
 ADAPTER_ISOLATED = Check(
     name="adapter_isolated",
     fault="an adapter leaks into answers of the base model: beside it in a batch, or after it",
+    reads=Fact.ANSWERS | Fact.ADAPTERS,
     source=f"{SOURCE}: requests without an adapter are served by the base model",
     judge=_judge_isolated,
     queries=lambda evidence: questions(evidence, _base_answers(evidence), other_adapters),
@@ -139,6 +142,7 @@ def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
 FRESH_ADAPTER_CACHE = Check(
     name="fresh_adapter_cache",
     fault="keys and values that were computed under one adapter are read under another, or under its next version",
+    reads=Fact.ANSWERS | Fact.ADAPTERS,
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
     queries=_ask_cache,
@@ -197,6 +201,7 @@ def _judge_travels(evidence: Evidence) -> Finding:
 ONLY_ADAPTER_TRAVELS = Check(
     name="only_adapter_travels",
     fault="loading an adapter sends weights of the model along, or reaches some of the servers only",
+    reads=Fact.ADAPTERS,
     source='SkyRL #1014, task 11: "Only LoRA weights synced"',
     judge=_judge_travels,
 )

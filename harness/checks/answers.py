@@ -15,6 +15,7 @@ import msgspec
 from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
 from harness.errors import Blame
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
 from harness.topology import Quantization
@@ -81,6 +82,7 @@ def of_answers(
     asks: Asks | None = None,
     labels: Sequence[str] = (),
     methods: Sequence[str] = METHODS,
+    reads: Fact = Fact.ANSWERS,
 ) -> Check:
     """A check of the answers of these calls: of all calls without `labels`. The labels become part of its name."""
 
@@ -95,7 +97,7 @@ def of_answers(
             yield from asks(evidence, answers(evidence, calls))
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
-    return Check(name=full_name, fault=fault, source=source, judge=judge, queries=queries)
+    return Check(name=full_name, fault=fault, source=source, reads=reads, judge=judge, queries=queries)
 
 
 def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:

@@ -10,6 +10,7 @@ import msgspec
 
 from harness.contract import METHODS, Generation, Message
 from harness.errors import Blame
+from harness.faults import NOTHING, Fact
 from harness.recording import Call, Mark, Observation, ScenarioTrace
 from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
 from harness.verdict import Exposure, Margin
@@ -227,6 +228,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     source: str
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
+    reads: Fact = NOTHING
+    """Facts that must be true for the check to pass. A fault that corrupts one of them may turn it red."""
     judge: Callable[[Evidence], Finding | None]
     """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()

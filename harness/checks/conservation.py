@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import DATA_PLANE, Assignment, Row, assignment, queries
+from harness.faults import Fact
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"
@@ -73,6 +74,7 @@ def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str,
 CONSERVATION = Check(
     name="conservation",
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
+    reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
     judge=_judge,
     queries=queries,

@@ -18,6 +18,7 @@ from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
 from harness.checks.pausing import NOTHING_PAUSED, SAME_AS_UNINTERRUPTED, same
 from harness.checks.stopping import stop_strings
+from harness.faults import Fact
 from harness.recording import Call
 
 NOT_CONTINUED = "no request was cut short and continued"
@@ -164,6 +165,7 @@ def continuation(*moments: Moment) -> Check:
     return Check(
         name="continuation",
         fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
+        reads=Fact.ANSWERS | Fact.PAUSES,
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
         judge=lambda evidence: _judge(evidence, moments),
         queries=queries,

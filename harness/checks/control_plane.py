@@ -8,6 +8,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
+from harness.faults import Fact
 from harness.recording import Call
 
 
@@ -40,6 +41,7 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
 FAN_OUT = Check(
     name="fan_out",
     fault="a control call reaches only some servers, or one of them twice",
+    reads=Fact.PAUSES,
     source='SkyRL #904, "Control plane (fan-out)"; SkyRL #899, "Control plane fan-out … hit all servers"',
     judge=_judge_fan_out,
 )
@@ -66,6 +68,7 @@ def _judge_healthy(evidence: Evidence) -> Finding:
 HEALTHY = Check(
     name="healthy",
     fault="a stack that serves requests says that it does not",
+    reads=Fact.ERRORS,
     source="SkyRL #899, review of /health: true if at least one engine is healthy",
     judge=_judge_healthy,
 )
@@ -98,6 +101,7 @@ def _error(call: Call) -> str | None:
 HEALTH_FOLLOWS_SERVERS = Check(
     name="health_follows_servers",
     fault="health() says yes whatever the servers do, or no as soon as one of them is gone",
+    reads=Fact.ERRORS,
     source='SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"',
     judge=_judge_health_follows,
 )
@@ -150,6 +154,7 @@ def _judge_pause_states(evidence: Evidence) -> Finding:
 PAUSE_STATES = Check(
     name="pause_states",
     fault="is_paused() leaves a server out, or shows a state that is not so",
+    reads=Fact.PAUSES,
     source="SkyRL #899, review of /is_paused: a mapping from server to is_paused state of each engine",
     judge=_judge_pause_states,
 )

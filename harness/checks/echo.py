@@ -9,6 +9,7 @@ from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries
+from harness.faults import Fact
 from harness.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -232,6 +233,7 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
 ECHO = Check(
     name="echo",
     fault="an argument is dropped or changed between the caller and the engine",
+    reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
     judge=_judge,
     queries=queries,

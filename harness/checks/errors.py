@@ -8,6 +8,7 @@ from harness.checks.answers import select, short
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.matching import is_error
 from harness.errors import Blame
+from harness.faults import Fact
 from harness.recording import Call
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
@@ -38,6 +39,7 @@ def names_error(label: str, *says: str) -> Check:
     return Check(
         name=f"errors.named:{label}",
         fault="bad input that is accepted, answered with nothing, hangs, kills a server, or fails without a reason",
+        reads=Fact.ERRORS,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
         judge=judge,
     )
@@ -99,6 +101,7 @@ def returns_error(label: str) -> Check:
     return Check(
         name=f"errors.returned:{label}",
         fault="an exception where a dict was promised, half a result beside the error, an error without its fields",
+        reads=Fact.ERRORS,
         source='SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a '
         'CompletionResponse or an ErrorResponse."',
         judge=judge,
@@ -124,6 +127,7 @@ def nothing_for_nothing(label: str) -> Check:
     return Check(
         name=f"errors.empty:{label}",
         fault="an empty batch that hangs, fails without a name, or is answered with results",
+        reads=Fact.ERRORS,
         source="SkyRL API reference, InferenceEngineInterface.generate",
         judge=judge,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.staleness import overlap
+from harness.faults import Fact
 from harness.reference import WIDER, Experts, ExpertsRequest, Routed
 from harness.verdict import Margin
 
@@ -135,6 +136,7 @@ def routed_experts(*labels: str) -> Check:
     return of_answers(
         "routed_experts",
         fault="experts that are missing, of another token or layer, or of other weights: the trainer replays wrong routing",
+        reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
         rule=_rule,
         asks=lambda evidence, answers: (_request(answer) for answer in _judged(evidence, answers)),

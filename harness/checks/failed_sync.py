@@ -7,6 +7,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.liveness import GAVE_UP
 from harness.checks.matching import queries, rows
+from harness.faults import Fact
 from harness.recording import Call
 
 DONE = "a sync that the trainer gave up is reported as done"
@@ -54,6 +55,7 @@ def _judge(evidence: Evidence) -> Finding:
 FAILED_SYNC = Check(
     name="failed_sync",
     fault="a sync that failed is reported as done or never ends, or the stack takes no other one after it",
+    reads=Fact.ANSWERS | Fact.PAUSES,
     source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
     judge=_judge,
     queries=queries,

@@ -15,6 +15,7 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
+from harness.faults import Fact
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
 
@@ -68,7 +69,8 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
             return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
         return passed(facts)
 
-    return Check(name=name, fault=fault, source=source, judge=judge, queries=matching.queries)
+    reads = Fact.ANSWERS | Fact.TEXT
+    return Check(name=name, fault=fault, source=source, reads=reads, judge=judge, queries=matching.queries)
 
 
 def _shown(trajectory: Trajectory) -> dict[str, Any]:
@@ -210,6 +212,7 @@ def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
 LOGPROBS = Check(
     name="gym.logprobs",
     fault="log-probabilities of another turn, shifted against the tokens, or on tokens that the policy did not make",
+    reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     judge=_judge_logprobs,
     queries=_asks,
@@ -240,6 +243,7 @@ def _judge_metrics(evidence: Evidence) -> Finding:
 METRICS = Check(
     name="gym.metrics",
     fault="metrics that leave trajectories or turns out",
+    reads=Fact.ANSWERS | Fact.TEXT,
     source="SkyRL, get_rollout_metrics",
     judge=_judge_metrics,
     queries=matching.queries,

@@ -11,6 +11,7 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.matching import Row, queries
 from harness.checks.staleness import overlapped, read_anew
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import Query, Score, ScoreRequest
 
@@ -122,6 +123,7 @@ def _judge(evidence: Evidence) -> Finding:
 KEPT_CACHE = Check(
     name="kept_cache",
     fault="frozen requests go on with the weights from before a sync, or their cache is thrown away and read again",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL 0.2.0, RemoteInferenceClient.pause, KEEP: "They resume where they left off on /resume. KV cache is preserved."',
     judge=_judge,
     queries=_queries,

@@ -7,6 +7,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import DATA_PLANE, Row, is_error, queries, rows
+from harness.faults import Fact
 from harness.recording import Call
 
 
@@ -39,6 +40,7 @@ def _judge(evidence: Evidence) -> Finding:
 ALL_COMPLETE = Check(
     name="all_complete",
     fault="a call fails, hangs, or returns a response that was cut short",
+    reads=Fact.ANSWERS | Fact.TEXT | Fact.PAUSES,
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
     judge=_judge,
     queries=queries,
@@ -101,6 +103,7 @@ def _hollow(row: Row) -> str | None:
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
     fault="a call waits for ever for a dead server, or comes back as if nothing had happened",
+    reads=Fact.ANSWERS | Fact.ERRORS,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
     judge=_judge_ends,
     queries=queries,

@@ -13,6 +13,7 @@ from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
+from harness.faults import Fact
 from harness.reference import WIDER, Next, NextRequest, Query, ScoreRequest, UnansweredQuery
 from harness.verdict import Margin
 
@@ -68,6 +69,7 @@ def are_numbers(*labels: str) -> Check:
     return of_answers(
         "logprobs.numbers",
         fault="NaN, missing, doubled or shifted log-probabilities, which a comparison of the shorter side lets pass",
+        reads=Fact.ANSWERS | Fact.LOGPROBS,
         source=SOURCE,
         rule=_numbers,
         labels=labels,
@@ -194,6 +196,7 @@ def of_reference(*labels: str) -> Check:
     return of_answers(
         "logprobs.reference",
         fault="log-probabilities of other weights, of another token or position, or after temperature and filters",
+        reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY | Fact.ADAPTERS,
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
         asks=_queries,
@@ -251,6 +254,7 @@ def over_many(*labels: str) -> Check:
     return of_answers(
         "logprobs.mean",
         fault="a small constant, or a temperature a hundredth off, that the noise of single numbers hides",
+        reads=Fact.ANSWERS | Fact.LOGPROBS,
         source=SOURCE,
         rule=_many,
         asks=lambda _, rows: (row.score for row in rows),

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed
 from harness.checks.matching import Row, rows
+from harness.faults import Fact
 
 ABSENT = "log-probabilities were asked for and none came"
 UNEVEN = "there is not one log-probability per token"
@@ -49,6 +50,7 @@ def _judge(evidence: Evidence) -> Finding | None:
 NUMBERS = Check(
     name="numbers_are_numbers",
     fault="NaN, missing, doubled or shifted log-probabilities reach the trainer's loss",
+    reads=Fact.ANSWERS | Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineOutput.response_logprobs",
     judge=_judge,
 )

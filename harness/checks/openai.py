@@ -8,6 +8,7 @@ from typing import Any, Literal
 from harness.checks import matching
 from harness.checks.answers import answers, choices, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import Query
 
@@ -100,7 +101,9 @@ def _check(name: str, method: Method, labels: tuple[str, ...], judge: Any, fault
         return matching.queries(evidence)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
-    return Check(name=full_name, fault=fault, source=SOURCE.format(method), judge=judge, queries=queries)
+    return Check(
+        name=full_name, fault=fault, source=SOURCE.format(method), reads=Fact.ANSWERS, judge=judge, queries=queries
+    )
 
 
 def _shown(call: Call) -> dict[str, Any]:

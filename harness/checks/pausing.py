@@ -16,6 +16,7 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
+from harness.faults import Fact
 from harness.recording import Call, Observation
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
@@ -153,6 +154,7 @@ def _judge_frozen(evidence: Evidence) -> Finding:
 FROZEN = Check(
     name="frozen_while_paused",
     fault="pause() returns before generation has stopped, or a server goes on through it",
+    reads=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
     judge=_judge_frozen,
 )
@@ -253,6 +255,7 @@ def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], other
 SAME_AS_UNINTERRUPTED = Check(
     name="pause_changes_nothing",
     fault="tokens are lost, doubled or changed where a pause interrupted a request",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE | Fact.PAUSES,
     source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
     judge=_judge_same,
     queries=queries_of_same,
@@ -309,6 +312,7 @@ def _judge_aborted(evidence: Evidence) -> Finding:
 ABORTED = Check(
     name="abort_returns_partial",
     fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
+    reads=Fact.ANSWERS | Fact.PAUSES,
     source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
     judge=_judge_aborted,
     queries=_queries_of_aborted,
@@ -353,6 +357,7 @@ def _judge_waited(evidence: Evidence) -> Finding:
 WAITED = Check(
     name="wait_lets_finish",
     fault="pause(wait) does not wait, or cuts requests short",
+    reads=Fact.PAUSES,
     source='vLLM documentation, /pause: "wait": wait for in-flight requests to complete',
     judge=_judge_waited,
 )
@@ -379,6 +384,7 @@ def _judge_held(evidence: Evidence) -> Finding:
 HELD = Check(
     name="held_until_resume",
     fault="a request that arrives during a pause is answered, refused or forgotten",
+    reads=Fact.ANSWERS | Fact.PAUSES,
     source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
     judge=_judge_held,
 )

@@ -12,6 +12,7 @@ import msgspec
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import DEVIATIONS
+from harness.faults import Fact
 from harness.reference import ScoreRequest
 from harness.verdict import Margin
 
@@ -122,6 +123,7 @@ def quantization_effect(*labels: str) -> Check:
     return of_answers(
         "quantization_effect",
         fault="the engines ignore the quantization that was asked for and answer in full precision",
+        reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL #1014, task 12: FlashRL, int8 and fp8; architecture, forced effect",
         rule=_rule,
         asks=lambda _, answers: (query for answer in answers for query in (answer.score, _full(answer))),

@@ -11,6 +11,7 @@ from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
 from harness.contract import SessionId
 from harness.errors import Blame
+from harness.faults import Fact
 from harness.verdict import Margin
 
 ALPHA = 1e-6
@@ -78,6 +79,7 @@ def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
 STICKY = Check(
     name="sticky_sessions",
     fault="a session moves to another server on a later turn, and its KV cache is lost",
+    reads=Fact.ROUTES,
     source='SkyRL #899, "Session-aware hashing: Sticky routing for multi-turn conversations"; SkyRL #934',
     judge=_judge_sticky,
     queries=queries,
@@ -107,6 +109,7 @@ def _judge_alias(evidence: Evidence) -> Finding:
 SAME_SESSION = Check(
     name="integer_is_its_text",
     fault='the session ids 7 and "7", which the type allows side by side, are routed as two sessions',
+    reads=Fact.ROUTES,
     source="SkyRL #899, review of the session id: hash_with_sha256(str(session_id))",
     judge=_judge_alias,
     queries=queries,
@@ -158,6 +161,7 @@ def _judge_sessions_spread(evidence: Evidence) -> Finding:
 SESSIONS_SPREAD = Check(
     name="sessions_spread",
     fault="every session is hashed to the same server",
+    reads=Fact.ROUTES,
     source="SkyRL #899, session-aware hashing; SkyRL #934: hash_with_sha256(session_id) % num_engines",
     judge=_judge_sessions_spread,
     queries=queries,
@@ -188,6 +192,7 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
 SESSIONLESS_SPREAD = Check(
     name="sessionless_spread",
     fault="all requests without a session run on one server",
+    reads=Fact.ROUTES,
     source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',
     judge=_judge_sessionless_spread,
     queries=queries,

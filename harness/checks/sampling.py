@@ -19,6 +19,7 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.faults import Fact
 from harness.reference import Query
 from harness.verdict import Margin
 
@@ -52,6 +53,7 @@ def goodness_of_fit(*labels: str) -> Check:
     return of_answers(
         "sampling.distribution",
         fault="a temperature that is ignored or applied twice, filters nobody asked for, another model's distribution",
+        reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.temperature, top_p, top_k, min_p (all off by default)",
         rule=_goodness_of_fit,
         asks=_first_tokens,
@@ -216,6 +218,7 @@ def within_filters(*labels: str) -> Check:
     return of_answers(
         "sampling.filters",
         fault="top_k, top_p or min_p that is dropped on the way, applied before the temperature, or turned into greedy",
+        reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.top_k, top_p, min_p",
         rule=_within_filters,
         asks=_every_token,
@@ -266,6 +269,7 @@ def independent(*labels: str) -> Check:
     return of_answers(
         "sampling.independent",
         fault="one sample handed out several times: a shared seed, a cached result, servers with like random numbers",
+        reads=Fact.ANSWERS | Fact.CHANCE,
         source='SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."',
         rule=_independent,
         asks=lambda _, rows: (row.score for row in rows),

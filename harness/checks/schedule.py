@@ -20,6 +20,7 @@ from harness.checks.answers import Answer, answers, trouble, unexpected
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.pausing import pauses
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import Query, ScoreRequest
 from harness.verdict import Margin
@@ -283,6 +284,7 @@ def _between(evidence: Evidence, row: Answer, other: ScoreRequest) -> float:
 VERSIONS = Check(
     name="schedule.versions",
     fault="a rollout is older than one step, or newer than its schedule says: the trainer weighs it wrongly",
+    reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=f"{SOURCE}; SkyRL's AsyncRayPPOTrainer: one batch lies between generator and trainer",
     judge=_judge_versions,
     queries=_queries,

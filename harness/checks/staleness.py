@@ -13,6 +13,7 @@ from harness.checks.base import Check, Evidence, Execution, Finding, failed, pas
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import Query, ScoreRequest, UnansweredQuery
 from harness.topology import Quantization
@@ -150,6 +151,7 @@ def _judge_current(evidence: Evidence) -> Finding:
 CURRENT_POLICY = Check(
     name="current_policy",
     fault="a server answers with the weights from before the sync",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source="SkyRL #1014, tasks 1 to 3: weight sync; the answer must be the synced policy's",
     judge=_judge_current,
     queries=_queries,
@@ -176,6 +178,7 @@ def _judge_fresh_cache(evidence: Evidence) -> Finding:
 FRESH_CACHE = Check(
     name="fresh_prefix_cache",
     fault="after a sync and a cache reset, attention still reads keys and values of the old policy",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source="SkyRL API reference, reset_prefix_cache; SkyRL's trainers reset it with every sync",
     judge=_judge_fresh_cache,
     queries=_queries,
@@ -210,6 +213,7 @@ def _judge_same_output(evidence: Evidence) -> Finding:
 SAME_VERSION_SAME_OUTPUT = Check(
     name="same_version_same_output",
     fault="a sync of the weights that are there, or a sleep, changes what the engines answer",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
 )
@@ -232,6 +236,7 @@ def _judge_forced(evidence: Evidence) -> Finding:
 FORCED_EFFECT = Check(
     name="forced_effect",
     fault="a sync reports success and has no effect",
+    reads=Fact.POLICY,
     source="architecture, forced effect: a weight version made large enough must change the output",
     judge=_judge_forced,
 )
@@ -343,6 +348,7 @@ def _judge_whole(evidence: Evidence) -> Finding:
 WHOLE_VERSION = Check(
     name="whole_version",
     fault="half of a sync in chunks is visible to requests that waited for it, or they are answered by the old policy",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',
     judge=_judge_whole,
     queries=_ask_parts,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fixtures.prompts import MAX_MODEL_LEN
 from harness.checks.answers import METHODS, Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.faults import Fact
 from harness.reference import DecodeRequest, Query
 
 SOURCE = "vLLM documentation, SamplingParams: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos"
@@ -113,6 +114,7 @@ def stop_text(*labels: str, methods: Sequence[str] = METHODS) -> Check:
     return of_answers(
         "stopping.text",
         fault="text that keeps the stop string, loses it when it was asked for, or goes on behind it",
+        reads=Fact.ANSWERS | Fact.TEXT,
         source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
         "include_stop_str_in_output: whether to include the stop strings in output text",
         rule=_stop_text,

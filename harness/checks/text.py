@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.checks.answers import METHODS, Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.stopping import decoded, stop_strings
+from harness.faults import Fact
 from harness.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
@@ -36,6 +37,7 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
     return of_answers(
         "text",
         fault="text of other tokens, with special tokens that were to be skipped, or without those to be kept",
+        reads=Fact.ANSWERS | Fact.TEXT,
         source="SkyRL, InferenceEngineOutput: "
         "tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses; "
         "vLLM documentation, SamplingParams.skip_special_tokens",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from harness.checks.answers import select, unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import DecodeRequest, EncodeRequest, Query
 
@@ -93,6 +94,7 @@ def _round_trip(evidence: Evidence) -> Finding:
 ENCODED = Check(
     name="tokenize",
     fault="another tokenizer, special tokens added or left out, texts mixed up or dropped",
+    reads=Fact.TOKENIZER,
     source=SOURCE,
     judge=_encoded,
     queries=_ask_encoded,
@@ -100,6 +102,7 @@ ENCODED = Check(
 DECODED = Check(
     name="detokenize",
     fault="another tokenizer, special tokens dropped, rows mixed up or dropped",
+    reads=Fact.TOKENIZER,
     source=SOURCE,
     judge=_decoded,
     queries=_ask_decoded,
@@ -107,6 +110,7 @@ DECODED = Check(
 ROUND_TRIP = Check(
     name="tokenize.round_trip",
     fault="a text that comes back changed: white space, unicode or special tokens lost on the way",
+    reads=Fact.TOKENIZER,
     source=SOURCE,
     judge=_round_trip,
 )

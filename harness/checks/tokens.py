@@ -9,6 +9,7 @@ from harness.checks import matching, ties
 from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.sampling import draws_repeat
+from harness.faults import Fact
 from harness.reference import Query
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
@@ -54,6 +55,7 @@ def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:
     return of_answers(
         "tokens.greedy",
         fault="tokens of another prompt, of other weights, of a stale cache, or doubled, dropped and cut-off tokens",
+        reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
         source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
         rule=_greedy,
         asks=lambda _, rows: (row.score for row in rows if is_greedy(row)),
@@ -89,6 +91,7 @@ def same_output(first: str, second: str) -> Check:
     return Check(
         name=f"tokens.same:{first}={second}",
         fault="an output that depends on its place in a batch, on the load, or on what was asked before",
+        reads=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,
         queries=lambda evidence: _queries_of_same(evidence, first, second),
@@ -130,6 +133,7 @@ def different_output(first: str, second: str) -> Check:
     return Check(
         name=f"tokens.differ:{first}!={second}",
         fault="a seed that is ignored, or a fixed one that is used in its place",
+        reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,
         queries=matching.queries,

@@ -8,6 +8,7 @@ from harness import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import TEMPERATURE, seeded
+from harness.faults import Fact
 from harness.gaps import gap_of, matching
 from harness.reference import WIDER
 from harness.verdict import Margin
@@ -55,6 +56,7 @@ def _seeded(numbers: list[float], *, exact: bool) -> dict[str, float]:
 GAP = Check(
     name="training.gap",
     fault="rollouts come from other weights than the trainer's, or their log-probabilities are at another temperature",
+    reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source="SkyRL documentation, rollout_train_logprobs_abs_diff: rollout against trainer log-probabilities",
     judge=_judge_gap,
 )
@@ -76,6 +78,7 @@ def _judge_rise(evidence: Evidence) -> Finding:
 RISES = Check(
     name="training.rises",
     fault="training has no effect on what the engines answer, or the wrong one",
+    reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE,
     source=SOURCE,
     judge=_judge_rise,
 )

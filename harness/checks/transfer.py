@@ -10,6 +10,7 @@ import msgspec
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.contract import WorkersResult
+from harness.faults import Fact
 from harness.recording import Call, Observation
 
 UPDATE = "update_weights"
@@ -59,6 +60,7 @@ def _judge_native(evidence: Evidence) -> Finding:
 NATIVE_TRANSFER = Check(
     name="native_transfer",
     fault="weights are loaded by a method that the stack has put into the engine's workers",
+    reads=Fact.POLICY,
     source="SkyRL #1014, task 14: Native weight sync; vLLM documentation, Weight Transfer",
     judge=_judge_native,
 )

@@ -15,6 +15,7 @@ from harness.checks.base import Check, Evidence, Execution, Finding, failed, pas
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
 from harness.contract import SessionId
+from harness.faults import Fact
 from harness.reference import DecodeRequest, EncodeRequest, Query
 
 NO_TURNS = "no session asked for a second turn that begins with the first"
@@ -126,6 +127,7 @@ def _judge(evidence: Evidence) -> Finding:
 TURNS_KEEP_TOKENS = Check(
     name="turns_keep_tokens",
     fault="between two turns token ids become text and other ids again",
+    reads=Fact.ANSWERS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
     judge=_judge,
     queries=_asks,
@@ -177,6 +179,7 @@ def _judge_text(evidence: Evidence) -> Finding:
 TEXT_TURNS = Check(
     name="text_turns",
     fault="earlier turns of a conversation are left out, put in another order, or rendered by another template",
+    reads=Fact.ANSWERS | Fact.TEXT,
     source='SkyRL #1014, task 6: "Chat template applied correctly"; SkyRL 0.1.0, _generate_single_with_retry: the text path '
     '"re-encodes in each new request": how many tokens that changes is shown',
     judge=_judge_text,

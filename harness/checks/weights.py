@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.faults import Fact
 from harness.recording import Call
 from harness.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
 
@@ -159,6 +160,7 @@ def _problem(digests: dict[str, str], version: int, known: dict[int, dict[str, s
 EVERY_PARAMETER = Check(
     name="every_parameter",
     fault="one server misses a sync, one parameter is never updated, or one is corrupted on the way",
+    reads=Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #1014, tasks 1 to 3: "Weight sync … completes", "works"; SkyRL #904, weight sync (fan-out)',
     judge=_judge_every_parameter,
     queries=_queries,
@@ -203,6 +205,7 @@ def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
 UNIFORM_SERVERS = Check(
     name="uniform_servers",
     fault="servers drift apart: one holds other parameters than the rest",
+    reads=Fact.POLICY,
     source="SkyRL #904: update_weights is fanned out to all servers",
     judge=_judge_uniform,
 )
@@ -237,6 +240,7 @@ def _judge_same_again(evidence: Evidence) -> Finding:
 SAME_VERSION_SAME_PARAMETERS = Check(
     name="same_version_same_parameters",
     fault="a sync is not idempotent, or what it leaves behind depends on what was there before",
+    reads=Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync: syncing the weights that are there moves no digest",
     judge=_judge_same_again,
 )

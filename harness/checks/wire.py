@@ -10,6 +10,7 @@ from harness.checks.answers import OPENAI, Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.matching import is_error
+from harness.faults import Fact
 from harness.reference import Query
 from harness.verdict import Margin
 from harness.wire import DONE, ROUTES, as_openai, body_of, events, streams
@@ -56,6 +57,7 @@ def _status(call: Any) -> str | None:
 STATUS = Check(
     name="wire.status",
     fault="an error that a client takes for an answer, or that it cannot name",
+    reads=Fact.ERRORS,
     source=SOURCE,
     judge=_judge_status,
 )
@@ -147,6 +149,7 @@ def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
 LOGPROBS = of_answers(
     "wire.logprobs",
     fault="log-probabilities of an OpenAI body that are missing, shifted, or of other weights",
+    reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=f"{SOURCE}: logprobs",
     rule=_logprobs,
     asks=_logprob_queries,
@@ -163,6 +166,7 @@ def answered(*labels: str) -> Check:
     return of_answers(
         "wire.answered",
         fault="after an error, or beside one, good requests fail",
+        reads=Fact.ANSWERS | Fact.ROUTES | Fact.ERRORS,
         source=SOURCE,
         rule=rule,
         labels=labels,

@@ -8,13 +8,14 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
+from harness.faults import Fact
 
 
 @seeded(
     "adapter_ignored",
     "every_server",
     caught_by=["adapter_effect"],
-    also=["fresh_adapter_cache", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterIgnored(Engine):
     """Requests under an adapter are answered by the base model."""
@@ -28,7 +29,7 @@ class AdapterIgnored(Engine):
     "adapter_ignored",
     "one_server",
     caught_by=["tokens.greedy"],
-    also=["fresh_adapter_cache", "logprobs.reference", "same_version_same_output"],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterIgnoredByOne(Engine):
     """One server answers requests under an adapter by the base model."""
@@ -42,7 +43,7 @@ class AdapterIgnoredByOne(Engine):
     "adapter_leaks",
     "into_the_base",
     caught_by=["adapter_isolated"],
-    also=["adapter_effect", "fresh_adapter_cache", "logprobs.reference", "same_version_same_output", "tokens.greedy"],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterLeaks(Engine):
     """Once an adapter is loaded, requests without one are answered under it."""
@@ -58,13 +59,7 @@ class AdapterLeaks(Engine):
     "adapter_leaks",
     "into_the_weights",
     caught_by=["adapter_isolated", "every_parameter"],
-    also=[
-        "fresh_adapter_cache",
-        "logprobs.reference",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "tokens.greedy",
-    ],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterMerged(Engine):
     """Loading an adapter merges it into the base model's weights."""
@@ -75,7 +70,7 @@ class AdapterMerged(Engine):
         self.hold(model.with_adapter(self.held_parameters, lora_request.factors))
 
 
-@seeded("adapter_cache_reused", "after_a_reset", caught_by=["fresh_adapter_cache"], also=["tokens.greedy"])
+@seeded("adapter_cache_reused", "after_a_reset", caught_by=["fresh_adapter_cache"], corrupts=Fact.ADAPTERS)
 class AdapterCacheKept(Engine):
     """An adapter that is loaded over the same name meets the prefix cache of the one before, which no reset drops."""
 
@@ -92,7 +87,7 @@ class AdapterCacheKept(Engine):
     "adapter_cache_reused",
     "base",
     caught_by=["fresh_adapter_cache"],
-    also=["adapter_isolated", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterCacheOfTheBase(Engine):
     """Adapters and base model share one prefix cache."""
@@ -106,7 +101,7 @@ class AdapterCacheOfTheBase(Engine):
     "adapter_not_loaded",
     "one_server",
     caught_by=["only_adapter_travels"],
-    also=["fresh_adapter_cache", "logprobs.reference", "same_version_same_output", "tokens.greedy"],
+    corrupts=Fact.ADAPTERS,
 )
 class AdapterMissed(Engine):
     """One server keeps the adapter that it has when another version is loaded over its name, and says that all is well."""

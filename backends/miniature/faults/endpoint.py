@@ -9,13 +9,14 @@ from typing import Any
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.faults.registry import seeded
 from harness.contract import HttpRequest, HttpResponse
+from harness.faults import Fact
 
 
 @seeded(
     "endpoint_hides_errors",
     "empty_success",
     caught_by=["wire.status", "errors.named"],
-    also=["errors.returned", "every_call_ends", "conservation"],
+    corrupts=Fact.ERRORS,
 )
 class ErrorsAreEmpty(Endpoint):
     """An error comes as an empty body with the status of a success."""
@@ -67,7 +68,7 @@ class NoSessionInTheBody(Endpoint):
     "stream_loses_a_chunk",
     "first",
     caught_by=["completion.usage", "chat_completion.usage"],
-    also=["conservation", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class FirstChunkLost(Endpoint):
     """The first event of a stream is not sent."""
@@ -83,15 +84,7 @@ class FirstChunkLost(Endpoint):
     "stream_loses_a_chunk",
     "last",
     caught_by=["wire.streams"],
-    also=[
-        "all_complete",
-        "chat_completion.envelope",
-        "chat_completion.usage",
-        "completion.envelope",
-        "completion.usage",
-        "conservation",
-        "tokens.greedy",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class StreamBreaksOff(Endpoint):
     """A stream ends before its last piece, its usage and its [DONE]."""
@@ -135,7 +128,7 @@ class LogprobsShifted(Endpoint):
         return answer
 
 
-@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], also=["errors.named"])
+@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], corrupts=Fact.ERRORS)
 class NeverRecovers(Endpoint):
     """After an error every further request is refused."""
 

@@ -11,6 +11,7 @@ from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.router import Router
 from harness.contract import GenerateRequest, Generation, SessionId
+from harness.faults import Fact
 
 
 @seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])
@@ -26,7 +27,7 @@ class ErrorsBecomeEmpty(Client):
             return Generation(response_ids=[[]] * rows, responses=[""] * rows, stop_reasons=[None] * rows)
 
 
-@seeded("error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], also=["errors.returned"])
+@seeded("error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], corrupts=Fact.ERRORS)
 class BadRowsBecomeEmpty(Client):
     """A row that is refused comes back empty, and the rest of its batch as if nothing had been."""
 
@@ -64,7 +65,7 @@ class ErrorsAreServerErrors(Client):
         return error_body(answer["error"]["message"], 500)
 
 
-@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"], also=["echo", "errors.returned"])
+@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"], corrupts=Fact.ERRORS)
 class NoTokensAccepted(Engine):
     """Sampling parameters are never refused."""
 
@@ -90,7 +91,7 @@ class SessionsFilledUp(Client):
         return await super().generate(request)
 
 
-@seeded("nothing_answered", caught_by=["errors.empty"], also=["conservation"])
+@seeded("nothing_answered", caught_by=["errors.empty"], corrupts=Fact.ERRORS)
 class NothingIsAnswered(Client):
     """An empty batch is answered with a row."""
 
@@ -111,7 +112,7 @@ class HealthAlwaysYes(Router):
         return True
 
 
-@seeded("health_says_no", caught_by=["healthy"], also=["health_follows_servers"])
+@seeded("health_says_no", caught_by=["healthy"], corrupts=Fact.ERRORS)
 class HealthNeedsAll(Router):
     """health() says no as soon as one server is dead, and at every third question."""
 

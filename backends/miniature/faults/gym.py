@@ -11,12 +11,13 @@ from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
 from harness.contract import GymOutput, GymRequest
+from harness.faults import Fact
 
 
 @seeded(
     "trajectories_swapped",
     caught_by=["gym.order"],
-    also=["all_complete", "conservation", "gym.logprobs", "gym.loss_masks", "gym.rewards", "gym.tokens"],
+    corrupts=Fact.ANSWERS,
 )
 class TrajectoriesSwapped(Generator):
     """The first two trajectories of every batch change places."""
@@ -83,7 +84,7 @@ class MaskOneShort(Generator):
 @seeded(
     "last_turn_dropped",
     caught_by=["gym.tokens"],
-    also=["all_complete", "conservation", "every_call_ends", "gym.loss_masks", "gym.metrics", "gym.rewards"],
+    corrupts=Fact.ANSWERS,
 )
 class LastTurnDropped(Generator):
     """What the policy said last is not in the trajectory, if it said more than one thing."""
@@ -150,7 +151,7 @@ class MetricsCountOneTurn(Generator):
 @seeded(
     "observation_retokenized",
     caught_by=["gym.tokens"],
-    also=["all_complete", "conservation", "gym.loss_masks", "gym.metrics", "gym.rewards", "gym.stop_reasons"],
+    corrupts=Fact.TEXT,
 )
 class ObservationWithoutTemplate(Generator):
     """What the environment said is appended without the chat template."""
@@ -161,7 +162,7 @@ class ObservationWithoutTemplate(Generator):
         return super().observed(plain, observation)
 
 
-@seeded("error_becomes_empty", "trajectory", caught_by=["every_call_ends"], also=["conservation"])
+@seeded("error_becomes_empty", "trajectory", caught_by=["every_call_ends"], corrupts=Fact.ERRORS)
 class DeadServersEndTrajectories(Generator):
     """A trajectory whose server is gone ends with what it has, as if it had stopped."""
 

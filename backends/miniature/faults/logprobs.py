@@ -7,6 +7,7 @@ import numpy as np
 from backends.miniature import model
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
+from harness.faults import Fact
 
 
 class _Tempered(Engine):
@@ -22,7 +23,7 @@ class _Tempered(Engine):
     "logprobs_other_temperature",
     "a_lot",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsTempered(_Tempered):
     """Log-probabilities are those of temperature 2."""
@@ -34,7 +35,7 @@ class LogprobsTempered(_Tempered):
     "logprobs_other_temperature",
     "a_little",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsSlightlyTempered(_Tempered):
     """Log-probabilities are those of temperature 1.01."""
@@ -45,7 +46,7 @@ class LogprobsSlightlyTempered(_Tempered):
 @seeded(
     "logprobs_other_version",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsOfAnotherVersion(Engine):
     """Log-probabilities are those that another policy version gives these tokens."""
@@ -73,7 +74,7 @@ class _Off(Engine):
     "logprobs_off_by_constant",
     "a_lot",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsOff(_Off):
     """Log-probabilities are a tenth of a nat too small."""
@@ -85,7 +86,7 @@ class LogprobsOff(_Off):
     "logprobs_off_by_constant",
     "a_little",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsSlightlyOff(_Off):
     """Log-probabilities are two thousandths of a nat too small."""
@@ -104,7 +105,7 @@ class LogprobsOffByAHair(_Off):
     "logprobs_nan",
     "always",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsNaN(Engine):
     """Log-probabilities are no numbers."""
@@ -118,7 +119,7 @@ class LogprobsNaN(Engine):
     "logprobs_nan",
     "now_and_then",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsNowAndThenNaN(Engine):
     """The tenth log-probability of a long answer is no number."""
@@ -134,7 +135,7 @@ class LogprobsNowAndThenNaN(Engine):
     "logprobs_nan",
     "positive",
     caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsPositive(Engine):
     """Log-probabilities come without their sign."""
@@ -147,7 +148,7 @@ class LogprobsPositive(Engine):
 @seeded(
     "logprobs_shifted",
     caught_by=["logprobs.reference"],
-    also=["gym.logprobs", "logprobs.mean", "schedule.versions", "training.gap", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsShifted(Engine):
     """Each token has the log-probability of the one before."""
@@ -163,7 +164,7 @@ class LogprobsShifted(Engine):
 @seeded(
     "logprobs_missing",
     caught_by=["logprobs.numbers"],
-    also=["gym.logprobs", "logprobs.mean", "logprobs.reference", "numbers_are_numbers", "wire.logprobs"],
+    corrupts=Fact.LOGPROBS,
 )
 class LogprobsMissing(Engine):
     """Log-probabilities that were asked for do not come."""

@@ -10,13 +10,14 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract import PauseMode, SessionId
+from harness.faults import Fact
 
 
 @seeded(
     "tokens_lost_on_continuation",
     "keep",
     caught_by=["conservation", "pause_changes_nothing"],
-    also=["kept_cache", "routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
+    corrupts=Fact.ANSWERS,
 )
 class TokenLostOnResume(Engine):
     """A request that was frozen has forgotten its last token when it goes on."""
@@ -34,7 +35,7 @@ class TokenLostOnResume(Engine):
     "tokens_doubled_on_continuation",
     "keep",
     caught_by=["conservation", "pause_changes_nothing"],
-    also=["routed_experts", "tokens.greedy", "turns_keep_tokens", "whole_version"],
+    corrupts=Fact.ANSWERS,
 )
 class TokenDoubledOnResume(Engine):
     """A request that was frozen says its last token once more when it goes on."""
@@ -48,7 +49,7 @@ class TokenDoubledOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"], also=["tokens.greedy"])
+@seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class BudgetRenewedOnResume(Engine):
     """A request that was frozen is given its whole budget again."""
 
@@ -63,7 +64,7 @@ class BudgetRenewedOnResume(Engine):
     "abort_leaks",
     "keep",
     caught_by=["all_complete", "pause_changes_nothing"],
-    also=["driven", "failed_sync", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class KeepAborts(Engine):
     """pause(keep) ends requests as pause(abort) does."""
@@ -73,7 +74,7 @@ class KeepAborts(Engine):
         await super().pause_generation(mode="abort" if mode == "keep" else mode, clear_cache=clear_cache)
 
 
-@seeded("abort_leaks", "wait", caught_by=["wait_lets_finish"], also=["all_complete", "pause_changes_nothing"])
+@seeded("abort_leaks", "wait", caught_by=["wait_lets_finish"], corrupts=Fact.PAUSES)
 class WaitAborts(Engine):
     """pause(wait) ends requests as pause(abort) does."""
 
@@ -110,7 +111,7 @@ class AbortCalledLength(Client):
     "pause_reaches_some",
     "one_server",
     caught_by=["fan_out"],
-    also=["current_policy", "fresh_prefix_cache", "frozen_while_paused", "pause_states", "whole_version"],
+    corrupts=Fact.PAUSES,
 )
 class PauseMissesOne(Client):
     """pause() is sent to all servers but one."""
@@ -126,7 +127,7 @@ class PauseMissesOne(Client):
     "pause_reaches_some",
     "answered_and_ignored",
     caught_by=["frozen_while_paused"],
-    also=["current_policy", "fresh_prefix_cache", "pause_states", "whole_version"],
+    corrupts=Fact.PAUSES,
 )
 class PauseIgnored(Engine):
     """One server answers pause() and goes on."""
@@ -149,7 +150,7 @@ class ControlTwice(Client):
             await super().tell(engine, op, **arguments)
 
 
-@seeded("control_argument_dropped", caught_by=["echo"], also=["current_policy", "fresh_prefix_cache", "whole_version"])
+@seeded("control_argument_dropped", caught_by=["echo"], corrupts=Fact.PAUSES)
 class ClearCacheDropped(Client):
     """pause() and reset_prefix_cache() lose their arguments on the way."""
 
@@ -163,7 +164,7 @@ class ClearCacheDropped(Client):
     "pause_returns_early",
     "keep",
     caught_by=["frozen_while_paused"],
-    also=["pause_states", "wait_lets_finish", "whole_version"],
+    corrupts=Fact.PAUSES,
 )
 class PauseReturnsEarly(Engine):
     """pause() returns at once, and generation stops thirty steps later."""
@@ -184,7 +185,7 @@ class PauseReturnsEarly(Engine):
             await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("pause_returns_early", "wait", caught_by=["wait_lets_finish"], also=["frozen_while_paused"])
+@seeded("pause_returns_early", "wait", caught_by=["wait_lets_finish"], corrupts=Fact.PAUSES)
 class WaitDoesNotWait(Engine):
     """pause(wait) returns while requests are still in flight; they are let finish."""
 
@@ -196,7 +197,7 @@ class WaitDoesNotWait(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], also=["all_complete", "tokens.greedy"])
+@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS)
 class AnsweredDuringPause(Engine):
     """A request that comes during a pause comes back at once, empty."""
 
@@ -253,15 +254,7 @@ class PauseStateStuck(Client):
     "tokens_lost_on_continuation",
     "retry",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=[
-        "conservation",
-        "logprobs.reference",
-        "routed_experts",
-        "stopping",
-        "text",
-        "tokens.greedy",
-        "turns_keep_tokens",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class RetryLosesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before is missing."""
@@ -278,7 +271,7 @@ class RetryLosesAToken(RetryingClient):
     "tokens_doubled_on_continuation",
     "retry",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation", "logprobs.reference", "routed_experts", "text", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class RetryDoublesAToken(RetryingClient):
     """Where a retry goes on, the last token of the part before stands twice."""
@@ -295,7 +288,7 @@ class RetryDoublesAToken(RetryingClient):
     "tokens_doubled_on_continuation",
     "retry_from_the_start",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation", "logprobs.reference", "routed_experts", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class RetryStartsAnew(RetryingClient):
     """A retry is given the bare prompt, and what it makes is put behind what was there."""
@@ -308,7 +301,7 @@ class RetryStartsAnew(RetryingClient):
         return done
 
 
-@seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], also=["tokens.greedy"])
+@seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class RetryKeepsItsBudget(RetryingClient):
     """A retry may make as many tokens as the first attempt might have."""
 
@@ -321,7 +314,7 @@ class RetryKeepsItsBudget(RetryingClient):
     "abort_leaks",
     "retry",
     caught_by=["all_complete", "continuation", "pause_changes_nothing"],
-    also=["driven", "stopping", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class RetryNever(RetryingClient):
     """What pause(abort) cut short comes back as it is."""
@@ -332,7 +325,7 @@ class RetryNever(RetryingClient):
         return done
 
 
-@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"], also=[])
+@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
 class RetryOnce(RetryingClient):
     """A request that is cut short a second time comes back as it is."""
 
@@ -349,7 +342,7 @@ class RetryOnce(RetryingClient):
     "tokens_lost_on_continuation",
     "before_the_first_token",
     caught_by=["continuation", "pause_changes_nothing"],
-    also=["conservation"],
+    corrupts=Fact.ANSWERS,
 )
 class RetryLosesTheFirst(RetryingClient):
     """What was cut short before its first token comes back without it."""
@@ -378,7 +371,6 @@ class RetryMakesOneMore(RetryingClient):
     "abort_leaks",
     "before_the_first_token",
     caught_by=["continuation", "all_complete", "pause_changes_nothing"],
-    also=[],
 )
 class RetryOnlyWhatHasTokens(RetryingClient):
     """What was cut short before its first token comes back as it is."""
@@ -395,7 +387,7 @@ class RetryOnlyWhatHasTokens(RetryingClient):
         return done
 
 
-@seeded("attempts_unbounded", caught_by=["continuation"], also=["conservation"])
+@seeded("attempts_unbounded", caught_by=["continuation"], corrupts=Fact.ANSWERS)
 class RetryAsksThreeTimes(RetryingClient):
     """A retry is given up twice before it is waited for."""
 
@@ -440,14 +432,14 @@ class _CutsTheQueue(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"], also=[])
+@seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
 class KeepAbortsTheQueue(_CutsTheQueue):
     """pause(keep) ends the requests that wait for their turn."""
 
     cut_by = "keep"
 
 
-@seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"], also=[])
+@seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"])
 class WaitCutsTheQueue(_CutsTheQueue):
     """pause(wait) waits for what runs, and ends what has not begun."""
 

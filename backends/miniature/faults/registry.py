@@ -16,7 +16,7 @@ from backends.miniature.generator import Generator
 from backends.miniature.router import Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
-from harness.faults import Fault
+from harness.faults import NOTHING, Fact, Fault
 
 Part = (
     type[Engine]
@@ -39,7 +39,7 @@ MANY = 6
 """So many requests at one server are load."""
 
 
-def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iterable[str] = ()) -> Callable[[T], T]:
+def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], corrupts: Fact = NOTHING) -> Callable[[T], T]:
     """Register a part as a fault; its docstring says what breaks. A `RetryingClient` breaks the miniature that retries."""
 
     def register(part: T) -> T:
@@ -48,7 +48,7 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], also: Iter
             variant=variant,
             breaks=" ".join((part.__doc__ or "").split()),
             caught_by=frozenset(caught_by),
-            also=frozenset(also),
+            corrupts=corrupts,
             changes=_changes(part),
         )
         (RETRY_FAULTS if issubclass(part, RetryingClient) else FAULTS).append(fault)

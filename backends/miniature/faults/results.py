@@ -10,30 +10,14 @@ from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import MANY, seeded
 from backends.miniature.router import Router
 from harness.contract import Generation, SessionId
+from harness.faults import Fact
 
 
 @seeded(
     "results_swapped",
     "in_a_batch",
     caught_by=["ordering"],
-    also=[
-        "adapter_isolated",
-        "conservation",
-        "current_policy",
-        "fresh_adapter_cache",
-        "fresh_prefix_cache",
-        "gym.logprobs",
-        "gym.rewards",
-        "gym.tokens",
-        "logprobs.reference",
-        "routed_experts",
-        "sampling.filters",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "turns_keep_tokens",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class FirstTwoSwapped(Client):
     """The first two results of every batch change places."""
@@ -50,7 +34,7 @@ class FirstTwoSwapped(Client):
     "results_swapped",
     "under_load",
     caught_by=["ordering"],
-    also=["conservation", "gym.rewards", "gym.tokens", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class SwappedInLargeBatches(Client):
     """In batches of more than sixteen, the last two results change places."""
@@ -67,34 +51,7 @@ class SwappedInLargeBatches(Client):
     "results_swapped",
     "between_servers",
     caught_by=["ordering"],
-    also=[
-        "abort_returns_partial",
-        "adapter_isolated",
-        "all_complete",
-        "chat_completion.usage",
-        "conservation",
-        "current_policy",
-        "echo",
-        "fresh_adapter_cache",
-        "fresh_prefix_cache",
-        "gym.logprobs",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-        "logprobs.reference",
-        "pause_changes_nothing",
-        "routed_experts",
-        "same_version_same_output",
-        "sampling.filters",
-        "schedule.versions",
-        "tokens.greedy",
-        "tokens.same",
-        "training.gap",
-        "turns_keep_tokens",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class SwappedBetweenServers(Router):
     """Two responses that come from different servers at the same time change places."""
@@ -123,18 +80,7 @@ class SwappedBetweenServers(Router):
     "choice_index_wrong",
     "off_by_one",
     caught_by=["chat_completion.envelope", "completion.envelope"],
-    also=[
-        "all_complete",
-        "chat_completion.usage",
-        "completion.usage",
-        "conservation",
-        "every_call_ends",
-        "stopping",
-        "text",
-        "tokens.greedy",
-        "wire.answered",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class IndexFromOne(Client):
     """Choices are numbered from one."""
@@ -148,17 +94,7 @@ class IndexFromOne(Client):
     "choice_index_wrong",
     "all_zero",
     caught_by=["completion.envelope"],
-    also=[
-        "all_complete",
-        "chat_completion.envelope",
-        "chat_completion.usage",
-        "completion.usage",
-        "conservation",
-        "stopping",
-        "text",
-        "tokens.greedy",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class IndexAlwaysZero(Client):
     """Every choice of a batch is number zero, as a sub-request numbers its own."""
@@ -168,7 +104,7 @@ class IndexAlwaysZero(Client):
         return super().choice(0, row, kind)
 
 
-@seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"], also=["wire.logprobs"])
+@seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"], corrupts=Fact.ANSWERS)
 class ChoicesReversed(Client):
     """The choices of a batch are listed, and numbered, from the last prompt to the first."""
 
@@ -200,7 +136,7 @@ class UsageTwice(Client):
         return honest | {"completion_tokens": made, "total_tokens": honest["prompt_tokens"] + made}
 
 
-@seeded("envelope_incomplete", caught_by=["chat_completion.envelope", "completion.envelope"], also=["driven"])
+@seeded("envelope_incomplete", caught_by=["chat_completion.envelope", "completion.envelope"], corrupts=Fact.ANSWERS)
 class NoModelInTheBody(Client):
     """OpenAI bodies come without the model's name."""
 
@@ -215,26 +151,7 @@ class NoModelInTheBody(Client):
     "result_lost",
     "last_row",
     caught_by=["conservation"],
-    also=[
-        "all_complete",
-        "driven",
-        "failed_sync",
-        "logprobs.mean",
-        "logprobs.numbers",
-        "logprobs.reference",
-        "ordering",
-        "quantization_effect",
-        "routed_experts",
-        "sampling.distribution",
-        "sampling.filters",
-        "sampling.independent",
-        "stopping",
-        "stopping.text",
-        "text",
-        "tokens.differ",
-        "tokens.greedy",
-        "tokens.same",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class LastRowLost(Client):
     """A batch of several rows comes back without the last one."""
@@ -250,32 +167,7 @@ class LastRowLost(Client):
     "result_lost",
     "empty_row",
     caught_by=["conservation"],
-    also=[
-        "all_complete",
-        "driven",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.tokens",
-        "held_until_resume",
-        "logprobs.mean",
-        "logprobs.numbers",
-        "logprobs.reference",
-        "numbers_are_numbers",
-        "ordering",
-        "quantization_effect",
-        "routed_experts",
-        "sampling.distribution",
-        "sampling.filters",
-        "sampling.independent",
-        "stopping",
-        "stopping.text",
-        "text",
-        "tokens.differ",
-        "tokens.greedy",
-        "tokens.same",
-        "turns_keep_tokens",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class RowEmptied(Client):
     """Under load, one row comes back without its tokens."""
@@ -316,26 +208,7 @@ class ExecutedTwiceUnderLoad(Router):
     "output_cut_short",
     "last_token",
     caught_by=["conservation"],
-    also=[
-        "driven",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-        "logprobs.mean",
-        "logprobs.numbers",
-        "logprobs.reference",
-        "numbers_are_numbers",
-        "ordering",
-        "routed_experts",
-        "schedule.versions",
-        "stopping",
-        "text",
-        "tokens.greedy",
-        "training.gap",
-        "turns_keep_tokens",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class LastTokenCut(Client):
     """Answers of more than eight tokens come back without the last one."""
@@ -352,7 +225,7 @@ class LastTokenCut(Client):
     "output_cut_short",
     "under_load",
     caught_by=["stopping"],
-    also=["pause_changes_nothing", "same_version_same_output", "tokens.greedy", "tokens.same"],
+    corrupts=Fact.ANSWERS,
 )
 class CutShortUnderLoad(Engine):
     """A busy engine ends requests one token before their length."""

@@ -9,6 +9,7 @@ from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import Router
 from harness.contract import SessionId
+from harness.faults import Fact
 
 
 class _Turns(Router):
@@ -62,7 +63,7 @@ class IntegersHashedByType(Router):
         return super().hashed(f"{type(session).__name__} {session}")
 
 
-@seeded("one_server_gets_all", "without_session", caught_by=["sessionless_spread"], also=["wire.answered"])
+@seeded("one_server_gets_all", "without_session", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
 class SessionlessToTheFirst(Router):
     """All requests without a session go to the first server."""
 
@@ -73,7 +74,7 @@ class SessionlessToTheFirst(Router):
         return super().server_of(session)
 
 
-@seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"], also=["wire.answered"])
+@seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
 class SessionlessByContent(Router):
     """Requests without a session go by a hash of their prompt: all samples of a prompt load one server."""
 

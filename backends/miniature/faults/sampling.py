@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract import Generation, SampleRequest, SessionId
+from harness.faults import NOTHING, Fact
 
 
 class _Ignores(Engine):
@@ -28,41 +28,26 @@ class _Ignores(Engine):
         return told
 
 
-def _ignoring(name: str, variant: str, caught_by: list[str], also: Iterable[str] = (), **instead: Any) -> None:
+def _ignoring(name: str, variant: str, caught_by: list[str], corrupts: Fact = NOTHING, **instead: Any) -> None:
     """A fault of an engine that samples under `instead` where it was given something else."""
     told = ", ".join(f"{field} {value}" for field, value in instead.items())
     body = {"instead": instead, "__doc__": f"Engines are given sampling parameters and sample with {told}."}
-    seeded(name, variant, caught_by=caught_by, also=also)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
+    seeded(name, variant, caught_by=caught_by, corrupts=corrupts)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
 
 
 _ignoring(
     "parameter_ignored",
     "temperature",
     ["tokens.greedy"],
-    also=[
-        "abort_returns_partial",
-        "adapter_isolated",
-        "current_policy",
-        "fresh_adapter_cache",
-        "fresh_prefix_cache",
-        "kept_cache",
-        "pause_changes_nothing",
-        "same_version_same_output",
-        "sampling.distribution",
-        "sampling.filters",
-        "tokens.same",
-        "whole_version",
-    ],
+    corrupts=Fact.ANSWERS,
     temperature=1.0,
 )
 _ignoring("parameter_ignored", "top_k", ["sampling.filters"], top_k=0)
 _ignoring("parameter_ignored", "top_p", ["sampling.filters"], top_p=1.0)
 _ignoring("parameter_ignored", "min_p", ["sampling.filters"], min_p=0.0)
-_ignoring("parameter_ignored", "seed", ["tokens.same"], also=["pause_changes_nothing"], seed=None)
-_ignoring(
-    "parameter_ignored", "other_seeds", ["tokens.differ"], also=["sampling.independent", "training.rises"], seed=1
-)
-_ignoring("parameter_ignored", "max_tokens", ["stopping"], also=["tokens.greedy"], max_tokens=24)
+_ignoring("parameter_ignored", "seed", ["tokens.same"], corrupts=Fact.CHANCE, seed=None)
+_ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], corrupts=Fact.CHANCE, seed=1)
+_ignoring("parameter_ignored", "max_tokens", ["stopping"], corrupts=Fact.ANSWERS, max_tokens=24)
 _ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
 _ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
 _ignoring("parameter_ignored", "stop_token_ids", ["stopping"], stop_token_ids=[])
@@ -71,7 +56,7 @@ _ignoring("parameter_ignored", "stop_string_kept", ["stopping.text"], include_st
 _ignoring("parameter_ignored", "special_tokens", ["text"], skip_special_tokens=True)
 
 
-@seeded("parameter_dropped", "seed", caught_by=["echo"], also=["pause_changes_nothing", "tokens.same"])
+@seeded("parameter_dropped", "seed", caught_by=["echo"], corrupts=Fact.CHANCE)
 class SeedDropped(Client):
     """The seed is lost on the way to the engine."""
 
@@ -107,9 +92,7 @@ class SamplesShareASeed(Client):
         return self.generation(await self.gather(calls))
 
 
-@seeded(
-    "samples_alike", "one_chance", caught_by=["sampling.independent"], also=["sampling.distribution", "sticky_sessions"]
-)
+@seeded("samples_alike", "one_chance", caught_by=["sampling.independent"], corrupts=Fact.CHANCE | Fact.ROUTES)
 class UnseededRowsAlike(Engine):
     """Requests without a seed all run under the same one."""
 

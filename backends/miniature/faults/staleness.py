@@ -6,6 +6,7 @@ from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.staleness import StalenessManager
 from harness.contract import PauseMode
+from harness.faults import Fact
 
 
 @seeded("staleness_exceeded", "one_slot_too_many", caught_by=["staleness.capacity"])
@@ -52,7 +53,7 @@ class RunningRequestsKeepTheirCache(Engine):
     "cache_outlives_weights",
     "cleared_freeze",
     caught_by=["whole_version"],
-    also=["fresh_prefix_cache", "current_policy"],
+    corrupts=Fact.POLICY,
 )
 class ClearedFreezeKeepsItsCache(Engine):
     """pause(keep, clear_cache=True) leaves what frozen requests have computed, and what is cached."""

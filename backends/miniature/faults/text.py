@@ -9,22 +9,14 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract import SessionId
+from harness.faults import Fact
 
 
 @seeded(
     "text_not_of_tokens",
     "last_character",
     caught_by=["text"],
-    also=[
-        "conservation",
-        "echo",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-        "stopping.text",
-    ],
+    corrupts=Fact.TEXT,
 )
 class TextCut(Engine):
     """Texts of more than four characters lack the last one."""
@@ -39,18 +31,7 @@ class TextCut(Engine):
     "text_not_of_tokens",
     "another_request",
     caught_by=["text"],
-    also=[
-        "all_complete",
-        "conservation",
-        "echo",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-        "stopping.text",
-        "tokens.same",
-    ],
+    corrupts=Fact.TEXT,
 )
 class TextOfAnother(Engine):
     """A text is that of the request that ended before."""
@@ -66,16 +47,7 @@ class TextOfAnother(Engine):
 @seeded(
     "turns_retokenized",
     caught_by=["turns_keep_tokens"],
-    also=[
-        "conservation",
-        "echo",
-        "gym.loss_masks",
-        "gym.metrics",
-        "gym.rewards",
-        "gym.stop_reasons",
-        "gym.tokens",
-        "tokens.greedy",
-    ],
+    corrupts=Fact.ANSWERS,
 )
 class TurnsRetokenized(Client):
     """A prompt that begins with an earlier answer is decoded and encoded again."""
@@ -95,7 +67,7 @@ class TurnsRetokenized(Client):
         return done
 
 
-@seeded("tokenizer_wrong", "lower_case", caught_by=["tokenize"], also=["tokenize.round_trip"])
+@seeded("tokenizer_wrong", "lower_case", caught_by=["tokenize"], corrupts=Fact.TOKENIZER)
 class TokenizesLowerCase(Client):
     """tokenize() reads everything as lower case."""
 
@@ -104,7 +76,7 @@ class TokenizesLowerCase(Client):
         return super().tokenize([text.lower() for text in texts])
 
 
-@seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"], also=["detokenize"])
+@seeded("tokenizer_wrong", "spaces", caught_by=["tokenize.round_trip"], corrupts=Fact.TOKENIZER)
 class DetokenizesTrimmed(Client):
     """detokenize() trims white space."""
 
@@ -114,7 +86,7 @@ class DetokenizesTrimmed(Client):
         return [text.strip() for text in texts]
 
 
-@seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"], also=["tokenize.round_trip"])
+@seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"], corrupts=Fact.TOKENIZER)
 class DetokenizesWithoutSpecial(Client):
     """detokenize() leaves special tokens out."""
 
@@ -127,7 +99,7 @@ class DetokenizesWithoutSpecial(Client):
     "turns_retokenized",
     "after_an_interruption",
     caught_by=["turns_keep_tokens", "continuation"],
-    also=["conservation", "logprobs.reference", "pause_changes_nothing", "routed_experts", "tokens.greedy"],
+    corrupts=Fact.ANSWERS,
 )
 class RetryRetokenizes(RetryingClient):
     """What was made before an interruption is decoded and encoded again for the retry."""
@@ -146,7 +118,7 @@ class RetryRetokenizes(RetryingClient):
     "messages_lost",
     "first_answer",
     caught_by=["text_turns"],
-    also=["chat_completion.usage", "conservation", "echo", "tokens.greedy", "wire.logprobs"],
+    corrupts=Fact.ANSWERS,
 )
 class FirstAnswerLeftOut(Client):
     """A conversation of more than three messages is rendered without its second one."""

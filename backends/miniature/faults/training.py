@@ -14,6 +14,7 @@ from backends.miniature.faults.registry import seeded
 from backends.miniature.trainer import Trainer
 from fixtures import megatron
 from harness.contract import FIRST_TRAINED, Layout, SessionId, TrainRequest, TrainResult
+from harness.faults import Fact
 
 
 @seeded("training_ascends_the_loss", caught_by=["training.rises"])
@@ -76,7 +77,7 @@ class EnginesWaitForTheTrainer(Trainer):
 @seeded(
     "trained_version_never_arrives",
     caught_by=["every_parameter", "schedule.versions", "training.rises", "training.gap"],
-    also=["current_policy"],
+    corrupts=Fact.POLICY,
 )
 class TrainedVersionStaysBehind(Client):
     """A sync of a version that was trained sends version 0."""
@@ -87,7 +88,7 @@ class TrainedVersionStaysBehind(Client):
 
 
 @seeded(
-    "trained_version_late", caught_by=["every_parameter", "schedule.versions", "training.gap"], also=["current_policy"]
+    "trained_version_late", caught_by=["every_parameter", "schedule.versions", "training.gap"], corrupts=Fact.POLICY
 )
 class TrainedVersionOneLate(Client):
     """A sync of a version that was trained sends the one that was synced before it."""
@@ -103,7 +104,7 @@ class TrainedVersionOneLate(Client):
 @seeded(
     "sync_returns_early",
     caught_by=["schedule.stages"],
-    also=["current_policy", "every_parameter", "schedule.versions"],
+    corrupts=Fact.POLICY,
 )
 class SyncGoesOnAfterItReturned(Client):
     """sync_weights() of a trained version returns before the last engine has it: generation has begun by then."""
@@ -123,7 +124,7 @@ _LEFT: set[asyncio.Future[Output]] = set()
 """Requests that nobody waits for: a task that nobody holds may vanish."""
 
 
-@seeded("generate_returns_early", caught_by=["schedule.acknowledged", "schedule.stages"], also=["conservation"])
+@seeded("generate_returns_early", caught_by=["schedule.acknowledged", "schedule.stages"], corrupts=Fact.ANSWERS)
 class WorkLeftBehind(Client):
     """Rows of generate() with a seed leave a second request behind, on which an engine goes on working."""
 
@@ -141,7 +142,7 @@ class WorkLeftBehind(Client):
 @seeded(
     "shards_swapped",
     caught_by=["every_parameter"],
-    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+    corrupts=Fact.POLICY,
 )
 class ShardsSwapped(Client):
     """FSDP2's shards are put together in the wrong order."""
@@ -151,10 +152,7 @@ class ShardsSwapped(Client):
         return super().gathered(shards[::-1])
 
 
-_WRONG_TENSORS = ["current_policy", "same_version_same_output", "same_version_same_parameters"]
-
-
-@seeded("megatron_layout_wrong", "groups", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+@seeded("megatron_layout_wrong", "groups", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class GroupsTakenForBlocks(Client):
     """What Megatron's layout interleaves group by group is read as one block after the other."""
 
@@ -164,7 +162,7 @@ class GroupsTakenForBlocks(Client):
         return megatron.from_ranks(ranks, trainer.MEGATRON._replace(rules=rules), np.concatenate)
 
 
-@seeded("megatron_layout_wrong", "ranks", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+@seeded("megatron_layout_wrong", "ranks", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class FusedRanksSwapped(Client):
     """The tensors that are fused are put together with the tensor-parallel ranks swapped."""
 
@@ -177,7 +175,7 @@ class FusedRanksSwapped(Client):
         )
 
 
-@seeded("megatron_layout_wrong", "stages", caught_by=["every_parameter"], also=_WRONG_TENSORS)
+@seeded("megatron_layout_wrong", "stages", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class StagesNotShifted(Client):
     """The second pipeline stage's layers are sent under the numbers that they have within the stage."""
 

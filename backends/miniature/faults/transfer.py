@@ -9,6 +9,7 @@ from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract import Layout
+from harness.faults import Fact
 
 
 class _Left(Engine):
@@ -23,7 +24,7 @@ class _Left(Engine):
     "failed_sync_poisons_the_next",
     "leftovers",
     caught_by=["every_parameter"],
-    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+    corrupts=Fact.POLICY,
 )
 class LeftoversOfAFailedSync(_Left):
     """What a sync that was given up had brought is there still, and wins over what the next one brings."""
@@ -45,7 +46,7 @@ class LeftoversOfAFailedSync(_Left):
     "failed_sync_poisons_the_next",
     "one_server",
     caught_by=["every_parameter", "uniform_servers"],
-    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+    corrupts=Fact.POLICY,
 )
 class LeftoversOnOne(LeftoversOfAFailedSync):
     """One server keeps what a sync that was given up had brought, and it wins over what the next one brings."""
@@ -71,7 +72,7 @@ class RefusesAfterAFailedSync(_Left):
     "failed_sync_poisons_the_next",
     "half_visible",
     caught_by=["every_parameter"],
-    also=["current_policy", "same_version_same_output", "same_version_same_parameters"],
+    corrupts=Fact.POLICY,
 )
 class HalfOfTheNext(_Left):
     """After a sync that was given up, the next one brings only what that one had not brought."""

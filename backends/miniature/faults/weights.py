@@ -13,9 +13,10 @@ from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract import Layout
+from harness.faults import Fact
 
 
-@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], also=["current_policy"])
+@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
 class CacheNeverForgotten(Engine):
     """reset_prefix_cache() is answered and nothing is dropped."""
 
@@ -23,7 +24,7 @@ class CacheNeverForgotten(Engine):
         self.fired += bool(self.cache)
 
 
-@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], also=["current_policy"])
+@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
 class CacheOfOneNeverForgotten(Engine):
     """reset_prefix_cache() is answered and one server drops nothing."""
 
@@ -48,19 +49,7 @@ class _Syncing(Engine):
     "sync_missed",
     "one_server",
     caught_by=["every_parameter", "uniform_servers"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "kept_cache",
-        "logprobs.reference",
-        "native_transfer",
-        "routed_experts",
-        "same_version_same_output",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class SyncMissesOne(Client):
     """A weight sync never reaches one server."""
@@ -76,19 +65,7 @@ class SyncMissesOne(Client):
     "sync_missed",
     "every_server",
     caught_by=["every_parameter", "forced_effect"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "kept_cache",
-        "logprobs.reference",
-        "native_transfer",
-        "routed_experts",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "training.rises",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class SyncWithoutEffect(Client):
     """A weight sync reports success and sends nothing."""
@@ -101,24 +78,7 @@ class SyncWithoutEffect(Client):
     "sync_missed",
     "second_time",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "gym.logprobs",
-        "kept_cache",
-        "logprobs.reference",
-        "native_transfer",
-        "pause_changes_nothing",
-        "routed_experts",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "uniform_servers",
-        "whole_version",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.POLICY,
 )
 class SyncOnlyOnce(Client):
     """One server misses every second weight sync."""
@@ -140,19 +100,7 @@ class SyncOnlyOnce(Client):
     "sync_missed",
     "compiled_weights",
     caught_by=["current_policy", "forced_effect"],
-    also=[
-        "fresh_prefix_cache",
-        "kept_cache",
-        "logprobs.reference",
-        "pause_changes_nothing",
-        "routed_experts",
-        "same_version_same_output",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "training.rises",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class OldNetworkKept(Engine):
     """Engines take the new parameters and go on computing with the old ones."""
@@ -168,15 +116,7 @@ class OldNetworkKept(Engine):
     "parameter_not_updated",
     "every_server",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "kept_cache",
-        "logprobs.reference",
-        "routed_experts",
-        "tokens.greedy",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class ParameterSkipped(_Syncing):
     """The gate of the second layer is never updated."""
@@ -190,16 +130,7 @@ class ParameterSkipped(_Syncing):
     "parameter_not_updated",
     "one_server",
     caught_by=["every_parameter", "uniform_servers"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "kept_cache",
-        "logprobs.reference",
-        "routed_experts",
-        "same_version_same_output",
-        "tokens.greedy",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class ParameterSkippedByOne(_Syncing):
     """One server never updates the gate of the second layer."""
@@ -214,15 +145,7 @@ class ParameterSkippedByOne(_Syncing):
     "parameter_not_updated",
     "in_chunks",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "logprobs.reference",
-        "routed_experts",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "tokens.greedy",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class ParameterSkippedInChunks(Client):
     """A sync in chunks loses the last parameter of each chunk."""
@@ -241,15 +164,7 @@ class ParameterSkippedInChunks(Client):
 @seeded(
     "experts_lost_in_chunks",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "logprobs.reference",
-        "routed_experts",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "tokens.greedy",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class ExpertsLostInChunks(Engine):
     """A chunk that ends in the middle of a layer's experts loses those that it brought: the layer is put together anew for each chunk,
@@ -279,7 +194,7 @@ class ExpertsOfAnotherWorker(Engine):
         return [{n: t for n, t in shard.items() if n not in model.experts(shard)} | firsts for shard in shards]
 
 
-@seeded("experts_misplaced", "stale", caught_by=["every_parameter"], also=["current_policy"])
+@seeded("experts_misplaced", "stale", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ExpertsOfOneWorkerStale(_Syncing):
     """With expert parallelism a sync does not reach the last worker's experts."""
 
@@ -292,7 +207,7 @@ class ExpertsOfOneWorkerStale(_Syncing):
         return {name: tensor for name, tensor in tensors.items() if name not in lost}
 
 
-@seeded("parameters_differ_between_ranks", caught_by=["uniform_servers"], also=["every_parameter", "current_policy"])
+@seeded("parameters_differ_between_ranks", caught_by=["uniform_servers"], corrupts=Fact.POLICY)
 class RankKeepsItsOwn(_Syncing):
     """Of data-parallel workers the second never updates the gate of the second layer."""
 
@@ -307,7 +222,7 @@ class RankKeepsItsOwn(_Syncing):
     "sync_not_idempotent",
     "a_little",
     caught_by=["every_parameter", "same_version_same_parameters"],
-    also=["current_policy", "logprobs.reference", "same_version_same_output"],
+    corrupts=Fact.POLICY,
 )
 class SameVersionDrifts(_Syncing):
     """Syncing what is there already moves one parameter by a ten-thousandth."""
@@ -328,7 +243,7 @@ class SameVersionDrifts(_Syncing):
     "sync_not_idempotent",
     "a_lot",
     caught_by=["every_parameter", "same_version_same_output", "same_version_same_parameters"],
-    also=["current_policy", "logprobs.reference"],
+    corrupts=Fact.POLICY,
 )
 class SameVersionDriftsFar(SameVersionDrifts):
     """Syncing what is there already moves one parameter by a third."""
@@ -340,16 +255,7 @@ class SameVersionDriftsFar(SameVersionDrifts):
     "corruption_from_second_sync",
     "one_row",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-        "logprobs.reference",
-        "routed_experts",
-        "schedule.versions",
-        "tokens.greedy",
-        "training.gap",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class CorruptedFromTheSecond(_Syncing):
     """From the third sync of a start on, one row of the embedding is lost."""
@@ -366,14 +272,7 @@ class CorruptedFromTheSecond(_Syncing):
     "half_sync_visible",
     "for_good",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "logprobs.reference",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "tokens.greedy",
-        "whole_version",
-    ],
+    corrupts=Fact.POLICY,
 )
 class LastChunkLost(Engine):
     """Of a sync in chunks, the last chunk never becomes visible."""
@@ -401,20 +300,7 @@ class LastChunkLost(Engine):
     "half_sync_visible",
     "for_a_while",
     caught_by=["current_policy", "whole_version"],
-    also=[
-        "every_parameter",
-        "fresh_prefix_cache",
-        "gym.logprobs",
-        "kept_cache",
-        "logprobs.reference",
-        "pause_changes_nothing",
-        "routed_experts",
-        "same_version_same_output",
-        "same_version_same_parameters",
-        "schedule.versions",
-        "tokens.greedy",
-        "wire.logprobs",
-    ],
+    corrupts=Fact.POLICY,
 )
 class LastChunkLate(Engine):
     """The last half of a sync becomes visible a hundred steps after the sync has returned."""
@@ -438,7 +324,7 @@ class LastChunkLate(Engine):
     "wrong_quantization_scale",
     "a_lot",
     caught_by=["every_parameter"],
-    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class ScaleWrong(Engine):
     """After a sync the scales of a quantized engine are a fifth too large."""
@@ -456,7 +342,7 @@ class ScaleWrong(Engine):
     "wrong_quantization_scale",
     "a_little",
     caught_by=["every_parameter"],
-    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class ScaleSlightlyWrong(ScaleWrong):
     """After a sync the scales of a quantized engine are a hundredth too large."""
@@ -468,7 +354,7 @@ class ScaleSlightlyWrong(ScaleWrong):
     "wrong_quantization_scale",
     "stale",
     caught_by=["every_parameter"],
-    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class ScaleStale(Engine):
     """A sync brings new integers and keeps the old scales."""
@@ -484,7 +370,7 @@ class ScaleStale(Engine):
     "wrong_quantization_scale",
     "cast",
     caught_by=["every_parameter"],
-    also=["current_policy", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class CastToEightBits(Engine):
     """A sync casts full-precision weights to 8 bits and keeps the old scales: what vLLM's reload does where nobody quantizes."""
@@ -500,7 +386,7 @@ class CastToEightBits(Engine):
 @seeded(
     "quantization_ignored",
     caught_by=["quantization_effect"],
-    also=["current_policy", "every_parameter", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class FullPrecision(Engine):
     """Engines that were to quantize hold full precision."""
@@ -536,10 +422,7 @@ class _Sharded(Engine):
     "sync_missed",
     "one_rank",
     caught_by=["every_parameter"],
-    also=[
-        "current_policy",
-        "fresh_prefix_cache",
-    ],
+    corrupts=Fact.POLICY,
 )
 class SyncMissesOneRank(_Sharded):
     """The second worker of each engine keeps its shards in every sync."""
@@ -553,7 +436,7 @@ class SyncMissesOneRank(_Sharded):
     "shards_swapped",
     "ranks",
     caught_by=["every_parameter"],
-    also=["current_policy", "fresh_prefix_cache", "logprobs.reference", "tokens.greedy"],
+    corrupts=Fact.POLICY,
 )
 class RanksSwapped(_Sharded):
     """After a sync each worker holds another's shard of the output layer."""
