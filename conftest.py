@@ -1,3 +1,3 @@
 """Loads the plugin, nothing else."""
 
-pytest_plugins = ["harness.plugin"]
+pytest_plugins = ["harness.commands.plugin"]

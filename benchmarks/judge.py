@@ -20,11 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import run as running
-from harness.book import Book
-from harness.recording import Footer, read
-from harness.run import RunFolder
-from harness.topology import Topology
+from harness.contract.topology import Topology
+from harness.records.book import Book
+from harness.records.recording import Footer, read
+from harness.running import run as running
+from harness.running.run import RunFolder
 from tests import recordings
 
 SHAPE = {"calls": 8, "rows": 8, "tokens": 24}

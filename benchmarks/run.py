@@ -18,9 +18,9 @@ from typing import final
 
 import msgspec
 
-from harness.errors import HarnessError
-from harness.recording import Call, Header, ScenarioEnd, ScenarioStart, read
-from harness.run_folder import RunFolder
+from harness.contract.errors import HarnessError
+from harness.records.recording import Call, Header, ScenarioEnd, ScenarioStart, read
+from harness.records.run_folder import RunFolder
 
 NS_A_SECOND = 1e9
 SLOWEST = 5

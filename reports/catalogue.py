@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from harness.catalogue import declared
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check
-from harness.scenario import Scenario
+from harness.running.catalogue import declared
+from harness.suite.scenario import Scenario
 
 HEAD = """\
 # The contract
@@ -23,13 +23,13 @@ HEAD = """\
 What a rollout stack promises, one scenario a promise. Written by `python -m reports.catalogue > docs/contract.md`:
 change the scenarios, not this file.
 
-*Needs* names the capabilities without which a stack is `missing` here (`harness/capability.py` says what each means).
+*Needs* names the capabilities without which a stack is `missing` here (`harness/contract/capability.py` says what each means).
 *Driven in* names the topologies (`parity topologies`). Every scenario is also judged by the checks that belong to all of them.
 """
 
 
 def catalogue(scenarios: Mapping[str, Scenario]) -> str:
-    """The document, in Markdown. `scenarios` maps names to declarations (`harness.catalogue.declared`)."""
+    """The document, in Markdown. `scenarios` maps names to declarations (`harness.running.catalogue.declared`)."""
     every = sorted(scenarios.values(), key=_place)
     counted = f"{len(every)} scenarios, {len(_checks(every))} checks."
     return "\n".join([HEAD, counted, "", *_scenarios(every), *_checks_section(every)]) + "\n"

@@ -10,10 +10,10 @@ from typing import Any
 import jinja2
 import msgspec
 
-from harness.coverage import State, state_of
-from harness.ledger import Ledger
-from harness.plan import Plan
-from harness.verdict import Judgement, NoiseFloor, Verdict
+from harness.judging.ledger import Ledger
+from harness.records.verdict import Judgement, NoiseFloor, Verdict
+from harness.suite.coverage import State, state_of
+from harness.suite.plan import Plan
 from reports import reproduce
 from reports.pictures import Pictures
 from reports.text import many, one_line, seconds, shown, sides, visible

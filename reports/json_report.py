@@ -9,8 +9,8 @@ from typing import Any, Literal, final
 
 import msgspec
 
-from harness.errors import UsageError
-from harness.verdict import Judgement
+from harness.contract.errors import UsageError
+from harness.records.verdict import Judgement
 from reports.text import visible
 from reports.view import Counts, count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from harness.verdict import Conformance, Judgement, Verdict
+from harness.records.verdict import Conformance, Judgement, Verdict
 from reports import reproduce
 from reports.text import exact, one_line, seconds, shortened, visible
 from reports.view import count

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.errors import UsageError
-from harness.kill_matrix import KillMatrix, Proof
+from harness.contract.errors import UsageError
+from harness.proving.kill_matrix import KillMatrix, Proof
 from reports.readme import block, with_block
 
 NAME = "kill matrix"

@@ -8,8 +8,8 @@ from typing import Any, Literal, final
 
 import msgspec
 
-from harness.errors import UsageError
-from harness.kill_matrix import CheckProof, Figures, KillMatrix
+from harness.contract.errors import UsageError
+from harness.proving.kill_matrix import CheckProof, Figures, KillMatrix
 from reports import kill_matrix_html
 from reports.json_report import plain
 

@@ -7,8 +7,8 @@ from typing import final
 
 import msgspec
 
-from harness.faults import DRIVEN
-from harness.kill_matrix import Cell, FaultProof, KillMatrix, Mark, Outcome, Proof
+from harness.contract.faults import DRIVEN
+from harness.proving.kill_matrix import Cell, FaultProof, KillMatrix, Mark, Outcome, Proof
 from reports.html import environment
 
 SIGN = {Mark.CAUGHT: "●", Mark.ALSO: "○", Mark.UNEXPECTED: "✕", Mark.MISSING: "∅", Mark.UNTESTABLE: "?"}

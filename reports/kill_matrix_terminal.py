@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.kill_matrix import KillMatrix, Proof
+from harness.proving.kill_matrix import KillMatrix, Proof
 from reports.terminal import SHOWN, WIDTH
 from reports.text import many, one_line, seconds, shortened
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from harness.coverage import State
-from harness.ledger import Ledger
-from harness.plan import Plan
-from harness.verdict import Judgement, LedgerProblem, Verdict
+from harness.judging.ledger import Ledger
+from harness.records.verdict import Judgement, LedgerProblem, Verdict
+from harness.suite.coverage import State
+from harness.suite.plan import Plan
 from reports import reproduce
 from reports.text import exact, many, number, one_line, shortened
 from reports.view import (

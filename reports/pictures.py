@@ -14,12 +14,12 @@ from typing import final
 import msgspec
 from markupsafe import Markup
 
-from harness.book import Book
 from harness.checks.base import Evidence
-from harness.errors import RecordingError, UsageError
-from harness.index import Index, indices
-from harness.run_folder import RunFolder
-from harness.verdict import GapCurve, Judgement
+from harness.contract.errors import RecordingError, UsageError
+from harness.records.book import Book
+from harness.records.index import Index, indices
+from harness.records.run_folder import RunFolder
+from harness.records.verdict import GapCurve, Judgement
 from reports import drawing
 from reports.text import shortened
 from reports.timeline import Sessions, Timeline, sessions, timeline, training

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.errors import UsageError
-from harness.plan import Plan
-from harness.verdict import Judgement
+from harness.contract.errors import UsageError
+from harness.records.verdict import Judgement
+from harness.suite.plan import Plan
 from reports.readme import block, with_block
 from reports.view import tally, task_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from harness.errors import UsageError
+from harness.contract.errors import UsageError
 
 
 def block(text: str, name: str) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.ledger import Ledger
-from harness.ledger import load as load_ledger
-from harness.plan import Plan, load_plan
-from harness.verdict import Judgement
+from harness.judging.ledger import Ledger
+from harness.judging.ledger import load as load_ledger
+from harness.records.verdict import Judgement
+from harness.suite.plan import Plan, load_plan
 from reports import html, json_report, junit, markdown, pictures
 from reports.json_report import read_report
 

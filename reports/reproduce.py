@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from harness import topology
-from harness.verdict import RunInfo, Verdict
+from harness.contract import topology
+from harness.records.verdict import RunInfo, Verdict
 
 OF_A_RUN = ("run", "capabilities")
 """What stands for a scenario's module in a verdict about a whole run."""

@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.coverage import State
-from harness.plan import Plan, load_plan
-from harness.verdict import Judgement, Severity
+from harness.records.verdict import Judgement, Severity
+from harness.suite.coverage import State
+from harness.suite.plan import Plan, load_plan
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
     Divergence,

@@ -16,10 +16,10 @@ from harness.checks.base import Evidence
 from harness.checks.instruments import tap_works
 from harness.checks.matching import assignment
 from harness.checks.pausing import pauses
-from harness.contract import FIRST_TRAINED, SessionId
-from harness.recording import Call
-from harness.verdict import GapCurve
-from harness.wire import SESSION
+from harness.contract.messages import FIRST_TRAINED, SessionId
+from harness.records.recording import Call
+from harness.records.verdict import GapCurve
+from harness.records.wire import SESSION
 
 Kind = Literal["call", "pause", "memory", "weights", "training", "other"]
 

@@ -9,9 +9,7 @@ from typing import final
 
 import msgspec
 
-from harness.coverage import Cell, Column, State, cell, columns, state_of, worst
-from harness.plan import Bullet, Plan, Task
-from harness.verdict import (
+from harness.records.verdict import (
     UNTESTABLE_HERE,
     Conformance,
     Exposure,
@@ -23,6 +21,8 @@ from harness.verdict import (
     Severity,
     Verdict,
 )
+from harness.suite.coverage import Cell, Column, State, cell, columns, state_of, worst
+from harness.suite.plan import Bullet, Plan, Task
 from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})

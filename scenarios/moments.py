@@ -14,9 +14,9 @@ import msgspec
 from fixtures.prompts import Prompts
 from harness.checks.moments import Moment
 from harness.checks.pausing import PAUSED, UNINTERRUPTED
-from harness.contract import InFlightResult, PauseMode
-from harness.errors import MissedMoment
-from harness.stack import Stack
+from harness.contract.errors import MissedMoment
+from harness.contract.messages import InFlightResult, PauseMode
+from harness.driving.stack import Stack
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 POLL_S = 0.005

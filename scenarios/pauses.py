@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from harness.clock import monotonic
-from harness.contract import PauseMode
-from harness.stack import Stack
+from harness.contract.clock import monotonic
+from harness.contract.messages import PauseMode
+from harness.driving.stack import Stack
 
 TOKENS = 16
 """Tokens per request that are made before a pause."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from fixtures.vocabulary import Vocabulary
-from harness.contract import TrainRequest, TrainResult
-from harness.stack import Stack
+from harness.contract.messages import TrainRequest, TrainResult
+from harness.contract.vocabulary import Vocabulary
+from harness.driving.stack import Stack
 
 PROMPTS = 8
 GROUP = 6

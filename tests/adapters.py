@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from fixtures.vocabulary import TINY
-from harness.contract import (
+from harness.contract.errors import StartFailed
+from harness.contract.messages import (
     Description,
     DigestsResult,
     Empty,
@@ -28,8 +28,8 @@ from harness.contract import (
     ObserveResult,
     ServerDescription,
 )
-from harness.errors import StartFailed
-from harness.reference import ExpectedDigests, Text, Tokens
+from harness.contract.vocabulary import TINY
+from harness.records.reference import ExpectedDigests, Text, Tokens
 from tests import traces
 
 TRIGGER = [500]

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from harness import catalogue
-from harness.capability import Capability
-from harness.errors import Blame
-from harness.faults import NOTHING, Fact, Fault
-from harness.kill_matrix import KillMatrix, Lap, prove_target
-from harness.prove import Plan
-from harness.session import Seat
-from harness.targets import Target
-from harness.verdict import Verdict
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame
+from harness.contract.faults import NOTHING, Fact, Fault
+from harness.machine.targets import Target
+from harness.proving.kill_matrix import KillMatrix, Lap, prove_target
+from harness.proving.prove import Plan
+from harness.records.verdict import Verdict
+from harness.running import catalogue
+from harness.running.session import Seat
 
 TARGET = "toy"
 READS = {"tokens": Fact.TEXT | Fact.ANSWERS, "routing": Fact.ROUTES}

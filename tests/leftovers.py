@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from harness.supervisor import SHM, mapped_by
+from harness.driving.supervisor import SHM, mapped_by
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):

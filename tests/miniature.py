@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import catalogue
-from harness.progress import silent
-from harness.scenario import Scenario
-from harness.session import Options, Seat, Session
-from harness.targets import known
-from harness.topology import topology
+from harness.contract.topology import topology
+from harness.machine.progress import silent
+from harness.machine.targets import known
+from harness.running import catalogue
+from harness.running.session import Options, Seat, Session
+from harness.suite.scenario import Scenario
 
 
 class Bench:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.book import Book
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
-from harness.recording import Call, Event, Header, Observation, Recorder, ScenarioEnd, ScenarioStart
-from harness.run_folder import RunFolder
-from harness.scenario import Scenario
-from harness.verdict import RunInfo
+from harness.records.book import Book
+from harness.records.recording import Call, Event, Header, Observation, Recorder, ScenarioEnd, ScenarioStart
+from harness.records.run_folder import RunFolder
+from harness.records.verdict import RunInfo
+from harness.suite.scenario import Scenario
 from tests import traces
 
 SERVERS = ("server-0", "server-1")

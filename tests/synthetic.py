@@ -7,11 +7,11 @@ import datetime
 
 import msgspec
 
-from harness.errors import Blame
-from harness.gate import decide
-from harness.ledger import Entry, Ledger, apply
-from harness.plan import Plan, load_plan
-from harness.verdict import Judgement, LedgerProblem, NoiseFloor, RunInfo, Verdict
+from harness.contract.errors import Blame
+from harness.judging.gate import decide
+from harness.judging.ledger import Entry, Ledger, apply
+from harness.records.verdict import Judgement, LedgerProblem, NoiseFloor, RunInfo, Verdict
+from harness.suite.plan import Plan, load_plan
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 TODAY = datetime.date(2026, 5, 2)

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from benchmarks import run as benchmark
-from harness.errors import RecordingError, UsageError
-from harness.recording import Call, Recorder, ScenarioEnd, ScenarioStart
-from harness.run_folder import RunFolder
-from harness.topology import Topology
+from harness.contract.errors import RecordingError, UsageError
+from harness.contract.topology import Topology
+from harness.records.recording import Call, Recorder, ScenarioEnd, ScenarioStart
+from harness.records.run_folder import RunFolder
 from tests import recordings
 
 SECOND = 1_000_000_000

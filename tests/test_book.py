@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.book import Book
-from harness.errors import RecordingError
-from harness.reference import (
+from harness.contract.errors import RecordingError
+from harness.records.book import Book
+from harness.records.reference import (
     DecodeRequest,
     EncodeRequest,
     ExpectedDigests,

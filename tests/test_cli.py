@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, doctor
-from harness.doctor import Diagnosis
-from harness.errors import EnvironmentBroken
-from harness.verdict import Judgement, RunInfo
+from harness.commands import cli
+from harness.contract.errors import EnvironmentBroken
+from harness.machine import doctor
+from harness.machine.doctor import Diagnosis
+from harness.records.verdict import Judgement, RunInfo
 from tests import recordings
 
 COMMANDS = ("run", "prove", "explore", "targets", "topologies", "setup", "judge", "compare", "report", "doctor")
@@ -78,7 +79,7 @@ def test_a_broken_environment_ends_setup(monkeypatch: pytest.MonkeyPatch, capsys
     def broken(*_: object, **__: object) -> Path:
         raise EnvironmentBroken("pear is missing", next_step="parity setup --recreate")
 
-    monkeypatch.setattr("harness.environments.ensure", broken)
+    monkeypatch.setattr("harness.machine.environments.ensure", broken)
     assert parity(monkeypatch, "setup", "--engine", "cpu") == 2
     assert "pear is missing" in capsys.readouterr().err
 
@@ -86,7 +87,8 @@ def test_a_broken_environment_ends_setup(monkeypatch: pytest.MonkeyPatch, capsys
 def test_setup_fills_a_kit_with_what_the_targets_and_the_model_need(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked: list[tuple[list[str], Path]] = []
     monkeypatch.setattr(
-        "harness.environments.download", lambda locks, kit, *, python: asked.append(([p.name for p in locks], kit))
+        "harness.machine.environments.download",
+        lambda locks, kit, *, python: asked.append(([p.name for p in locks], kit)),
     )
     arguments = ["--download", str(tmp_path / "kit"), "--engine", "cuda", "skyrl-0.2.0:http", "reference"]
     assert parity(monkeypatch, "setup", *arguments, "--model", "smollm2") == 0
@@ -95,8 +97,8 @@ def test_setup_fills_a_kit_with_what_the_targets_and_the_model_need(monkeypatch:
 
 def test_setup_takes_everything_from_a_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kits: list[Path] = []
-    monkeypatch.setattr("harness.environments.ensure", lambda *_, kit, **__: kits.append(kit) or tmp_path)
-    monkeypatch.setattr("harness.models.checkpoint", lambda *asked: kits.append(asked[-1]))
+    monkeypatch.setattr("harness.machine.environments.ensure", lambda *_, kit, **__: kits.append(kit) or tmp_path)
+    monkeypatch.setattr("harness.driving.models.checkpoint", lambda *asked: kits.append(asked[-1]))
     arguments = ["skyrl-0.2.0:http", "--engine", "cpu", "--model", "smollm2"]
     assert parity(monkeypatch, "setup", "--offline", str(tmp_path), *arguments) == 0
     assert kits == [tmp_path] * 3
@@ -169,7 +171,7 @@ class Rooms:
         run = RunInfo(run_id="r", created_at="", command="", baseline=None, candidate=None, start="fork", engine="cpu")
         self.judgement = Judgement(run=run, verdicts=[])  # nothing was judged: exit status 1
         self.calls: list[tuple[Any, ...]] = []
-        self._put(monkeypatch, "harness.run", judge_run=self.judge, compare_recordings=self.judge)
+        self._put(monkeypatch, "harness.running.run", judge_run=self.judge, compare_recordings=self.judge)
         self._put(
             monkeypatch, "reports.render", write_all=lambda _, folder, **_more: self.calls.append(("write", folder))
         )

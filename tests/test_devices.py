@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import devices
-from harness.topology import Placement, names, topology
+from harness.contract import devices
+from harness.contract.topology import Placement, names, topology
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 import typer
 
 from fixtures.prompts import Prompts
-from harness import cli
-from harness.catalogue import declared
-from harness.scenario import declaration
+from harness.commands import cli
+from harness.running.catalogue import declared
+from harness.suite.scenario import declaration
 from reports.catalogue import catalogue
 from tests.miniature import bench
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import doctor
-from harness.doctor import GIB, MARKER, Diagnosis
-from harness.environments import STAMP, location
+from harness.machine import doctor
+from harness.machine.doctor import GIB, MARKER, Diagnosis
+from harness.machine.environments import STAMP, location
 
 
 def test_everything_that_is_examined_says_what_to_do_unless_it_is_well(tmp_path: Path):

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import uv
 
-from harness import environments, interpreters
-from harness.environments import REQUIREMENTS, STAMP, ensure, failure, location, requirement_file
-from harness.errors import EnvironmentBroken, UsageError
-from harness.installed import pins
-from harness.interpreters import find_interpreter, version_of
+from harness.contract.errors import EnvironmentBroken, UsageError
+from harness.machine import environments, interpreters
+from harness.machine.environments import REQUIREMENTS, STAMP, ensure, failure, location, requirement_file
+from harness.machine.installed import pins
+from harness.machine.interpreters import find_interpreter, version_of
 from tests.wheels import requirement, wheel
 
 

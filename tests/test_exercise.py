@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
-from harness.exercise import due, exercised
-from harness.scenario import Scenario
-from harness.topology import Topology
+from harness.contract.capability import Capability
+from harness.contract.topology import Topology
+from harness.judging.exercise import due, exercised
+from harness.suite.scenario import Scenario
 from tests import traces
 
 

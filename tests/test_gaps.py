@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 from backends.miniature.engine import Engine
-from harness import gaps
-from harness.catalogue import body, declared
+from harness.checks import gaps
 from harness.checks.base import Evidence
 from harness.checks.training import GAP
-from harness.contract import FIRST_TRAINED
-from harness.judge import judge_evidence
-from harness.parity import Judged, compare
-from harness.progress import silent
-from harness.recording import ScenarioTrace
-from harness.reference import Noise, NoiseRequest
-from harness.run import judge_run
-from harness.session import Options, Seat, Session
-from harness.verdict import Parity, Verdict
+from harness.contract.messages import FIRST_TRAINED
+from harness.judging.judge import judge_evidence
+from harness.judging.parity import Judged, compare
+from harness.machine.progress import silent
+from harness.records.recording import ScenarioTrace
+from harness.records.reference import Noise, NoiseRequest
+from harness.records.verdict import Parity, Verdict
+from harness.running.catalogue import body, declared
+from harness.running.run import judge_run
+from harness.running.session import Options, Seat, Session
 from tests import recordings, traces
 
 STEPS, PROMPTS, GROUP, TOKENS = 6, 8, 6, 16

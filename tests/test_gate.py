@@ -7,11 +7,11 @@ import datetime
 import msgspec
 import pytest
 
-from harness.gate import decide
-from harness.ledger import Entry, Ledger
-from harness.plan import Bullet, Plan, Task
-from harness.recording import CallError
-from harness.verdict import Judgement, LedgerProblem, RunInfo, Verdict
+from harness.judging.gate import decide
+from harness.judging.ledger import Entry, Ledger
+from harness.records.recording import CallError
+from harness.records.verdict import Judgement, LedgerProblem, RunInfo, Verdict
+from harness.suite.plan import Bullet, Plan, Task
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 PLAN = Plan(

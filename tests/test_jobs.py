@@ -20,8 +20,8 @@ import pytest
 import typer
 from ruamel.yaml import YAML
 
-from harness import cli
-from harness.targets import known
+from harness.commands import cli
+from harness.machine.targets import known
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "gpu.yml"

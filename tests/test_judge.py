@@ -5,13 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from harness import exercise, judge, takes
-from harness.capability import Capability
 from harness.checks.base import Check, failed, passed, untestable
-from harness.errors import Blame
-from harness.recording import CallError, ScenarioTrace
-from harness.reference import DecodeRequest, NextRequest, NoiseRequest, RenderRequest, Text, Tokens, UnansweredQuery
-from harness.verdict import Conformance, Verdict
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame
+from harness.judging import exercise, judge, takes
+from harness.records.recording import CallError, ScenarioTrace
+from harness.records.reference import (
+    DecodeRequest,
+    NextRequest,
+    NoiseRequest,
+    RenderRequest,
+    Text,
+    Tokens,
+    UnansweredQuery,
+)
+from harness.records.verdict import Conformance, Verdict
 from tests import recordings, traces
 
 CALL = traces.generate([[1, 2]], [[3]])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import Blame, LedgerError
-from harness.ledger import Ledger, apply, load
-from harness.verdict import Conformance, Parity, Verdict
+from harness.contract.errors import Blame, LedgerError
+from harness.judging.ledger import Ledger, apply, load
+from harness.records.verdict import Conformance, Parity, Verdict
 
 TODAY = datetime.date(2026, 5, 1)
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"

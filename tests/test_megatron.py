@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fixtures import megatron
-from fixtures.megatron import from_ranks, llama_like, padded, to_ranks
+from backends.policies import megatron
+from backends.policies.megatron import from_ranks, llama_like, padded, to_ranks
 
 HEAD = 2
 """Rows of one attention head."""

@@ -8,20 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import catalogue, merge
-from harness import run as running
-from harness.book import Book
-from harness.capability import Capability
-from harness.errors import HarnessError, RecordingError, UsageError
-from harness.merge import merging
-from harness.progress import silent
-from harness.recording import CallError
-from harness.reference import Next, NextRequest, Noise, NoiseRequest
-from harness.run import judge_run
-from harness.run_folder import RunFolder
-from harness.session import Options, Seat, Session
-from harness.topology import Topology, topology
-from harness.verdict import Judgement
+from harness.contract.capability import Capability
+from harness.contract.errors import HarnessError, RecordingError, UsageError
+from harness.contract.topology import Topology, topology
+from harness.machine.progress import silent
+from harness.records.book import Book
+from harness.records.recording import CallError
+from harness.records.reference import Next, NextRequest, Noise, NoiseRequest
+from harness.records.run_folder import RunFolder
+from harness.records.verdict import Judgement
+from harness.running import catalogue, merge
+from harness.running import run as running
+from harness.running.merge import merging
+from harness.running.run import judge_run
+from harness.running.session import Options, Seat, Session
 from reports.render import write_all
 from tests import recordings
 

@@ -10,14 +10,14 @@ import pytest
 from backends.miniature import model, tokenizer
 from backends.miniature.faults.registry import parts
 from backends.miniature.stack import Parts
-from harness import catalogue
 from harness.checks.liveness import ALL_COMPLETE
-from harness.clock import SimulatedLoop, monotonic, now_ns
-from harness.errors import UsageError
-from harness.progress import silent
-from harness.scenario import declaration, scenario
-from harness.session import Options, Session
-from harness.targets import known
+from harness.contract.clock import SimulatedLoop, monotonic, now_ns
+from harness.contract.errors import UsageError
+from harness.machine.progress import silent
+from harness.machine.targets import known
+from harness.running import catalogue
+from harness.running.session import Options, Session
+from harness.suite.scenario import declaration, scenario
 from tests.miniature import bench
 
 TARGETS = ("miniature", "miniature:retry")

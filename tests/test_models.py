@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import models
-from harness.errors import EnvironmentBroken, UsageError
-from harness.progress import silent
-from harness.session import Options, Session
-from harness.topology import topology
+from harness.contract.errors import EnvironmentBroken, UsageError
+from harness.contract.topology import topology
+from harness.driving import models
+from harness.machine.progress import silent
+from harness.running.session import Options, Session
 
 
 def checkpoint(folder: Path, architecture: str) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness import outlook
-from harness.catalogue import declared
-from harness.errors import UsageError
-from harness.outlook import GIB, Start
-from harness.topology import COLOCATED, DISAGGREGATED, Placement, in_order, names, topology
+from harness.contract.errors import UsageError
+from harness.contract.topology import COLOCATED, DISAGGREGATED, Placement, in_order, names, topology
+from harness.machine import outlook
+from harness.machine.outlook import GIB, Start
+from harness.running.catalogue import declared
 
 
 def start(name="disaggregated", **about):

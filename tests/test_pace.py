@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import pace, run
-from harness.errors import Blame
-from harness.pace import FAR, LEAST_PAIRS, Pace
-from harness.recording import Call, Event, ScenarioTrace
-from harness.topology import topology
-from harness.verdict import Judgement, Parity
+from harness.contract.errors import Blame
+from harness.contract.topology import topology
+from harness.judging import pace
+from harness.judging.pace import FAR, LEAST_PAIRS, Pace
+from harness.records.recording import Call, Event, ScenarioTrace
+from harness.records.verdict import Judgement, Parity
+from harness.running import run
 from tests import recordings, traces
 
 TODAY = datetime.date(2026, 1, 1)

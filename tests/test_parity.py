@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from harness.checks.base import Check, Evidence, passed
 from harness.checks.liveness import EVERY_CALL_ENDS
-from harness.errors import Blame
-from harness.facets import deterministic
-from harness.noise import noise_floors
-from harness.parity import Absent, Judged, Missing, compare
-from harness.recording import Call, CallError, Mark, ScenarioTrace
-from harness.reference import NoiseRequest, Score, ScoreRequest
-from harness.topology import Topology
-from harness.verdict import Conformance, NoiseFloor, Parity, Verdict
+from harness.contract.errors import Blame
+from harness.contract.topology import Topology
+from harness.judging.facets import deterministic
+from harness.judging.noise import noise_floors
+from harness.judging.parity import Absent, Judged, Missing, compare
+from harness.records.recording import Call, CallError, Mark, ScenarioTrace
+from harness.records.reference import NoiseRequest, Score, ScoreRequest
+from harness.records.verdict import Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
 
 BOOK = traces.FakeReference()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.catalogue import declared
-from harness.errors import UsageError
-from harness.plan import load_plan
+from harness.contract.errors import UsageError
+from harness.running.catalogue import declared
+from harness.suite.plan import load_plan
 
 GOOD = """
 [[task]]

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from harness.recording import traces
-from harness.run_folder import RunFolder
+from harness.records.recording import traces
+from harness.records.run_folder import RunFolder
 from tests.leftovers import footprint
 
 pytest_plugins = ["pytester"]
@@ -21,14 +21,14 @@ pytest_plugins = ["pytester"]
 CONFTEST = """
 import sys
 from pathlib import Path
-import harness.environments, harness.targets
-pytest_plugins = ["harness.plugin"]
-harness.targets.REGISTRY = Path(__file__).with_name("targets.toml")
-harness.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
+import harness.machine.environments, harness.machine.targets
+pytest_plugins = ["harness.commands.plugin"]
+harness.machine.targets.REGISTRY = Path(__file__).with_name("targets.toml")
+harness.machine.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
 """
 SCENARIOS = '''
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
+from harness.suite.scenario import scenario
 
 @scenario(task=0, promise="a trigger is an ordinary prompt", checks=[greedy()])
 async def test_trigger(stack, prompts):
@@ -42,9 +42,9 @@ async def test_greedy(stack, prompts):
     await stack.generate(prompts.unique(3), temperature=0, max_tokens=4, ignore_eos=True)
 '''
 SPOILS = '''
-from harness.capability import Capability
+from harness.contract.capability import Capability
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
+from harness.suite.scenario import scenario
 
 @scenario(task=0, promise="a server dies", needs=[Capability.KILL_SERVER], checks=[greedy()])
 async def test_death(stack, prompts):
@@ -229,8 +229,8 @@ def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
 
 
 def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Pytester):
-    gpus = "harness.environments.list_gpus = lambda: ['GPU 0: made up'] * 3"
-    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.stack\nharness.stack.TELL_EVERY_S = 0.1\n")
+    gpus = "harness.machine.environments.list_gpus = lambda: ['GPU 0: made up'] * 3"
+    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.driving.stack\nharness.stack.TELL_EVERY_S = 0.1\n")
     options = ["--engine=cuda", "--dtype=bfloat16", "--cuda-graphs", "--batch-invariant"]
     shown = run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
     shown.stderr.fnmatch_lines(["toy:tells: starting disaggregated (ray, cuda): 0 s, at step 3"])

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from harness.contract import HttpRequest, HttpResponse
-from harness.probing import JSON, NOBODYS, PICKLE, PLAIN_PICKLE, Address, Route, listeners, probe
+from harness.contract.messages import HttpRequest, HttpResponse
+from harness.driving.probing import JSON, NOBODYS, PICKLE, PLAIN_PICKLE, Address, Route, listeners, probe
 
 CARRIES = (HttpRequest(path="/weights", headers=JSON, body=json.dumps({"handles": PICKLE})),)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.prompts import MAX_MODEL_LEN, Prompts
+from fixtures.prompts import Prompts
+from harness.contract.messages import MAX_MODEL_LEN
 
 
 def everything(prompts: Prompts) -> list[list[int]]:

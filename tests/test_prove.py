@@ -13,13 +13,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from harness import catalogue, cli, prove, targets
-from harness.errors import Blame, StackError, UsageError
-from harness.faults import DRIVEN, NOTHING, Fault
-from harness.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
-from harness.progress import silent
-from harness.prove import Request, plan, plans
-from harness.targets import registry
+from harness.commands import cli
+from harness.contract.errors import Blame, StackError, UsageError
+from harness.contract.faults import DRIVEN, NOTHING, Fault
+from harness.machine import targets
+from harness.machine.progress import silent
+from harness.machine.targets import registry
+from harness.proving import prove
+from harness.proving.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
+from harness.proving.prove import Request, plan, plans
+from harness.running import catalogue
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
 from tests import kill_matrices
@@ -477,9 +480,9 @@ def test_what_cannot_be_driven_is_a_named_error(arguments, said, monkeypatch, ca
         }.get(name)
         return made or known(name)
 
-    from harness.targets import known
+    from harness.machine.targets import known
 
-    for module in ("harness.prove.resolve", "harness.prove.known", "harness.targets.known"):
+    for module in ("harness.proving.prove.resolve", "harness.proving.prove.known", "harness.machine.targets.known"):
         monkeypatch.setattr(module, find)
     assert parity(monkeypatch, "prove", *arguments) == 2
     shown = capsys.readouterr().err
@@ -490,7 +493,7 @@ def test_what_cannot_be_driven_is_a_named_error(arguments, said, monkeypatch, ca
 @pytest.fixture
 def driven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toy):
     """`parity prove` with a scripted session in place of the real one."""
-    monkeypatch.setattr("harness.targets.known", target)
+    monkeypatch.setattr("harness.machine.targets.known", target)
     monkeypatch.setattr(cli, "ROOT", tmp_path)
     given: dict[str, prove.Run] = {}
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import index as indexing
-from harness import recording
-from harness.errors import RecordingError
-from harness.recording import Call, CallError, Footer, Observation, Recorder, ScenarioEnd, ScenarioStart
+from harness.contract.errors import RecordingError
+from harness.records import index as indexing
+from harness.records import recording
+from harness.records.recording import Call, CallError, Footer, Observation, Recorder, ScenarioEnd, ScenarioStart
 from tests import recordings, traces
 
 

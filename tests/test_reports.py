@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness.errors import UsageError
-from harness.gaps import gap_of
-from harness.ledger import Ledger
-from harness.plan import Plan, load_plan
-from harness.verdict import Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
+from harness.checks.gaps import gap_of
+from harness.contract.errors import UsageError
+from harness.judging.ledger import Ledger
+from harness.records.verdict import Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
+from harness.suite.plan import Plan, load_plan
 from reports import json_report, markdown, plan_figures, reproduce
 from reports.readme import block
 from reports.render import read_report, write_all

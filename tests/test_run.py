@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import run as running
-from harness.book import Book
-from harness.capability import Capability
 from harness.checks.base import Check, passed
-from harness.errors import Blame, RecordingError, UsageError
-from harness.recording import Call, CallError, Event, Recorder, ScenarioEnd
-from harness.run import RunFolder, compare_recordings, judge_run
-from harness.topology import Topology, topology
-from harness.verdict import Conformance, Judgement, Parity
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame, RecordingError, UsageError
+from harness.contract.topology import Topology, topology
+from harness.records.book import Book
+from harness.records.recording import Call, CallError, Event, Recorder, ScenarioEnd
+from harness.records.verdict import Conformance, Judgement, Parity
+from harness.running import run as running
+from harness.running.run import RunFolder, compare_recordings, judge_run
 from tests import recordings, traces
 
 TODAY = datetime.date(2026, 1, 1)
@@ -81,9 +81,7 @@ def test_a_run_makes_its_own_folder_and_says_where_everything_lies(tmp_path: Pat
 
 
 def test_two_runs_in_one_folder_are_refused_while_the_first_lives_and_after_it(tmp_path: Path):
-    command = (
-        "import sys; from pathlib import Path; from harness.run import RunFolder; RunFolder.create(Path(sys.argv[1]))"
-    )
+    command = "import sys; from pathlib import Path; from harness.running.run import RunFolder; RunFolder.create(Path(sys.argv[1]))"
     with RunFolder.create(tmp_path / "run") as folder:
         second = subprocess.run(
             [sys.executable, "-c", command, str(folder.path)], capture_output=True, text=True, check=False, timeout=60
@@ -309,7 +307,7 @@ def test_stacks_with_different_models_in_one_topology_are_refused(tmp_path, ledg
 
 
 def test_the_reference_answers_of_the_run_are_used(tmp_path, ledger, declared):
-    from harness.reference import NextRequest
+    from harness.records.reference import NextRequest
 
     ask = Check(
         name="oracle",

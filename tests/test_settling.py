@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.ledger import load
-from harness.plugin import _settle
-from harness.verdict import Conformance, Parity
+from harness.commands.plugin import _settle
+from harness.judging.ledger import load
+from harness.records.verdict import Conformance, Parity
 from tests.test_ledger import verdict
 
 OLD, NEW = "stack:old", "stack:new"

@@ -12,9 +12,9 @@ import pytest
 
 from backends.skyrl.base import OWN_DEADLINES, GpuTooOld, SkyRLStack, _check_gpu
 from backends.vllm.probes import BATCH_INVARIANT, parity_whoami
-from harness.contract import StartRequest
-from harness.errors import Blame, StartFailed
-from harness.topology import Topology
+from harness.contract.errors import Blame, StartFailed
+from harness.contract.messages import StartRequest
+from harness.contract.topology import Topology
 
 
 def stack(**asked: Any) -> SkyRLStack:

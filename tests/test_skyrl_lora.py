@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backends.policies import lora
 from backends.skyrl.http import HttpStack
 from backends.skyrl.legacy import LegacyStack
 from backends.skyrl.lora import Adapters
-from fixtures import lora
-from harness.capability import Capability
-from harness.contract import Empty, LoadLoraRequest, OpenAIRequest, StartRequest
-from harness.topology import topology
+from harness.contract.capability import Capability
+from harness.contract.messages import Empty, LoadLoraRequest, OpenAIRequest, StartRequest
+from harness.contract.topology import topology
 
 
 @dataclass

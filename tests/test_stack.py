@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from harness.capability import Capability
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame, NotOffered
+from harness.contract.messages import (
     START_DEADLINE_S,
     Description,
     DigestsResult,
@@ -22,12 +23,11 @@ from harness.contract import (
     ObserveResult,
     StartRequest,
 )
-from harness.errors import Blame, NotOffered
-from harness.progress import console_progress
-from harness.recording import Recorder, ScenarioTrace
-from harness.recording import traces as read
-from harness.stack import CLEAN_ROOM_PASSES, START_GRACE_S, HostProcess, Stack
-from harness.topology import Topology
+from harness.contract.topology import Topology
+from harness.driving.stack import CLEAN_ROOM_PASSES, START_GRACE_S, HostProcess, Stack
+from harness.machine.progress import console_progress
+from harness.records.recording import Recorder, ScenarioTrace
+from harness.records.recording import traces as read
 from tests import traces
 from tests.adapters import TRIGGER
 from tests.leftovers import footprint
@@ -218,7 +218,7 @@ async def test_what_a_scenario_leaves_running_is_cancelled(rigs):
 
 
 async def test_a_task_that_refuses_to_end_is_named_and_waited_for_no_longer(rigs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.stack.CANCEL_DEADLINE_S", 0.2)
+    monkeypatch.setattr("harness.driving.stack.CANCEL_DEADLINE_S", 0.2)
     refusals: list[str] = []
 
     async def stubborn() -> None:
@@ -349,7 +349,7 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
 async def test_a_slow_engine_has_longer_deadlines_and_the_recording_says_so(
     rigs, monkeypatch: pytest.MonkeyPatch, canary_s: float, longer: bool
 ):
-    monkeypatch.setattr("harness.stack.CANARY_S", canary_s)
+    monkeypatch.setattr("harness.driving.stack.CANARY_S", canary_s)
     rig = await rigs()
     trace = await rig.drive(lambda stack: stack.generate([[5, 6]], max_tokens=2), deadline_s=7)
     assert trace.end.allowed_s is not None

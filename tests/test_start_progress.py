@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from backends.vllm.stages import STAGES
-from harness import stack as stacks
-from harness.contract import START_DEADLINE_S, Description, StartRequest
-from harness.logs import LatestStage
-from harness.progress import console_progress
-from harness.stack import Stack
-from harness.targets import registry
-from harness.topology import Topology
+from harness.contract.messages import START_DEADLINE_S, Description, StartRequest
+from harness.contract.topology import Topology
+from harness.driving import stack as stacks
+from harness.driving.stack import Stack
+from harness.machine.logs import LatestStage
+from harness.machine.progress import console_progress
+from harness.machine.targets import registry
 
 LINES = [
     ("INFO [core.py:105] Initializing a V1 LLM engine (v0.19.0) with config: model=…\n", "an engine's process is up"),

@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from harness import supervisor
-from harness.stack import PROJECT
-from harness.supervisor import Farewell, Job
+from harness import PROJECT
+from harness.driving import supervisor
+from harness.driving.supervisor import Farewell, Job
 from tests.adapters import SHARED_MEMORY
 from tests.leftovers import alive, footprint
 
@@ -30,9 +30,9 @@ STAYS, ENDS = "time.sleep(3600)", "sys.exit(7)"
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from harness.contract import GenerateRequest, StartRequest
-from harness.stack import HostProcess
-from harness.topology import Topology
+from harness.contract.messages import GenerateRequest, StartRequest
+from harness.driving.stack import HostProcess
+from harness.contract.topology import Topology
 from tests.adapters import TRIGGER
 
 logs = Path(sys.argv[1])
@@ -79,7 +79,7 @@ def supervised(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def _supervise(what: Job) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.supervisor", msgspec.json.encode(what).decode()],
+        [sys.executable, "-m", "harness.driving.supervisor", msgspec.json.encode(what).decode()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=PROJECT,
@@ -141,7 +141,7 @@ def test_a_signal_does_not_cut_cleaning_up_short(
 
 
 def test_a_host_that_cannot_be_run_is_told_in_its_log(tmp_path: Path):
-    running = _supervise(job(tmp_path, "/nowhere/python", "-m", "harness.host"))
+    running = _supervise(job(tmp_path, "/nowhere/python", "-m", "harness.driving.host"))
     said = farewell(next(running))
     running.close()
     assert said == Farewell(exit_code=None, killed=[], shared_memory=[])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.session import Options
-from harness.takes import _WORST_FIRST, merge, widest
-from harness.verdict import Conformance, Margin, Parity, Verdict
+from harness.judging.takes import _WORST_FIRST, merge, widest
+from harness.records.verdict import Conformance, Margin, Parity, Verdict
+from harness.running.session import Options
 
 CHECKS = ("order", "tokens", "echo")
 statuses = st.sampled_from(sorted(Conformance))

@@ -21,15 +21,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from backends import tap, tap_breaks, tap_faults
 from backends.skyrl.http import HttpStack
-from backends.tap import FaultProxy, FaultyEngine, UnknownFault
-from harness import catalogue, ports
+from backends.taps import breaks as tap_breaks
+from backends.taps import faults as tap_faults
+from backends.taps import tap
+from backends.taps.tap import FaultProxy, FaultyEngine, UnknownFault
 from harness.checks.always import ALWAYS
-from harness.contract import InjectRequest, StartRequest
-from harness.errors import NotOffered, StartFailed
-from harness.faults import by_id, family
-from harness.topology import Placement, Topology
+from harness.contract.errors import NotOffered, StartFailed
+from harness.contract.faults import by_id, family
+from harness.contract.messages import InjectRequest, StartRequest
+from harness.contract.topology import Placement, Topology
+from harness.machine import ports
+from harness.running import catalogue
 
 pytestmark = pytest.mark.asyncio
 GENERATE = "/inference/v1/generate"

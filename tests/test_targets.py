@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import targets
-from harness.capability import Capability
-from harness.environments import requirement_file
-from harness.errors import EnvironmentBroken, UsageError
-from harness.targets import LOCAL_NEEDS, interpreters, registry, resolve
+from harness.contract.capability import Capability
+from harness.contract.errors import EnvironmentBroken, UsageError
+from harness.machine import targets
+from harness.machine.environments import requirement_file
+from harness.machine.targets import LOCAL_NEEDS, interpreters, registry, resolve
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():

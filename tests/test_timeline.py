@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from harness.checks.base import Evidence
-from harness.contract import PauseRequest, SyncWeightsRequest
-from harness.gaps import gap_of
-from harness.recording import Mark, ScenarioTrace
-from harness.verdict import GapCurve
+from harness.checks.gaps import gap_of
+from harness.contract.messages import PauseRequest, SyncWeightsRequest
+from harness.records.recording import Mark, ScenarioTrace
+from harness.records.verdict import GapCurve
 from reports import drawing, pictures
 from reports import timeline as lanes
 from reports.render import write_all

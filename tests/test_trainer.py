@@ -10,9 +10,9 @@ import pytest
 
 from backends.miniature import model
 from backends.miniature.trainer import Trainer, keep, parameters
-from fixtures import policy
-from harness.clock import SimulatedLoop
-from harness.contract import FIRST_TRAINED, TrainRequest
+from backends.policies import versions as policy
+from harness.contract.clock import SimulatedLoop
+from harness.contract.messages import FIRST_TRAINED, TrainRequest
 
 REQUEST = TrainRequest(
     base_version=0,

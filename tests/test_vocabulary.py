@@ -7,8 +7,8 @@ import pytest
 
 from backends.miniature import tokenizer
 from fixtures.prompts import Prompts
-from fixtures.vocabulary import BYTES, TINY, Vocabulary, read
-from harness.errors import Blame, ModelLacks
+from harness.contract.errors import Blame, ModelLacks
+from harness.contract.vocabulary import BYTES, TINY, Vocabulary, read
 
 PIECES = ["<s>", "</s>", "<0xE2>", "<0xFF>", *"ab", "the"]
 

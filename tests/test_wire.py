@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.capability import Capability
 from harness.checks.wire import STATUS, STREAMS
-from harness.contract import HttpRequest, HttpResponse, capabilities_of
-from harness.recording import Call
-from harness.wire import as_openai, streamed
+from harness.contract.capability import Capability
+from harness.contract.messages import HttpRequest, HttpResponse, capabilities_of
+from harness.records.recording import Call
+from harness.records.wire import as_openai, streamed
 from tests import traces
 
 JSON = {"content-type": "application/json"}

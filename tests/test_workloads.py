@@ -13,17 +13,29 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from fixtures import workloads as w
 from fixtures.prompts import Prompts
-from fixtures.scripts import load
-from fixtures.vocabulary import TINY
-from harness import cli, explore
-from harness.errors import UsageError
-from harness.explore import Explorer, Outcome, Request, Search, as_scenario, findings, search, sequences, shrink, told
-from harness.faults import DRIVEN, Fault
-from harness.judge import NOT_DRIVEN
-from harness.prove import MINIATURES
-from harness.targets import known
+from harness.commands import cli
+from harness.contract.errors import UsageError
+from harness.contract.faults import DRIVEN, Fault
+from harness.contract.vocabulary import TINY
+from harness.exploring import explore
+from harness.exploring import workloads as w
+from harness.exploring.explore import (
+    Explorer,
+    Outcome,
+    Request,
+    Search,
+    as_scenario,
+    findings,
+    search,
+    sequences,
+    shrink,
+    told,
+)
+from harness.exploring.scripts import load
+from harness.judging.judge import NOT_DRIVEN
+from harness.machine.targets import known
+from harness.proving.prove import MINIATURES
 from tests.kill_matrices import verdict
 
 SEED = 0

@@ -16,10 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from fixtures.vocabulary import TINY
-from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Finding
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.messages import (
     DetokenizeRequest,
     DetokenizeResult,
     GenerateRequest,
@@ -31,8 +30,10 @@ from harness.contract import (
     TokenizeRequest,
     TokenizeResult,
 )
-from harness.recording import Call, CallError, Header, Mark, Observation, ScenarioEnd, ScenarioTrace
-from harness.reference import (
+from harness.contract.topology import Quantization, Topology
+from harness.contract.vocabulary import TINY
+from harness.records.recording import Call, CallError, Header, Mark, Observation, ScenarioEnd, ScenarioTrace
+from harness.records.reference import (
     METHOD_OF,
     Answer,
     ExpectedDigestsRequest,
@@ -49,7 +50,6 @@ from harness.reference import (
     Weights,
     key,
 )
-from harness.topology import Quantization, Topology
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 MODEL = "/models/tiny"

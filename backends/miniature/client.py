@@ -12,8 +12,8 @@ import numpy as np
 from backends.miniature import model, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import Router
-from fixtures import megatron
-from harness.contract import GenerateRequest, Generation, Layout, PauseMode, SampleRequest, SessionId
+from backends.policies import megatron
+from harness.contract.messages import GenerateRequest, Generation, Layout, PauseMode, SampleRequest, SessionId
 
 MODEL = "miniature"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, EngineDead
-from harness.contract import HttpRequest, HttpResponse
-from harness.wire import DONE, SESSION, header
+from harness.contract.messages import HttpRequest, HttpResponse
+from harness.records.wire import DONE, SESSION, header
 
 NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model", "messages")}
 """Route → fields without which a body is refused."""

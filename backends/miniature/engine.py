@@ -1,7 +1,7 @@
 """One server of the miniature: continuous batching, prefix cache, pause modes, sleep, weights, adapters, and its tap.
 
 A step makes one token for every running request and takes `STEP_S` of the loop's time. What the tap writes down has the form
-of `harness.recording.Observation`, as the tap of a real engine has.
+of `harness.records.recording.Observation`, as the tap of a real engine has.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from backends.miniature import model, tokenizer
 from backends.miniature.tokenizer import EOS
-from harness.clock import now_ns
-from harness.contract import PauseMode
-from harness.reference import ExpertShard
+from harness.contract.clock import now_ns
+from harness.contract.messages import PauseMode
+from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
 """What a step takes, on the loop's clock."""

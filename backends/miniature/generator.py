@@ -12,8 +12,8 @@ from backends.miniature import tokenizer
 from backends.miniature.client import Client
 from backends.miniature.engine import BadRequest
 from backends.miniature.tokenizer import EOS
-from fixtures import gym_rule
-from harness.contract import GenerateRequest, GymOutput, GymRequest
+from harness.contract import gym_rule
+from harness.contract.messages import GenerateRequest, GymOutput, GymRequest
 
 
 class Trajectory(msgspec.Struct, kw_only=True):

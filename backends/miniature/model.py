@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.reference import ExpertShard
+from harness.records.reference import ExpertShard
 
 VOCABULARY = 512
 HIDDEN = 16
@@ -29,7 +29,7 @@ RANK = 2
 LARGEST = {"int8": 127, "fp8": 448}
 """What a quantized tensor's largest number becomes: the top of int8, and of fp8 (E4M3)."""
 STRENGTH = 0.5
-"""Standard deviation of what a policy version changes, in units of the parameter's own (as `fixtures.policy`)."""
+"""Standard deviation of what a policy version changes, in units of the parameter's own (as `backends.policies.versions`)."""
 
 Array = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int8]
 Parameters = Mapping[str, Array]
@@ -171,7 +171,7 @@ def dequantize(held: Parameters) -> Parameters:
 
 
 def digest(tensor: Array) -> str:
-    """ "sha256-prefix:shape:dtype" of a tensor's bytes, as `harness.contract.DigestsResult` has it."""
+    """ "sha256-prefix:shape:dtype" of a tensor's bytes, as `harness.contract.messages.DigestsResult` has it."""
     return f"{hashlib.sha256(tensor.tobytes()).hexdigest()[:16]}:{tensor.shape}:{tensor.dtype}"
 
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from backends.miniature import model, tokenizer, trainer
-from fixtures.vocabulary import Vocabulary
-from harness.contract import FIRST_TRAINED, Description, Empty, Message, StartRequest
-from harness.reference import (
+from harness.contract.messages import FIRST_TRAINED, Description, Empty, Message, StartRequest
+from harness.contract.vocabulary import Vocabulary
+from harness.records.reference import (
     DecodeRequest,
     EncodeRequest,
     ExpectedDigests,
@@ -131,7 +131,7 @@ def _noise() -> Noise:
 
 
 class MiniatureReference:
-    """Answers every question of `harness.reference.QUERIES` about the miniature's model."""
+    """Answers every question of `harness.records.reference.QUERIES` about the miniature's model."""
 
     async def start(self, request: StartRequest) -> Description:
         self._request = request

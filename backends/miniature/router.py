@@ -9,8 +9,8 @@ import random
 from typing import Any
 
 from backends.miniature.engine import Engine, EngineDead, Output
-from harness.contract import HttpRequest, Listener, SessionId
-from harness.probing import JSON, PICKLE, PLAIN_PICKLE, Route
+from harness.contract.messages import HttpRequest, Listener, SessionId
+from harness.driving.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 HOP_S = 0.0002
 """What the way to a server takes at least, on the loop's clock; at most twice that."""

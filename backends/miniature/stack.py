@@ -15,9 +15,8 @@ from backends.miniature.generator import Generator
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
-from harness import probing
-from harness.capability import Capability
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.messages import (
     Description,
     DetokenizeRequest,
     DetokenizeResult,
@@ -63,8 +62,9 @@ from harness.contract import (
     WorkersResult,
     WorldSizeResult,
 )
-from harness.reference import ExpertShard
-from harness.topology import Placement, Topology
+from harness.contract.topology import Placement, Topology
+from harness.driving import probing
+from harness.records.reference import ExpertShard
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from harness.contract import StalenessRequest
+from harness.contract.messages import StalenessRequest
 
 
 class StalenessManager:

@@ -11,8 +11,8 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from fixtures import vocabulary
 from fixtures.models import TEMPLATE
+from harness.contract import vocabulary
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -17,9 +17,9 @@ import numpy as np
 
 from backends.miniature import model
 from backends.miniature.engine import STEP_S, Engine
-from fixtures import policy
-from fixtures.megatron import Rule, Sharding
-from harness.contract import FIRST_TRAINED, TrainRequest, TrainResult
+from backends.policies import versions as policy
+from backends.policies.megatron import Rule, Sharding
+from harness.contract.messages import FIRST_TRAINED, TrainRequest, TrainResult
 
 STEPS = 40
 """So many engine steps a training step takes: rollouts that are made meanwhile overlap it."""

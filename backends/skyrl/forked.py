@@ -14,9 +14,9 @@ from multiprocessing import forkserver
 from typing import Any
 
 from backends.skyrl.release import installed
-from harness import ports
-from harness.devices import Devices
-from harness.errors import StartFailed
+from harness.contract.devices import Devices
+from harness.contract.errors import StartFailed
+from harness.machine import ports
 
 PRELOAD = "backends.skyrl.warm"
 """Module that the fork server imports once: it imports SkyRL's server actor, and with it vLLM."""

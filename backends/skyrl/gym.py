@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from fixtures import gym_rule
-from harness.contract import GymOutput, GymRequest
+from harness.contract import gym_rule
+from harness.contract.messages import GymOutput, GymRequest
 
 
 def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any:
     """A `SkyRLGymGenerator` that is configured as the request says; all else as SkyRL ships it."""
     from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 
-    from fixtures import gym_env
+    from backends.skyrl import gym_env
 
     gym_env.register()
     generator_cfg = copy.deepcopy(cfg.generator)

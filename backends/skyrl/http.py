@@ -19,11 +19,10 @@ from backends.skyrl import endpoint
 from backends.skyrl.base import SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
-from backends.tap import FaultProxy
+from backends.taps.tap import FaultProxy
 from backends.vllm import patches
-from harness import ports, probing
-from harness.capability import Capability
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.messages import (
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
@@ -40,6 +39,8 @@ from harness.contract import (
     TokenizeResult,
     WorldSizeResult,
 )
+from harness.driving import probing
+from harness.machine import ports
 
 TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 """vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""

@@ -14,11 +14,10 @@ import httpx
 from backends.skyrl import endpoint, exposed, forked, lora
 from backends.skyrl.base import SkyRLStack, generation
 from backends.skyrl.remote import RemoteServers
-from backends.tap import FaultyEngine
+from backends.taps.tap import FaultyEngine
 from backends.vllm import patches
-from harness import ports, probing
-from harness.capability import Capability
-from harness.contract import (
+from harness.contract.capability import Capability
+from harness.contract.messages import (
     Empty,
     Generation,
     HttpRequest,
@@ -31,6 +30,8 @@ from harness.contract import (
     SampleRequest,
     WorldSizeResult,
 )
+from harness.driving import probing
+from harness.machine import ports
 
 ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/destroy_weights_update_group")
 """What RemoteInferenceEngine calls beside what both clients do."""

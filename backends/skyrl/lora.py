@@ -19,8 +19,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from fixtures import lora
-from harness.capability import Capability
+from backends.policies import lora
+from harness.contract.capability import Capability
 
 OF_ADAPTERS = frozenset(
     {Capability.LORA, Capability.ADAPTER_BY_NAME, Capability.SEVERAL_ADAPTERS, Capability.UNLOAD_ADAPTER}

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 
 from backends.skyrl.release import installed
-from harness.contract import StartRequest
-from harness.errors import Blame, StartFailed
-from harness.ports import free, holder
+from harness.contract.errors import Blame, StartFailed
+from harness.contract.messages import StartRequest
+from harness.machine.ports import free, holder
 
 SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
 EXTENSION = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"

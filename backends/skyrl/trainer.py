@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from fixtures import policy, ranks
-from fixtures.trainer import PolicyTrainer
-from harness import allowance
-from harness.contract import Layout, TrainRequest, TrainResult
+from backends.policies import ranks
+from backends.policies import versions as policy
+from backends.policies.trainer import PolicyTrainer
+from harness.contract.messages import Layout, TrainRequest, TrainResult
+from harness.driving import allowance
 
 HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
     "single": policy.version,
-    "fsdp2": partial(ranks.gather, "fixtures.fsdp2"),
-    "megatron": partial(ranks.gather, "fixtures.megatron_core"),
+    "fsdp2": partial(ranks.gather, "backends.policies.fsdp2"),
+    "megatron": partial(ranks.gather, "backends.policies.megatron_core"),
 }
 """How the trainer holds a policy version → its whole tensors, of model path, version and the folder of trained versions."""
 

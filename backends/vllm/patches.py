@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.topology import Quantization
+from harness.contract.topology import Quantization
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _quantize_on_receipt(kind: Quantization) -> None:
 
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    from fixtures.quantized import quantized
+    from backends.policies.quantized import quantized
 
     if getattr(BaseModelLoader, "_parity_quantizes", False):
         return

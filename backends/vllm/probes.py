@@ -56,8 +56,8 @@ def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
 
 
 def parity_worker(worker: Any) -> dict[str, Any]:
-    """By what the worker takes weights (`harness.contract.WorkerDescription`): classes of others in its bases, and the receiver
-    that it has: SkyRL's, or vLLM's own."""
+    """By what the worker takes weights (`WorkerDescription`): classes of others in its bases, and the receiver that it has:
+    SkyRL's, or vLLM's own."""
     extensions = [
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in type(worker).__mro__
@@ -69,7 +69,7 @@ def parity_worker(worker: Any) -> dict[str, Any]:
 
 
 def parity_device_memory(worker: Any) -> dict[str, Any]:
-    """Memory of the worker's device (`harness.contract.WorkerMemory`), and what vLLM's sleep mode manages of it."""
+    """Memory of the worker's device (`harness.contract.messages.WorkerMemory`), and what vLLM's sleep mode manages of it."""
     import torch
 
     if worker.device.type != "cuda":

@@ -18,9 +18,9 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
-from harness.faults import Fact
-from harness.recording import Call, Observation
-from harness.reference import ScoreRequest
+from harness.contract.faults import Fact
+from harness.records.recording import Call, Observation
+from harness.records.reference import ScoreRequest
 
 ENOUGH = 4
 """Prompts: an adapter may leave the first tokens of a few as they are, and nothing is wrong with that."""

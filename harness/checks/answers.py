@@ -14,11 +14,11 @@ import msgspec
 
 from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
-from harness.errors import Blame
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
-from harness.topology import Quantization
+from harness.contract.errors import Blame
+from harness.contract.faults import Fact
+from harness.contract.topology import Quantization
+from harness.records.recording import Call
+from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
 
 METHODS = ("generate", "sample")
 OPENAI = ("completion", "chat_completion")

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeVar, final
 
 import msgspec
 
-from harness.contract import METHODS, Generation, Message
-from harness.errors import Blame
-from harness.faults import NOTHING, Fact
-from harness.recording import Call, Mark, Observation, ScenarioTrace
-from harness.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
-from harness.verdict import Exposure, Margin
-from harness.wire import as_openai
+from harness.contract.errors import Blame
+from harness.contract.faults import NOTHING, Fact
+from harness.contract.messages import METHODS, Generation, Message
+from harness.records.recording import Call, Mark, Observation, ScenarioTrace
+from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
+from harness.records.verdict import Exposure, Margin
+from harness.records.wire import as_openai
 
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
@@ -124,7 +124,7 @@ class Evidence:
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the
-        completion() or chat_completion() that it stands for (`harness.wire`)."""
+        completion() or chat_completion() that it stands for (`harness.records.wire`)."""
         return [
             c for c in self._own_calls if (method is None or c.method == method) and (label is None or c.label == label)
         ]

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
-from harness.contract import RolloutRequest, StalenessRequest, TrainedRequest
-from harness.recording import Call
+from harness.contract.messages import RolloutRequest, StalenessRequest, TrainedRequest
+from harness.records.recording import Call
 
 NO_MANAGER = "no staleness manager was started"
 NEVER_FULL = "training was never behind: no rollout had to wait for it"

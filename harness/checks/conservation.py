@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import DATA_PLANE, Assignment, Row, assignment, queries
-from harness.faults import Fact
+from harness.contract.faults import Fact
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"

@@ -18,8 +18,8 @@ from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
 from harness.checks.pausing import NOTHING_PAUSED, SAME_AS_UNINTERRUPTED, same
 from harness.checks.stopping import stop_strings
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 NOT_CONTINUED = "no request was cut short and continued"
 SPENT = frozenset({"max_tokens", "min_tokens"})

@@ -8,8 +8,8 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 
 def _judge_fan_out(evidence: Evidence) -> Finding:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.capability import Capability
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.capability import Capability
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
     "n": 1,

@@ -7,9 +7,9 @@ from typing import Any
 from harness.checks.answers import select, short
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.matching import is_error
-from harness.errors import Blame
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.errors import Blame
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
 """Kinds of exception that say nothing."""

@@ -8,9 +8,9 @@ from typing import Any
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.staleness import overlap
-from harness.faults import Fact
-from harness.reference import WIDER, Experts, ExpertsRequest, Routed
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import WIDER, Experts, ExpertsRequest, Routed
+from harness.records.verdict import Margin
 
 
 def _request(answer: Answer) -> ExpertsRequest:

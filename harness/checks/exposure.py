@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.contract import Answer, Listener, ProbedAddress, ProbeSecurityResult
-from harness.verdict import Exposure, Severity
+from harness.contract.messages import Answer, Listener, ProbedAddress, ProbeSecurityResult
+from harness.records.verdict import Exposure, Severity
 
 REFUSED = frozenset({401, 403, 404})
 """HTTP statuses of a route that is not there, or not for this caller (RFC 9110, section 15.5)."""

@@ -7,14 +7,14 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.liveness import GAVE_UP
 from harness.checks.matching import queries, rows
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 DONE = "a sync that the trainer gave up is reported as done"
 ENDLESS = "a sync that the trainer gave up does not end"
 OTHERWISE = "a sync that the trainer was to give up failed before, for another reason"
 PLANNED = "TrainerFailed"
-"""The error of a sync that the trainer gave up where it was asked to (harness/contract.py, SyncWeightsRequest)."""
+"""The error of a sync that the trainer gave up where it was asked to (harness/contract/messages.py, SyncWeightsRequest)."""
 ENDED_BY_A_LIMIT = {*GAVE_UP, "TimeoutError"}
 """A limit of the harness's or of the adapter's: nothing else ended the call."""
 

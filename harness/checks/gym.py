@@ -15,9 +15,9 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
-from harness.faults import Fact
-from harness.reference import Query, ScoreRequest
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import Query, ScoreRequest
+from harness.records.verdict import Margin
 
 SOURCE = "SkyRL, GeneratorInterface.generate and GeneratorOutput; SkyRL documentation, SkyRLGymGenerator"
 COLUMNS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons")

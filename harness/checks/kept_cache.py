@@ -11,9 +11,9 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.matching import Row, queries
 from harness.checks.staleness import overlapped, read_anew
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import Query, Score, ScoreRequest
+from harness.contract.faults import Fact
+from harness.records.recording import Call
+from harness.records.reference import Query, Score, ScoreRequest
 
 NONE_FROZEN = "no request was frozen through a sync with its cache kept"
 ALIKE = "no answer shows which weights and which cache made it: all would have given the same tokens"

@@ -7,8 +7,8 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import DATA_PLANE, Row, is_error, queries, rows
-from harness.faults import Fact
-from harness.recording import Call
+from harness.contract.faults import Fact
+from harness.records.recording import Call
 
 
 def _judge(evidence: Evidence) -> Finding:

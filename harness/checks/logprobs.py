@@ -13,9 +13,9 @@ from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
-from harness.faults import Fact
-from harness.reference import WIDER, Next, NextRequest, Query, ScoreRequest, UnansweredQuery
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import WIDER, Next, NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.records.verdict import Margin
 
 CONSTANT = 1e-2
 TEMPERATURE = 1.01

@@ -16,10 +16,10 @@ import msgspec
 
 from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution
-from harness.contract import SessionId
-from harness.recording import Call
-from harness.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
-from harness.wire import SESSION
+from harness.contract.messages import SessionId
+from harness.records.recording import Call
+from harness.records.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
+from harness.records.wire import SESSION
 
 DATA_PLANE = ("generate", "sample", "completion", "chat_completion", "gym_generate")
 """Calls that make an engine generate."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
-from harness.contract import DeviceMemoryResult, WakeUpRequest
-from harness.recording import Call
-from harness.verdict import Margin
+from harness.contract.messages import DeviceMemoryResult, WakeUpRequest
+from harness.records.recording import Call
+from harness.records.verdict import Margin
 
 BOUND = 0.05
 """Share of the pool by which a reading may be off. On an H100, two engines of vLLM 0.23 with 1 GiB of cache each gave back 2052 MiB

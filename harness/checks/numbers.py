@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed
 from harness.checks.matching import Row, rows
-from harness.faults import Fact
+from harness.contract.faults import Fact
 
 ABSENT = "log-probabilities were asked for and none came"
 UNEVEN = "there is not one log-probability per token"

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from harness.checks import matching
 from harness.checks.answers import answers, choices, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import Query
+from harness.contract.faults import Fact
+from harness.records.recording import Call
+from harness.records.reference import Query
 
 Method = Literal["completion", "chat_completion"]
 OBJECT: dict[str, str] = {"completion": "text_completion", "chat_completion": "chat.completion"}

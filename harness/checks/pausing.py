@@ -16,10 +16,10 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
-from harness.faults import Fact
-from harness.recording import Call, Observation
-from harness.reference import Query, ScoreRequest
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.recording import Call, Observation
+from harness.records.reference import Query, ScoreRequest
+from harness.records.verdict import Margin
 
 GRACE_NS = 100_000_000
 """One engine step may be under way when pause() returns: one per server is allowed, if it ends within this (0.1 s)."""

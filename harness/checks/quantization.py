@@ -12,9 +12,9 @@ import msgspec
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import DEVIATIONS
-from harness.faults import Fact
-from harness.reference import ScoreRequest
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import ScoreRequest
+from harness.records.verdict import Margin
 
 TELLING = 4
 """The reference's two sets of log-probabilities must be this many times the bound apart for an answer to tell which made it."""

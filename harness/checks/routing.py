@@ -9,10 +9,10 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
-from harness.contract import SessionId
-from harness.errors import Blame
-from harness.faults import Fact
-from harness.verdict import Margin
+from harness.contract.errors import Blame
+from harness.contract.faults import Fact
+from harness.contract.messages import SessionId
+from harness.records.verdict import Margin
 
 ALPHA = 1e-6
 """A spread is judged only where a fair choice leaves a server out with a chance below this."""

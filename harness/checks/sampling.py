@@ -19,9 +19,9 @@ from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.faults import Fact
-from harness.reference import Query
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import Query
+from harness.records.verdict import Margin
 
 FALSE_ALARM = 1e-6
 """How often a correct stack is called wrong by each check of this module."""

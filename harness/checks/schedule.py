@@ -20,10 +20,10 @@ from harness.checks.answers import Answer, answers, trouble, unexpected
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.pausing import pauses
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import Query, ScoreRequest
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.recording import Call
+from harness.records.reference import Query, ScoreRequest
+from harness.records.verdict import Margin
 
 ROLLOUT, TRAIN, SYNC = "rollout", "train", "sync"
 """Labels are one of these and the number of the step: "rollout 3"."""

@@ -13,10 +13,10 @@ from harness.checks.base import Check, Evidence, Execution, Finding, failed, pas
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import Query, ScoreRequest, UnansweredQuery
-from harness.topology import Quantization
+from harness.contract.faults import Fact
+from harness.contract.topology import Quantization
+from harness.records.recording import Call
+from harness.records.reference import Query, ScoreRequest, UnansweredQuery
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from fixtures.prompts import MAX_MODEL_LEN
 from harness.checks.answers import METHODS, Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.faults import Fact
-from harness.reference import DecodeRequest, Query
+from harness.contract.faults import Fact
+from harness.contract.messages import MAX_MODEL_LEN
+from harness.records.reference import DecodeRequest, Query
 
 SOURCE = "vLLM documentation, SamplingParams: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos"
 Cause = Literal["length", "stop token", "eos", "stop string"]

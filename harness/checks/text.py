@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from harness.checks.answers import METHODS, Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.stopping import decoded, stop_strings
-from harness.faults import Fact
-from harness.reference import DecodeRequest, Query
+from harness.contract.faults import Fact
+from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no whole character."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Evidence
-from harness.reference import Score
-from harness.verdict import Margin
+from harness.records.reference import Score
+from harness.records.verdict import Margin
 
 
 def parts_at(evidence: Evidence, score: Score) -> int | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from harness.checks.answers import select, unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import DecodeRequest, EncodeRequest, Query
+from harness.contract.faults import Fact
+from harness.records.recording import Call
+from harness.records.reference import DecodeRequest, EncodeRequest, Query
 
 SOURCE = 'SkyRL #904, "Data plane": tokenize(), detokenize()'
 

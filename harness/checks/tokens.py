@@ -9,8 +9,8 @@ from harness.checks import matching, ties
 from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.sampling import draws_repeat
-from harness.faults import Fact
-from harness.reference import Query
+from harness.contract.faults import Fact
+from harness.records.reference import Query
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
 """Sampling parameters under which the most probable token of the model need not be the greedy choice."""

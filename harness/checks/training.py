@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import chain
 
-from harness import curves
+from harness.checks import curves
 from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.gaps import gap_of, matching
 from harness.checks.logprobs import TEMPERATURE, seeded
-from harness.faults import Fact
-from harness.gaps import gap_of, matching
-from harness.reference import WIDER
-from harness.verdict import Margin
+from harness.contract.faults import Fact
+from harness.records.reference import WIDER
+from harness.records.verdict import Margin
 
 RISE = 0.15
 """By how much the mean reward of the evaluation, a share, must rise over the run. One that learns nothing does not move."""

@@ -13,11 +13,11 @@ from collections.abc import Generator, Iterator
 
 import msgspec
 
-from fixtures import gym_rule
 from harness.checks.base import Evidence, Execution
-from harness.contract import GymRequest
-from harness.recording import Call
-from harness.reference import DecodeRequest, EncodeRequest, Query, RenderRequest, UnansweredQuery
+from harness.contract import gym_rule
+from harness.contract.messages import GymRequest
+from harness.records.recording import Call
+from harness.records.reference import DecodeRequest, EncodeRequest, Query, RenderRequest, UnansweredQuery
 
 BASE = [
     {"role": "system", "content": "You are a helpful assistant."},

@@ -9,9 +9,9 @@ import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
-from harness.contract import WorkersResult
-from harness.faults import Fact
-from harness.recording import Call, Observation
+from harness.contract.faults import Fact
+from harness.contract.messages import WorkersResult
+from harness.records.recording import Call, Observation
 
 UPDATE = "update_weights"
 START, FINISH = "start_weight_update", "finish_weight_update"

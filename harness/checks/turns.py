@@ -14,9 +14,9 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
-from harness.contract import SessionId
-from harness.faults import Fact
-from harness.reference import DecodeRequest, EncodeRequest, Query
+from harness.contract.faults import Fact
+from harness.contract.messages import SessionId
+from harness.records.reference import DecodeRequest, EncodeRequest, Query
 
 NO_TURNS = "no session asked for a second turn that begins with the first"
 OTHER_TOKENS = "an engine read other tokens than the turn was given"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.faults import Fact
-from harness.recording import Call
-from harness.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
+from harness.contract.faults import Fact
+from harness.records.recording import Call
+from harness.records.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
 
 NOT_READ = "no parameter digests were read in the scenario"
 OF_EXPERTS = ".experts."

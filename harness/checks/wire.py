@@ -10,10 +10,10 @@ from harness.checks.answers import OPENAI, Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.matching import is_error
-from harness.faults import Fact
-from harness.reference import Query
-from harness.verdict import Margin
-from harness.wire import DONE, ROUTES, as_openai, body_of, events, streams
+from harness.contract.faults import Fact
+from harness.records.reference import Query
+from harness.records.verdict import Margin
+from harness.records.wire import DONE, ROUTES, as_openai, body_of, events, streams
 
 SOURCE = "vLLM documentation, OpenAI-Compatible Server; OpenAI API reference"
 CLIENT_ERROR = 400

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.errors import names_error, returns_error
 from harness.checks.openai import envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 CHAT = {Capability.CHAT_COMPLETION}
 METHODS = ("chat_completion",)

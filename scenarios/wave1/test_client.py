@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
-from harness.contract import SessionId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import SessionId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 ANSWER: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 SESSIONS: list[SessionId] = [f"conversation-{number}" for number in range(8)]

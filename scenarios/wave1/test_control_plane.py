@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT, HEALTHY, PAUSE_STATES, WORLD_SIZE
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import ABORTED, FROZEN, HELD, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED, WAITED
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
 
 LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import HEALTH_FOLLOWS_SERVERS, HEALTHY
 from harness.checks.liveness import EVERY_CALL_ENDS
-from harness.clock import monotonic
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.clock import monotonic
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 NOTICED_S = 10.0
 """How long a stack may take to see that a server is gone."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.errors import names_error, nothing_for_nothing
 from harness.checks.tokens import greedy
-from harness.contract import GenerateRequest
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import GenerateRequest
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 AFTER = greedy("after")

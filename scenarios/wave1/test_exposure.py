@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.exposure import BOUND_TO_LOOPBACK, CONTROL_PLANE_CLOSED, NOTHING_UNPICKLED
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 
 @scenario(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.logprobs import of_reference
 from harness.checks.ordering import in_order
 from harness.checks.tokens import greedy, same_output
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "logprobs": 0, "ignore_eos": True}
 

@@ -8,8 +8,8 @@ from fixtures.prompts import Prompts
 from harness.checks.ordering import in_order
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 STOPS = range(200, 260)
 """So many stop tokens that rows of one batch end after a few tokens or after many."""

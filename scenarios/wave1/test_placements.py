@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT, NO_SLEEP
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
@@ -13,9 +12,10 @@ from harness.checks.routing import STICKY
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
-from harness.contract import SessionId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import SessionId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SPREAD, STICKY
-from harness.contract import SessionId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import SessionId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.logprobs import of_reference
 from harness.checks.sampling import independent
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 SAMPLE = {Capability.SAMPLE}
 

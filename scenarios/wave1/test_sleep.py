@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.memory import AWAKE_AGAIN, BY_TAGS, RELEASED
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 COLOCATED = ("colocated",)
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

@@ -6,8 +6,8 @@ from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
 from harness.checks.tokens import greedy
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 
 def ends_by(*causes: Cause, label: str | None = None) -> Check:

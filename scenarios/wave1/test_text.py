@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.text import text_of_tokens
 from harness.checks.tokenization import DECODED
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 
 def special_often(stack: Stack) -> dict[str, Any]:

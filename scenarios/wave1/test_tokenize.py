@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.tokenization import DECODED, ENCODED, ROUND_TRIP
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 HARD = (
     "",

@@ -9,8 +9,8 @@ from fixtures.prompts import Prompts
 from harness.checks.logprobs import are_numbers, of_reference, over_many
 from harness.checks.sampling import goodness_of_fit, independent, within_filters
 from harness.checks.tokens import different_output, greedy, same_output
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
 

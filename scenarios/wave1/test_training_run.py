@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.training import GAP, RISES
 from harness.checks.weights import EVERY_PARAMETER
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.training import PROMPTS, evaluate, roll_out, train
 
 STEPS = 6

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.contract import Layout
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import Layout
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 EVERYWHERE = ("disaggregated", "colocated", "remote")

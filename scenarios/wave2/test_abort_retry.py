@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.control_plane import FAN_OUT, PAUSE_STATES
 from harness.checks.liveness import ALL_COMPLETE
@@ -17,8 +16,9 @@ from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}

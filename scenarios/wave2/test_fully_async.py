@@ -7,16 +7,16 @@ from collections import deque
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.capacity import CAPACITY
 from harness.checks.continuation import CONTINUATION
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER
-from harness.contract import PauseMode
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import PauseMode
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 MINI_BATCH = 4
 STALENESS = 1

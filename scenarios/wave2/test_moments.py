@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.base import Check
 from harness.checks.continuation import continuation, same_as_uninterrupted
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.moments import Moment
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.moments import with_and_without_a_pause
 
 RESET = Capability.RESET_PREFIX_CACHE

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.schedule import ACKNOWLEDGED, OVERLAP, STAGES, VERSIONS
 from harness.checks.weights import EVERY_PARAMETER
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.training import Rollouts, roll_out, train
 
 STEPS = 4

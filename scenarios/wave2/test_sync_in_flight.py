@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import HELD
 from harness.checks.staleness import CURRENT_POLICY, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.gym import LOGPROBS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
-from harness.contract import GymRequest, TrajectoryId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import GymRequest, TrajectoryId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}

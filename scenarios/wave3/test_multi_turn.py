@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
 from harness.checks.turns import TEXT_TURNS, TURNS_KEEP_TOKENS
-from harness.contract import PauseMode, SessionId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import PauseMode, SessionId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

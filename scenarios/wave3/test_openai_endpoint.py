@@ -8,7 +8,6 @@ from typing import Any
 
 from fixtures.openai_client import openai_client, unless_refused
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
 from harness.checks.openai import envelope, usage
@@ -16,9 +15,10 @@ from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
 from harness.checks.wire import LOGPROBS, STATUS, STREAMS, answered
-from harness.contract import GymRequest, HttpRequest
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import GymRequest, HttpRequest
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 ENDPOINT = {Capability.HTTP_ENDPOINT}
 STREAMING = {Capability.HTTP_ENDPOINT, Capability.HTTP_STREAMING}

@@ -7,7 +7,6 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.continuation import CONTINUATION
 from harness.checks.experts import routed_experts
 from harness.checks.liveness import ALL_COMPLETE
@@ -15,9 +14,10 @@ from harness.checks.pausing import PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.contract import PauseMode, SessionId
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.contract.messages import PauseMode, SessionId
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import WORLD_SIZE
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 SHARDED = ("tp2", "tp2x2")
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.adapters import ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS
 from harness.checks.errors import names_error
 from harness.checks.liveness import ALL_COMPLETE
@@ -14,8 +13,9 @@ from harness.checks.logprobs import of_reference
 from harness.checks.staleness import SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 ANSWER: dict[str, Any] = {**GREEDY, "logprobs": 0}

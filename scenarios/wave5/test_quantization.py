@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
 from harness.checks.quantization import quantization_effect
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT
 from harness.checks.transfer import BY_IPC
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}

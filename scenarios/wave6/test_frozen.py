@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers
 from harness.checks.pausing import FROZEN, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 KEEP = {Capability.PAUSE_KEEP}

@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.capability import Capability
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.scenario import scenario
-from harness.stack import Stack
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}

@@ -10,7 +10,7 @@ import msgspec
 
 from harness.checks.base import Check, Finding
 from harness.checks.echo import CONTROL_OPS
-from harness.recording import Call, Observation
+from harness.records.recording import Call, Observation
 from tests import traces
 
 SERVERS = ("server-0", "server-1")

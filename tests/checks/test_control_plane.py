@@ -6,7 +6,7 @@ import pytest
 
 from harness.checks.control_plane import FAN_OUT, HEALTHY, NO_SLEEP, PAUSE_STATES, WORLD_SIZE
 from harness.checks.liveness import ALL_COMPLETE
-from harness.topology import Topology
+from harness.contract.topology import Topology
 from tests import traces
 from tests.checks.scene import SERVERS, Scene, without_observations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.capability import Capability
 from harness.checks.echo import ECHO
+from harness.contract.capability import Capability
 from tests import traces
 from tests.checks.scene import STEP, Scene, without_observations
 

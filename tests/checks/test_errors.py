@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.checks.errors import names_error, nothing_for_nothing, returns_error
-from harness.recording import CallError
+from harness.records.recording import CallError
 from tests.traces import call, error, generate, judge
 from tests.traces import openai as called
 

@@ -8,7 +8,7 @@ from harness.checks.base import Evidence
 from harness.checks.experts import routed_experts
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
-from harness.reference import Experts, ExpertsRequest, Noise, NoiseRequest, Score, ScoreRequest
+from harness.records.reference import Experts, ExpertsRequest, Noise, NoiseRequest, Score, ScoreRequest
 from tests import traces
 from tests.checks.scene import Scene
 from tests.traces import NOISE

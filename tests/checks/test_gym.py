@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fixtures import gym_rule
-from fixtures.vocabulary import TINY
 from harness.checks import gym
 from harness.checks.conservation import CONSERVATION
-from harness.contract import GymOutput, GymRequest, TrajectoryId
-from harness.errors import Blame
-from harness.recording import CallError
+from harness.contract import gym_rule
+from harness.contract.errors import Blame
+from harness.contract.messages import GymOutput, GymRequest, TrajectoryId
+from harness.contract.vocabulary import TINY
+from harness.records.recording import CallError
 from tests import traces
 from tests.checks.scene import GREEDY, SERVERS, STEP, Scene, home
 

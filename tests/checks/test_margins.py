@@ -11,12 +11,12 @@ from harness.checks import ties, tokens
 from harness.checks.base import Check, Evidence, passed
 from harness.checks.logprobs import CONSTANT, TEMPERATURE, of_reference
 from harness.checks.sampling import tempered
-from harness.errors import Blame
-from harness.judge import run
-from harness.noise import floors
-from harness.reference import NextRequest, NoiseRequest, Score, ScoreRequest, UnansweredQuery
-from harness.takes import widest
-from harness.verdict import Margin, Verdict
+from harness.contract.errors import Blame
+from harness.judging.judge import run
+from harness.judging.noise import floors
+from harness.judging.takes import widest
+from harness.records.reference import NextRequest, NoiseRequest, Score, ScoreRequest, UnansweredQuery
+from harness.records.verdict import Margin, Verdict
 from tests import traces
 from tests.traces import FakeReference, generate, judge
 

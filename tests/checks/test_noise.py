@@ -10,8 +10,8 @@ from harness.checks.base import Evidence
 from harness.checks.logprobs import of_reference, over_many
 from harness.checks.sampling import allowed, draws_repeat
 from harness.checks.tokens import greedy, same_output
-from harness.judge import run
-from harness.reference import Noise, NoiseRequest, Score, ScoreRequest, UnansweredQuery
+from harness.judging.judge import run
+from harness.records.reference import Noise, NoiseRequest, Score, ScoreRequest, UnansweredQuery
 from tests import traces
 from tests.traces import FakeReference, generate, judge
 

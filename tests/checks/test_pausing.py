@@ -15,7 +15,7 @@ from harness.checks.pausing import (
     UNINTERRUPTED,
     WAITED,
 )
-from harness.reference import Score, ScoreRequest
+from harness.records.reference import Score, ScoreRequest
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 

@@ -12,7 +12,8 @@ from harness.checks.quantization import quantization_effect
 from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
-from harness.reference import (
+from harness.contract.topology import Topology
+from harness.records.reference import (
     ExpectedDigests,
     ExpectedDigestsRequest,
     Noise,
@@ -20,7 +21,6 @@ from harness.reference import (
     Score,
     ScoreRequest,
 )
-from harness.topology import Topology
 from tests.checks.scene import SERVERS, Scene
 from tests.traces import NOISE
 

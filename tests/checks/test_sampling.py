@@ -8,7 +8,7 @@ import random
 import pytest
 
 from harness.checks.sampling import allowed, goodness_of_fit, independent, tempered, within_filters
-from harness.reference import Next, NextRequest
+from harness.records.reference import Next, NextRequest
 from tests.traces import FakeReference, error, generate, judge, sample
 
 REFERENCE = FakeReference(vocab_size=64)

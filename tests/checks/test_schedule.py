@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from harness.checks.schedule import ACKNOWLEDGED, OVERLAP, STAGES, VERSIONS
-from harness.contract import FIRST_TRAINED
-from harness.recording import Mark
+from harness.contract.messages import FIRST_TRAINED
+from harness.records.recording import Mark
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.checks.stopping import ends_as_asked, stop_text
 from harness.checks.text import REPLACEMENT, text_of_tokens
-from harness.reference import DecodeRequest, Text
+from harness.records.reference import DecodeRequest, Text
 from tests.traces import FakeReference, decode, error, generate, judge
 
 EOS = 2

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from harness.checks import logprobs, tokens
-from harness.reference import Score, ScoreRequest
+from harness.records.reference import Score, ScoreRequest
 from tests import traces
 from tests.traces import FakeReference, error, generate, judge, sample
 

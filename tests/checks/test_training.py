@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from harness import curves
+from harness.checks import curves
 from harness.checks.training import GAP, RISES
-from harness.contract import FIRST_TRAINED
-from harness.pairing import identity
-from harness.recording import Mark
-from harness.verdict import Parity
+from harness.contract.messages import FIRST_TRAINED
+from harness.judging.pairing import identity
+from harness.records.recording import Mark
+from harness.records.verdict import Parity
 from tests import traces
 
 ROLLOUTS = [[-1.0, -2.5, -0.1], [-3.0, -0.5, -1.5]]

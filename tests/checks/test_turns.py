@@ -7,7 +7,7 @@ import pytest
 
 from harness.checks.conservation import CONSERVATION
 from harness.checks.turns import NO_TEXT_TURNS, NO_TURNS, OTHER_TEXT, SURVIVES, TEXT_TURNS, TURNS_KEEP_TOKENS
-from harness.reference import DecodeRequest, EncodeRequest, RenderRequest, Text, Tokens
+from harness.records.reference import DecodeRequest, EncodeRequest, RenderRequest, Text, Tokens
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 

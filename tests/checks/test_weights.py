@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.checks.weights import EVERY_PARAMETER, NOT_READ, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
-from harness.reference import ExpectedDigests, ExpectedDigestsRequest, ExpertShard
-from harness.topology import Topology
+from harness.contract.topology import Topology
+from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest, ExpertShard
 from tests.checks.scene import SERVERS, Scene
 
 NAMES = ("embed", "layers.0.qkv_proj", "norm")

@@ -1,11 +1,11 @@
-"""Two ranks of which the second fails (version 1) or hangs (version 2): a program, as `fixtures.fsdp2` is."""
+"""Two ranks of which the second fails (version 1) or hangs (version 2): a program, as `backends.policies.fsdp2` is."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
-from fixtures import ranks
+from backends.policies import ranks
 
 
 def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:

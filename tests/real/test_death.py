@@ -17,16 +17,17 @@ import psutil
 import pytest
 
 from fixtures.prompts import Prompts
-from harness import environments
-from harness.contract import StartRequest
-from harness.errors import Blame
-from harness.models import tiny_model
-from harness.progress import console_progress
-from harness.recording import Recorder, ScenarioTrace
-from harness.recording import traces as read
-from harness.stack import PROJECT, HostProcess, Stack
-from harness.targets import resolve
-from harness.topology import Topology
+from harness import PROJECT
+from harness.contract.errors import Blame
+from harness.contract.messages import StartRequest
+from harness.contract.topology import Topology
+from harness.driving.models import tiny_model
+from harness.driving.stack import HostProcess, Stack
+from harness.machine import environments
+from harness.machine.progress import console_progress
+from harness.machine.targets import resolve
+from harness.records.recording import Recorder, ScenarioTrace
+from harness.records.recording import traces as read
 from tests import traces
 from tests.leftovers import Footprint, footprint
 

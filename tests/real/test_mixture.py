@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from harness import models
-from harness.progress import console_progress
+from harness.driving import models
+from harness.machine.progress import console_progress
 from tests.real.test_smollm2 import interpreter, run
 
 pytestmark = pytest.mark.real
 
 FOLLOWED = """
 import asyncio, json, sys
-from backends.reference import Reference
-from harness.contract import StartRequest
-from harness.reference import ExpertsRequest, NoiseRequest, ScoreRequest
-from harness.topology import Topology
+from backends.oracle.reference import Reference
+from harness.contract.messages import StartRequest
+from harness.records.reference import ExpertsRequest, NoiseRequest, ScoreRequest
+from harness.contract.topology import Topology
 
 async def found(path):
     oracle = Reference()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import models
-from harness.progress import console_progress
+from harness.driving import models
+from harness.machine.progress import console_progress
 from tests.real.test_smollm2 import interpreter, run
 
 pytestmark = pytest.mark.real
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.real
 STEPS = """
 import json, math, sys, tempfile
 import torch
-from fixtures import policy, trainer
-from harness.contract import TrainRequest
+from backends.policies import versions as policy, trainer
+from harness.contract.messages import TrainRequest
 
 path = sys.argv[1]
 rows = [[(7 * at + 31 * row) % 300 + 3 for at in range(24)] for row in range(8)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness import environments
-from harness.models import tiny_model
-from harness.progress import console_progress
-from harness.stack import PROJECT
-from harness.targets import resolve
+from harness import PROJECT
+from harness.driving.models import tiny_model
+from harness.machine import environments
+from harness.machine.progress import console_progress
+from harness.machine.targets import resolve
 
 pytestmark = pytest.mark.real
 MODEL = "the tiny model"
@@ -21,7 +21,7 @@ MODEL = "the tiny model"
 COMPARE = """
 import json, sys
 import torch
-from fixtures import policy, ranks
+from backends.policies import versions as policy, ranks
 module, model = sys.argv[1:]
 whole = policy.version(model, 1)
 gathered = ranks.gather(module, model, 1, "")
@@ -30,7 +30,7 @@ print(json.dumps([sorted(whole), sorted(gathered), sorted(n for n in whole if no
 FAIL = """
 import json, sys
 import psutil
-from fixtures import ranks
+from backends.policies import ranks
 model, version, ranks.GATHER_DEADLINE_S = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 try:
     said = sorted(ranks.gather("tests.real.bad_ranks", model, version, ""))
@@ -53,7 +53,7 @@ def run(script: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("module", ["fixtures.fsdp2", "fixtures.megatron_core"])
+@pytest.mark.parametrize("module", ["backends.policies.fsdp2", "backends.policies.megatron_core"])
 def test_what_ranks_hold_is_gathered_whole(module):
     names, found, wrong = run(COMPARE, module, MODEL)
     assert (found, wrong) == (names, [])

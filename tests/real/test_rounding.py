@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import environments
-from harness.models import tiny_model
-from harness.progress import console_progress
-from harness.stack import PROJECT
-from harness.targets import known
+from harness import PROJECT
+from harness.driving.models import tiny_model
+from harness.machine import environments
+from harness.machine.progress import console_progress
+from harness.machine.targets import known
 
 pytestmark = pytest.mark.real
 
@@ -22,11 +22,11 @@ import asyncio, json, sys
 from pathlib import Path
 import msgspec
 from safetensors.torch import load_file, save_file
-from backends import rounding
-from backends.reference import Reference
-from harness.contract import StartRequest
-from harness.reference import NoiseRequest
-from harness.topology import Topology
+from backends.oracle import rounding
+from backends.oracle.reference import Reference
+from harness.contract.messages import StartRequest
+from harness.records.reference import NoiseRequest
+from harness.contract.topology import Topology
 model, scratch = map(Path, sys.argv[1:])
 
 async def measured():

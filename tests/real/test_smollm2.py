@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness import environments, models
-from harness.progress import console_progress
-from harness.stack import PROJECT
-from harness.targets import known
+from harness import PROJECT
+from harness.driving import models
+from harness.machine import environments
+from harness.machine.progress import console_progress
+from harness.machine.targets import known
 
 pytestmark = pytest.mark.real
 
@@ -30,10 +31,10 @@ print(json.dumps([tokenizer.decode(made), tokenizer.decode(tokenizer.encode(text
 
 FACTS = """
 import asyncio, json, sys
-from backends.reference import Reference
-from fixtures.vocabulary import TINY
-from harness.contract import Empty, StartRequest
-from harness.topology import Topology
+from backends.oracle.reference import Reference
+from harness.contract.vocabulary import TINY
+from harness.contract.messages import Empty, StartRequest
+from harness.contract.topology import Topology
 
 async def facts(path):
     reference = Reference()

@@ -1,10 +1,10 @@
-"""Ranks of Megatron-core whose fused tensors were cut as if nothing were interleaved: a program, as `fixtures.megatron_core` is."""
+"""`backends.policies.megatron_core` with fused tensors that were cut as if nothing were interleaved."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fixtures import megatron, megatron_core
+from backends.policies import megatron, megatron_core
 
 _right = megatron.llama_like
 

@@ -8,7 +8,7 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
-from harness.faults import Fact
+from harness.contract.faults import Fact
 
 
 @seeded(

@@ -8,8 +8,8 @@ from typing import Any
 
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.faults.registry import seeded
-from harness.contract import HttpRequest, HttpResponse
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import HttpRequest, HttpResponse
 
 
 @seeded(

@@ -10,8 +10,8 @@ from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.router import Router
-from harness.contract import GenerateRequest, Generation, SessionId
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import GenerateRequest, Generation, SessionId
 
 
 @seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])

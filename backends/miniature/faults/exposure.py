@@ -8,7 +8,7 @@ import pickle
 
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import ROUTES, Router
-from harness.contract import HttpRequest, Listener
+from harness.contract.messages import HttpRequest, Listener
 
 THERE = {route.path: route.kind for route in ROUTES}
 

@@ -10,8 +10,8 @@ from backends.miniature import tokenizer
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
-from harness.contract import GymOutput, GymRequest
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import GymOutput, GymRequest
 
 
 @seeded(

@@ -7,7 +7,7 @@ import numpy as np
 from backends.miniature import model
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
-from harness.faults import Fact
+from harness.contract.faults import Fact
 
 
 class _Tempered(Engine):

@@ -9,8 +9,8 @@ from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
-from harness.contract import PauseMode, SessionId
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import PauseMode, SessionId
 
 
 @seeded(

@@ -16,7 +16,7 @@ from backends.miniature.generator import Generator
 from backends.miniature.router import Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
-from harness.faults import NOTHING, Fact, Fault
+from harness.contract.faults import NOTHING, Fact, Fault
 
 Part = (
     type[Engine]

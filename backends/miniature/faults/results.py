@@ -9,8 +9,8 @@ from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import MANY, seeded
 from backends.miniature.router import Router
-from harness.contract import Generation, SessionId
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import Generation, SessionId
 
 
 @seeded(

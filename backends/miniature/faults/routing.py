@@ -8,8 +8,8 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import Router
-from harness.contract import SessionId
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import SessionId
 
 
 class _Turns(Router):

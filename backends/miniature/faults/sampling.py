@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
-from harness.contract import Generation, SampleRequest, SessionId
-from harness.faults import NOTHING, Fact
+from harness.contract.faults import NOTHING, Fact
+from harness.contract.messages import Generation, SampleRequest, SessionId
 
 
 class _Ignores(Engine):

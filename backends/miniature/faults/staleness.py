@@ -5,8 +5,8 @@ from __future__ import annotations
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.staleness import StalenessManager
-from harness.contract import PauseMode
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import PauseMode
 
 
 @seeded("staleness_exceeded", "one_slot_too_many", caught_by=["staleness.capacity"])

@@ -8,8 +8,8 @@ from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
-from harness.contract import SessionId
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import SessionId
 
 
 @seeded(

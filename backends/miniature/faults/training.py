@@ -12,9 +12,9 @@ from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.trainer import Trainer
-from fixtures import megatron
-from harness.contract import FIRST_TRAINED, Layout, SessionId, TrainRequest, TrainResult
-from harness.faults import Fact
+from backends.policies import megatron
+from harness.contract.faults import Fact
+from harness.contract.messages import FIRST_TRAINED, Layout, SessionId, TrainRequest, TrainResult
 
 
 @seeded("training_ascends_the_loss", caught_by=["training.rises"])

@@ -8,8 +8,8 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
-from harness.contract import Layout
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import Layout
 
 
 class _Left(Engine):

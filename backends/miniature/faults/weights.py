@@ -12,8 +12,8 @@ from backends.miniature import model
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
-from harness.contract import Layout
-from harness.faults import Fact
+from harness.contract.faults import Fact
+from harness.contract.messages import Layout
 
 
 @seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)

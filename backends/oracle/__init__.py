@@ -1,0 +1,1 @@
+"""The independent reference, and how far rounding moves right answers. No stack has a part in it."""

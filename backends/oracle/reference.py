@@ -1,0 +1,549 @@
+"""The oracle: Hugging Face forward pass, full context each step, no batching, float32, eager attention; no cache, but where a
+question is about one that outlived its weights.
+
+It shares no code with the adapters. Policy versions, quantized weights and the model come from `fixtures`, as for everybody.
+Of quantized engines it computes what their kernels stand for: weights that are 8-bit steps times a scale an output channel, inputs of
+the same layers rounded to steps of a scale a token, all products and sums in float32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import importlib.metadata
+import math
+import os
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from backends.policies import lora, quantized
+from backends.policies import versions as policy
+from backends.vllm.bare import Asked
+from backends.vllm.probes import tensor_digest
+from harness.contract import vocabulary
+from harness.contract.capability import Capability
+from harness.contract.errors import NotOffered
+from harness.contract.messages import Description, Empty, StartRequest
+from harness.contract.topology import Quantization
+from harness.contract.vocabulary import Vocabulary
+from harness.records.reference import (
+    WIDER,
+    DecodeRequest,
+    EncodeRequest,
+    ExpectedDigests,
+    ExpectedDigestsRequest,
+    Experts,
+    ExpertShard,
+    ExpertsRequest,
+    Moved,
+    Next,
+    NextRequest,
+    Noise,
+    NoiseRequest,
+    RenderRequest,
+    Score,
+    ScoreRequest,
+    Text,
+    Tokens,
+    Weights,
+)
+
+SPLIT = {
+    0: ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"),
+    1: ("o_proj.weight", "down_proj.weight"),
+}
+"""Dimension → the parameters of which each tensor-parallel worker holds a part along it (Megatron-LM's column- and row-parallel
+layers; vLLM, linear.py). Every worker holds the whole of all others."""
+VOCABULARY_BLOCK = 64
+"""Rows of embedding and output layer are padded to a multiple of this (vLLM, vocab_parallel_embedding.py)."""
+
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""vLLM's fused parameter → the Hugging Face parameters that it is made of, in order, along the first dimension (vLLM, Qwen2)."""
+
+EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+"""A Hugging Face parameter of one expert (Qwen3-MoE, OLMoE)."""
+
+NOT_ROUNDED = (-1, None, None)
+"""What the model is under while it holds the checkpoint's own weights: no question asks for that."""
+DRAWS = 4
+"""How often a score of quantized weights is worked out again with activations moved at random (`Score.rounding`)."""
+AT_A_BOUNDARY = 1e-3
+"""By so many steps at most each is moved before it is rounded. Float32 moves it by about 1e-6 of a token's largest number, which
+is 1e-4 steps of int8: what may part in an engine parts here, and more."""
+
+
+class Reference:
+    """Scores any tokens under any policy version."""
+
+    def __init__(self) -> None:
+        self._request: StartRequest
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._holds: tuple[int, int | None, Quantization | None] | None = None
+        """(policy version, adapter version, quantization) that the model is under."""
+        self._routed: Any = None
+        """Positions × layers × top_k: experts that the model is to take; None: its own choice."""
+        self._near_tie = 0.0
+        """Router logits: up to this distance from its own choice it takes them."""
+        self._noises: dict[Quantization | None, Noise] = {}
+        self._dice: Any = None
+        """A torch generator while activations are moved at random before they are rounded; None: they are not."""
+        self._one_at_a_time = asyncio.Lock()
+
+    async def start(self, request: StartRequest) -> Description:
+        self._request = request
+        await asyncio.to_thread(self._load)
+        return await self.describe(Empty())
+
+    async def describe(self, _request: Empty) -> Description:
+        packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+        return Description(
+            target=self._request.target,
+            topology=self._request.topology,
+            start=self._request.start,
+            capabilities=self._request.capabilities,
+            servers=[],
+            packages=packages,
+        )
+
+    async def teardown(self, _request: Empty) -> Empty:
+        return Empty()
+
+    async def score(self, request: ScoreRequest) -> Score:
+        return await self._run(self._score, request)
+
+    async def next(self, request: NextRequest) -> Next:
+        return await self._run(self._next, request)
+
+    async def expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
+        return await self._run(self._expected_digests, request)
+
+    async def experts(self, request: ExpertsRequest) -> Experts:
+        if not self._is_mixture:
+            raise NotOffered(Capability.ROUTED_EXPERTS, self._request.target)
+        return await self._run(self._experts, request)
+
+    async def noise(self, request: NoiseRequest) -> Noise:
+        return await self._run(self._noise, request)
+
+    async def vocabulary(self, _request: Empty) -> Vocabulary:
+        tokenizer, ends = self._tokenizer, self._model.generation_config.eos_token_id
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"the tokenizer of {self._request.model_path} names no end of sequence")
+        return vocabulary.read(
+            size=min(len(tokenizer), self._model.config.vocab_size),
+            ids=tokenizer.get_vocab(),
+            decode=tokenizer.decode,
+            special=[token for token, added in tokenizer.added_tokens_decoder.items() if added.special],
+            eos=tokenizer.eos_token_id,
+            ends=[ends] if isinstance(ends, int) else ends or [],
+            template=tokenizer.get_chat_template() if tokenizer.chat_template else "",
+            named={name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)},
+        )
+
+    async def render(self, request: RenderRequest) -> Tokens:
+        ids = self._tokenizer.apply_chat_template(
+            request.messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return Tokens(tokens=[int(t) for t in ids])
+
+    async def decode(self, request: DecodeRequest) -> Text:
+        text = self._tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens)
+        return Text(text=text)
+
+    async def encode(self, request: EncodeRequest) -> Tokens:
+        ids = self._tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
+        return Tokens(tokens=[int(t) for t in ids])
+
+    async def _run(self, function: Any, request: Any) -> Any:
+        """The answer. What is not modelled here is refused by name, and not answered for another model: quantized weights under an
+        adapter, or in shards."""
+        apart = getattr(request, "tensor_parallel", 1) > 1 or getattr(request, "experts", None) is not None
+        if getattr(request, "quantization", None) and (apart or getattr(request, "adapter", None) is not None):
+            raise NotOffered(Capability.QUANTIZED, self._request.target)
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(function, request)
+
+    def _load(self) -> None:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        torch.set_num_threads(1)
+        self._tokenizer = AutoTokenizer.from_pretrained(self._request.model_path)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            self._request.model_path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        for name, module in self._model.named_modules():
+            if quantized.is_quantized(f"{name}.weight"):
+                module.register_forward_pre_hook(lambda _module, inputs: (self._rounded(inputs[0]),))
+        mixtures = [
+            module for module in self._model.modules() if hasattr(module, "gate") and hasattr(module, "experts")
+        ]
+        for layer, block in enumerate(mixtures):
+            block.register_forward_hook(partial(self._as_routed, layer))
+        self._holds = (0, None, None) if self._request.dtype == "float32" else None
+
+    def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
+        """What a mixture's layer makes (output, router logits) with the experts of `_routed`, each weighted by its own router."""
+        import torch
+
+        if self._routed is None:
+            return None
+        logits = made[1]
+        given, hidden = self._routed[: len(logits), layer], inputs[0].reshape(-1, inputs[0].shape[-1])
+        every = logits.softmax(-1, dtype=torch.float)
+        chosen = every.topk(block.top_k, dim=-1).indices
+        ties = _behind(logits[: len(given)], given) <= self._near_tie
+        chosen[: len(given)][ties] = given[ties]
+        weights = every.gather(1, chosen)
+        if block.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        output = torch.zeros_like(hidden)
+        for number in chosen.unique().tolist():
+            rows, at = (chosen == number).nonzero(as_tuple=True)
+            output[rows] += block.experts[number](hidden[rows]) * weights[rows, at, None].to(hidden.dtype)
+        return output.reshape(inputs[0].shape), logits
+
+    @contextlib.contextmanager
+    def _following(self, routed: Any, near_tie: float) -> Iterator[None]:
+        """Take these experts, where they are given, up to a near tie."""
+        import torch
+
+        self._routed, self._near_tie = torch.as_tensor(routed) if len(routed) else None, near_tie
+        try:
+            yield
+        finally:
+            self._routed = None
+
+    def _routing_tie(self, request: ScoreRequest | ExpertsRequest) -> float:
+        if not request.routed:
+            return 0.0
+        return WIDER * self._noise(NoiseRequest(quantization=request.quantization)).router
+
+    def _at(self, weights: Weights) -> Any:
+        """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized.
+
+        Weights are rounded to the engines' dtype, as these hold them, and computed with in float32.
+        """
+        wanted = (weights.version, weights.adapter, weights.quantization)
+        if wanted != self._holds:
+            path = self._request.model_path
+            made = policy.version(path, weights.version, self._request.policies)
+            tensors = {name: tensor.to(self._dtype).float() for name, tensor in made.items()}
+            if weights.adapter is not None:
+                tensors = lora.merged(tensors, policy.checkpoint(path), weights.adapter, self._dtype)
+            if weights.quantization is not None:
+                tensors = {
+                    name: self._dequantized(name, tensor, weights.quantization) for name, tensor in tensors.items()
+                }
+            self._model.load_state_dict(tensors, strict=False)
+            self._holds = wanted
+        return self._model
+
+    def _dequantized(self, name: str, tensor: Any, kind: Quantization) -> Any:
+        """What an engine computes with in place of a parameter that it is sent."""
+        if not quantized.is_quantized(name):
+            return tensor
+        steps, scale = quantized.quantize(tensor.to(self._dtype), kind)
+        return steps.float() * scale.float()
+
+    def _rounded(self, inputs: Any) -> Any:
+        """Inputs of a quantized layer (… × tokens × features) as its kernel sees them."""
+        import torch
+
+        assert self._holds is not None
+        kind = self._holds[2]
+        if kind is None:
+            return inputs
+        given, inputs = inputs.dtype, inputs.float()
+        scale = inputs.abs().amax(-1, keepdim=True) / quantized.LARGEST[kind]
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+        numbers = inputs / scale
+        step: Any = 1.0
+        if kind == "fp8":  # E4M3: three bits after the leading one, evenly spaced below 2^-6
+            step = 2.0 ** (numbers.abs().clamp(min=2.0**-6).log2().floor() - 3)
+        steps = numbers / step
+        if self._dice is not None:
+            steps = steps + AT_A_BOUNDARY * (2 * torch.rand(steps.shape, generator=self._dice) - 1)
+        return (steps.round() * step * scale).to(given)
+
+    @property
+    def _dtype(self) -> Any:
+        import torch
+
+        return getattr(torch, self._request.dtype)
+
+    def _logprobs(self, weights: Weights, tokens: list[int]) -> Any:
+        """Rows: positions of `tokens`; columns: log-probabilities of the token after it."""
+        import torch
+
+        with torch.no_grad():
+            return self._at(weights)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+
+    def _logprobs_on_cache(self, request: ScoreRequest, tokens: list[int]) -> Any:
+        """As `_logprobs`, for the positions behind the tokens that other versions have read."""
+        import torch
+
+        cache, at = None, 0
+        with torch.no_grad():
+            for number, version in request.cached:
+                ids = torch.tensor([tokens[at : at + number]])
+                earlier = self._at(msgspec.structs.replace(request, version=version))
+                cache = earlier(input_ids=ids, past_key_values=cache, use_cache=True).past_key_values
+                at += number
+            model = self._at(request)
+            logits = model(input_ids=torch.tensor([tokens[at:]]), past_key_values=cache, use_cache=True).logits
+        return logits[0].log_softmax(-1)
+
+    def _score(self, request: ScoreRequest) -> Score:
+        import torch
+
+        if not request.tokens:
+            return Score(logprobs=[], ranks=[], margins=[])
+        with self._following(request.routed, self._routing_tie(request)):
+            rows = self._rows(request)
+        chosen = rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
+        best = rows.topk(2, dim=1).values
+        return Score(
+            logprobs=chosen.tolist(),
+            ranks=(rows > chosen[:, None]).sum(1).tolist(),
+            margins=(best[:, 0] - best[:, 1]).tolist(),
+            behind=(best[:, 0] - chosen).tolist(),
+            rounding=() if request.quantization is None else self._moved_by_rounding(request, chosen),
+        )
+
+    def _noise(self, request: NoiseRequest) -> Noise:
+        """What rounding moves. Measured once."""
+        if request.quantization not in self._noises:
+            self._noises[request.quantization] = self._measured(request)
+        return self._noises[request.quantization]
+
+    def _measured(self, request: NoiseRequest) -> Noise:
+        """The model in the engines' dtype, and a bare engine, against the model with more digits.
+
+        Of a mixture in 16 bits the model takes the experts of its rounded twin. A bare engine does not say which it took.
+        """
+        import torch
+
+        from backends.oracle import rounding
+
+        model = self._at(Weights(version=0, quantization=request.quantization))
+        in_float32 = self._dtype is torch.float32
+        other = copy.deepcopy(model).to(torch.float64 if in_float32 else self._dtype)
+        exact, rounded = (other, model) if in_float32 else (model, other)
+        rows = rounding.contexts(model.config.vocab_size)
+        routed_alike = self._is_mixture and not in_float32
+
+        def right(row: list[int]) -> Any:
+            with self._following(self._choices(rounded, row) if routed_alike else (), math.inf):
+                return _log_softmax(exact, row)
+
+        reference = rounding.of_arithmetic(right, partial(_log_softmax, rounded), rows)
+        engine: dict[str, Moved] = {}
+        if request.quantization is None and not routed_alike:
+            asked = self._for_a_bare_engine(rows)
+            engine = rounding.of_engine(right, asked, rounding.bare_engine(asked))
+            rounding.check(reference, engine)
+        router = 0.0
+        for row in rows if self._is_mixture else ():
+            with self._following(self._choices(rounded, row) if routed_alike else (), math.inf):
+                router = max(router, float((_router_logits(exact, row) - _router_logits(rounded, row)).abs().max()))
+        weights = reference.largest + max((moved.largest for moved in engine.values()), default=0.0)
+        if request.quantization is None and not in_float32:
+            made = policy.version(self._request.model_path, 0, self._request.policies)
+            model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
+            self._holds = NOT_ROUNDED
+            found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
+            weights = max([found.largest, *(moved.largest for moved in engine.values())])
+        every = {"reference": reference, **engine}
+        return Noise(
+            numbers=sum(moved.numbers for moved in every.values()),
+            largest=max(moved.largest for moved in every.values()),
+            rms=max(moved.rms for moved in every.values()),
+            quarter=reference.quarter,
+            weights=weights,
+            router=router,
+            measured=every,
+        )
+
+    def _for_a_bare_engine(self, rows: list[list[int]]) -> Asked:
+        from backends.oracle import rounding
+
+        return Asked(
+            model_path=self._request.model_path,
+            dtype=self._request.dtype,
+            cpu=self._request.engine == "cpu",
+            cuda_graphs=self._request.cuda_graphs,
+            batch_invariant=self._request.batch_invariant,
+            experts=self._is_mixture,
+            prompts=rows,
+            tokens=rounding.ENGINE_TOKENS,
+            best=rounding.ENGINE_BEST,
+            answers=str(Path(self._request.scratch) / "bare-engine.json"),
+        )
+
+    @property
+    def _is_mixture(self) -> bool:
+        return bool(getattr(self._model.config, "num_experts", 0))
+
+    @staticmethod
+    def _choices(model: Any, tokens: list[int]) -> Any:
+        """The experts that a mixture takes (positions × layers × top_k)."""
+        import torch
+
+        logits = _router_logits(model, tokens)
+        return logits.softmax(-1, dtype=torch.float).topk(model.config.num_experts_per_tok, dim=-1).indices
+
+    def _rows(self, request: ScoreRequest) -> Any:
+        """Rows: the request's tokens; columns: log-probabilities at the position of each."""
+        context = request.prompt + request.tokens
+        if request.cached:
+            read = sum(number for number, _ in request.cached)
+            return self._logprobs_on_cache(request, context)[len(request.prompt) - 1 - read : -1]
+        return self._logprobs(request, context)[len(request.prompt) - 1 : -1]
+
+    def _moved_by_rounding(self, request: ScoreRequest, chosen: Any) -> tuple[float, ...]:
+        """The most that each of these log-probabilities moves with activations that lie between two steps: `Score.rounding`."""
+        import torch
+
+        moved = torch.zeros_like(chosen)
+        for draw in range(DRAWS):
+            self._dice = torch.Generator().manual_seed(draw)
+            try:
+                rows = self._rows(request)
+            finally:
+                self._dice = None
+            moved = moved.maximum((rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0] - chosen).abs())
+        return tuple(moved.tolist())
+
+    def _next(self, request: NextRequest) -> Next:
+        return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
+
+    def _experts(self, request: ExpertsRequest) -> Experts:
+        import torch
+
+        near_tie = self._routing_tie(request)
+        model = self._at(request)
+        with self._following(request.routed, near_tie):
+            logits = _router_logits(model, request.tokens)
+        best = logits.topk(model.config.num_experts_per_tok + 1, dim=-1)
+        return Experts(
+            indices=best.indices[..., :-1].tolist(),
+            margins=(best.values[..., :-1] - best.values[..., 1:]).amin(dim=-1).tolist(),
+            count=logits.shape[-1],
+            behind=_behind(logits, torch.tensor(request.routed)).tolist() if request.routed else [],
+        )
+
+    def _expected_digests(self, request: ExpectedDigestsRequest) -> ExpectedDigests:
+        made = policy.version(self._request.model_path, request.version, self._request.policies)
+        heads = getattr(self._model.config, "num_key_value_heads", None)
+        share = request.experts or ExpertShard(rank=request.rank, workers=request.tensor_parallel, whole=False)
+        stacked = _stacked({name: tensor.to(self._dtype) for name, tensor in made.items()}, share)
+        held = _fused({n: _shard(n, t, request.tensor_parallel, request.rank, heads) for n, t in stacked.items()})
+        if request.quantization is not None:
+            held = _as_kernels_hold(held, request.quantization)
+        return ExpectedDigests(digests={n: tensor_digest(t) for n, t in held.items()})
+
+
+def _log_softmax(model: Any, tokens: list[int]) -> Any:
+    """Positions × vocabulary, in double precision."""
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def _router_logits(model: Any, tokens: list[int]) -> Any:
+    """Positions × layers × experts."""
+    import torch
+
+    with torch.no_grad():
+        made = model(input_ids=torch.tensor([tokens]), use_cache=False, output_router_logits=True)
+    return torch.stack(list(made.router_logits), dim=1)
+
+
+def _behind(logits: Any, chosen: Any) -> Any:
+    """How far the order of `chosen` (… × top_k) is from that of router logits (… × experts): the most by which one that is named
+    later, or not at all, is above one that is named; at least 0."""
+    named = logits.gather(-1, chosen)
+    others = logits.scatter(-1, chosen, -math.inf).amax(-1)
+    later = named.flip(-1).cummax(-1).values.flip(-1)  # the largest from each place on
+    return (later - named).amax(-1).maximum(others - named.amin(-1)).clamp(min=0)
+
+
+def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:
+    """The experts of each layer as one worker's `FusedMoE` holds them (vLLM), all other parameters as they are.
+
+    w13_weight has each expert's gate above its up projection: experts × 2·intermediate × hidden; w2_weight the down projections:
+    experts × hidden × intermediate.
+    """
+    import torch
+
+    experts = {name: found for name in tensors if (found := EXPERT.fullmatch(name))}
+    held = {name: tensor for name, tensor in tensors.items() if name not in experts}
+    for layer in dict.fromkeys(found["layer"] for found in experts.values()):
+        count = 1 + max(int(found["number"]) for found in experts.values() if found["layer"] == layer)
+        gate, up, down = (
+            torch.stack([tensors[f"{layer}.{number}.{part}_proj.weight"] for number in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        along = (0, 0, 0) if share.whole else (1, 1, 2)
+        gate, up, down = (
+            tensor.tensor_split(share.workers, dim=dim)[share.rank]
+            for tensor, dim in zip((gate, up, down), along, strict=True)
+        )
+        held[f"{layer}.w13_weight"] = torch.cat([gate, up], dim=1)
+        held[f"{layer}.w2_weight"] = down.contiguous()
+    return held
+
+
+def _shard(name: str, tensor: Any, tensor_parallel: int, rank: int, key_value_heads: int | None) -> Any:
+    """What worker `rank` of so many holds of a Hugging Face parameter. Key and value heads that are fewer than workers are
+    held by several (vLLM, QKVParallelLinear)."""
+    import torch
+
+    if "embed_tokens" in name or "lm_head" in name:
+        missing = -tensor.shape[0] % VOCABULARY_BLOCK
+        tensor = torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])]) if missing else tensor
+    parts = tensor_parallel
+    if key_value_heads is not None and (".k_proj." in name or ".v_proj." in name):
+        parts = min(tensor_parallel, key_value_heads)
+    for dimension, names in SPLIT.items():
+        if any(part in name for part in names):
+            return tensor.chunk(parts, dim=dimension)[rank * parts // tensor_parallel].contiguous()
+    return tensor
+
+
+def _fused(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Parameters by vLLM's names, fused as vLLM fuses them for dense Llama-like models."""
+    import torch
+
+    fused = dict(tensors)
+    for whole, parts in FUSED.items():
+        for name in [n for n in tensors if f".{parts[0]}." in n]:
+            pieces = [fused.pop(name.replace(parts[0], part)) for part in parts]
+            fused[name.replace(parts[0], whole)] = torch.cat(pieces)
+    return fused
+
+
+def _as_kernels_hold(fused: dict[str, Any], kind: Quantization) -> dict[str, Any]:
+    """Fused parameters as vLLM's kernels hold them after loading (vLLM 0.19, compressed-tensors W8A8): the weight transposed
+    (inputs × outputs) and its scale (outputs × 1)."""
+    held: dict[str, Any] = {}
+    for name, tensor in fused.items():
+        if quantized.is_quantized(name):
+            weight, held[f"{name}_scale"] = quantized.quantize(tensor, kind)
+            held[name] = weight.t()
+        else:
+            held[name] = tensor
+    return held

@@ -1,0 +1,51 @@
+"""A policy version as FSDP2 holds it: two ranks with a shard each, gathered as SkyRL gathers them for a weight sync.
+
+Shards are made by PyTorch's `fully_shard` and read by SkyRL's own `FSDPWeightExtractor`. Runs in a stack's environment, on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.policies import ranks
+
+WORLD = 2
+NEEDS_CUDA: dict[str, dict[str, Any]] = {
+    "flash_attn": {},
+    "flash_attn.bert_padding": {"pad_input": None, "unpad_input": None},
+}
+"""What SkyRL's FSDP module imports and what reads the shards does not use."""
+
+
+def one_rank(held: ranks.Held, _rank: int) -> dict[str, Any]:
+    """What was gathered, on every rank: the policy version's parameters by Hugging Face's names."""
+    import torch
+    from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPWeightExtractor
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+
+    tensors = held.tensors()
+    model = AutoModelForCausalLM.from_pretrained(held.model_path, dtype=torch.float32)
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    gathered = {
+        name: tensor
+        for chunk in FSDPWeightExtractor(model).extract_weights(torch.float32)
+        for name, tensor in zip(chunk.names, chunk.tensors, strict=True)
+    }
+    return {name: gathered[name] for name in tensors}
+
+
+def main() -> None:
+    ranks.place(NEEDS_CUDA)
+    import skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker  # noqa: F401 - once, before the ranks part
+
+    ranks.main(WORLD, one_rank)
+
+
+if __name__ == "__main__":
+    main()

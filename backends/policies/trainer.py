@@ -1,0 +1,113 @@
+"""A small trainer: one optimizer step of a policy gradient makes a policy version, in float32 on a CPU.
+
+It runs in a stack's environment, in the host. What it makes is a file that the oracle reads as well; to the engines it
+travels only through the stack's own weight sync.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from backends.policies import versions as policy
+from harness.contract.messages import TrainRequest, TrainResult
+
+STEP_S = 0.75
+"""How long a step takes at least (seconds): one of a real policy takes longer, on devices that are not the engines'."""
+NO_GRADIENT = 1e-9
+"""A gradient shorter than this has no direction."""
+MOST_KL = 6.0
+"""Nats a token. A step is halved until it moves the policy by no more, on its own rollouts: the length that teaches a tiny model
+would ruin a real one."""
+MOST_HALVINGS = 12
+
+
+class PolicyTrainer:
+    """Holds one model and takes one step at a time: gradient descent, so that a step follows from its request alone."""
+
+    def __init__(self, model_path: str, policies: str) -> None:
+        self._model_path, self._policies = model_path, policies
+        self._model: Any = None
+        self._one_at_a_time = threading.Lock()
+
+    def train(self, request: TrainRequest) -> TrainResult:
+        """Raises FileNotFoundError for a base version that nobody trained, ValueError for rows that do not fit each other."""
+        with self._one_at_a_time:
+            done = time.monotonic() + STEP_S
+            trained = self._train(request)
+            time.sleep(max(0.0, done - time.monotonic()))
+            return trained
+
+    def _train(self, request: TrainRequest) -> TrainResult:
+        import torch
+
+        tensors = policy.version(self._model_path, request.base_version, self._policies)
+        model = self._at(tensors)
+        model.zero_grad(set_to_none=True)
+        logprobs = self._logprobs(request)
+        masks = request.loss_masks or [[1] * len(row) for row in request.response_ids]
+        count = max(1, sum(map(sum, masks)))
+        loss = torch.zeros(())
+        for row, mask, advantage in zip(logprobs, masks, request.advantages, strict=True):
+            loss = loss - advantage * (row * torch.tensor(mask, dtype=row.dtype)).sum() / count
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        step = request.learning_rate / norm if norm > NO_GRADIENT else 0.0
+        gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        for _ in range(MOST_HALVINGS):
+            trained = {
+                name: (tensor.float() - step * gradient[name]).to(tensor.dtype).contiguous()
+                if name in gradient
+                else tensor.contiguous()
+                for name, tensor in tensors.items()
+            }
+            if self._moved(request, trained, logprobs) <= MOST_KL:
+                break
+            step = step / 2
+        return TrainResult(
+            version=policy.keep(self._policies, trained),
+            response_logprobs=[row.tolist() for row in logprobs],
+            loss=loss.item(),
+            grad_norm=norm.item(),
+        )
+
+    def _moved(self, request: TrainRequest, trained: dict[str, Any], logprobs: list[Any]) -> float:
+        """The Kullback-Leibler divergence of the trained policy from the one that made the rollouts, in nats a token: the mean of
+        r - 1 - log r, r being the ratio of probabilities (Schulman, "Approximating KL Divergence")."""
+        import torch
+
+        self._at(trained)
+        with torch.no_grad():
+            moved = torch.cat(self._logprobs(request)) - torch.cat(logprobs)
+        return float((moved.expm1() - moved).mean())
+
+    def _at(self, tensors: dict[str, Any]) -> Any:
+        """The model with these weights."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if self._model is None:
+            self._model = AutoModelForCausalLM.from_pretrained(
+                self._model_path, dtype=torch.float32, attn_implementation="eager"
+            ).train()
+        self._model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
+        return self._model
+
+    def _logprobs(self, request: TrainRequest) -> list[Any]:
+        """A row of log-probabilities for each response, at temperature 1. Shorter rows are filled up behind, where no token
+        sees it."""
+        import torch
+
+        both = list(zip(request.prompt_token_ids, request.response_ids, strict=True))
+        longest = max(len(prompt) + len(response) for prompt, response in both)
+        ids = torch.zeros((len(both), longest), dtype=torch.long)
+        for row, (prompt, response) in enumerate(both):
+            ids[row, : len(prompt) + len(response)] = torch.tensor([*prompt, *response])
+        rows = self._model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+        return [
+            rows[row, len(prompt) - 1 : len(prompt) + len(response) - 1].gather(1, torch.tensor(response)[:, None])[
+                :, 0
+            ]
+            for row, (prompt, response) in enumerate(both)
+        ]

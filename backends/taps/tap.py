@@ -1,0 +1,433 @@
+"""The fault instrument of real stacks: it stands between a stack's client and its engines, and breaks what it is told to.
+
+`FaultProxy` is a reverse proxy in front of an HTTP server (a vLLM server, or the router), `FaultyEngine` stands for an
+engine in the legacy client's list. Both pass everything through unchanged until a fault is chosen; what a fault does is in
+`tap_breaks`, which checks must see it in `tap_faults`. Loopback only. Never part of a run whose verdicts are to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from backends.taps.breaks import BREAKS, Document, Exchange, Injection
+from backends.taps.faults import FAULTS, HTTP_FAULTS, LEGACY_FAULTS
+from harness.contract.errors import StackError
+
+__all__ = ["FAULTS", "HTTP_FAULTS", "LEGACY_FAULTS", "FaultProxy", "FaultyEngine", "UnknownFault"]
+
+START_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 10.0
+SWITCH_DEADLINE_S = 10.0
+CONNECT_S = 10.0
+KEEP_ALIVE_S = 600
+"""Longer than any client of the tap keeps a connection: the tap is never the one that closes it first."""
+
+PATHS = {
+    "/inference/v1/generate": "generate",
+    "/skyrl/v1/generate": "generate",
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat_completion",
+    "/pause": "pause",
+    "/resume": "resume",
+    "/sleep": "sleep",
+    "/wake_up": "wake_up",
+    "/reset_prefix_cache": "reset_prefix_cache",
+    "/update_weights": "sync",
+}
+"""Path of a server → what is asked there. Others are passed through whatever the fault."""
+
+METHODS = {
+    "generate": "generate",
+    "sample": "generate",
+    "completion": "completion",
+    "chat_completion": "chat_completion",
+    "pause_generation": "pause",
+    "resume_generation": "resume",
+    "sleep": "sleep",
+    "wake_up": "wake_up",
+    "reset_prefix_cache": "reset_prefix_cache",
+    "update_named_weights": "sync",
+}
+"""Method of SkyRL's InferenceEngineInterface → what is asked by it. Others are passed through whatever the fault."""
+
+FAULT_TAPS_NOTE = "fault taps are in: verdicts of this start do not count"
+FAULT_TAPS_PATCH = {
+    "name": "fault-taps",
+    "reason": "every call passes a tap that can break it on purpose (seeded faults)",
+    "version": "backends/taps/tap.py",
+}
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class UnknownFault(StackError):
+    """A fault was asked for that the taps cannot make."""
+
+
+def injection_of(fault: str | None) -> Injection:
+    """A fault by its id, switched on. Raises `UnknownFault`."""
+    if fault is None:
+        return Injection()
+    if fault not in BREAKS:
+        raise UnknownFault(f"no tap can make the fault {fault}", next_step=f"there are {', '.join(BREAKS)}")
+    return Injection(BREAKS[fault])
+
+
+async def _through(exchange: Exchange) -> Any:
+    """The answer to a call, as the chosen fault leaves it. An exchange that no fault strikes is forwarded."""
+    chosen = exchange.injection.chosen
+    return await (chosen.act(exchange) if chosen is not None else exchange.forward())
+
+
+def _strikes(exchange: Exchange) -> bool:
+    chosen = exchange.injection.chosen
+    return chosen is not None and chosen.strikes(exchange)
+
+
+# --- HTTP
+
+
+@dataclasses.dataclass
+class Response:
+    """A whole answer of a server. With `lost`, the connection is cut in the middle of it."""
+
+    status: int
+    headers: Headers
+    content: bytes
+    lost: bool = False
+
+
+class HttpExchange(Exchange):
+    """One request on its way to an upstream server."""
+
+    def __init__(self, proxy: FaultProxy, injection: Injection, scope: Scope, body: bytes) -> None:
+        self.op = PATHS.get(scope["path"], "other")
+        self.server = proxy.server
+        self.injection = injection
+        self.method: str = scope["method"]
+        self.headers: Headers = list(scope["headers"])
+        self.body = body
+        query: bytes = scope["query_string"]
+        self._target = scope["raw_path"] + (b"?" + query if query else b"")
+        self._proxy = proxy
+        self._asked = _parsed(body)
+        self.budget = (self._asked or {}).get("sampling_params", self._asked or {}).get("max_tokens")
+
+    def request(self) -> httpx.Request:
+        """What goes to the server: the same bytes, but for what a fault changed."""
+        extensions = {"timeout": {"connect": CONNECT_S}, "target": self._target}
+        body = httpx.ByteStream(self.body)
+        return httpx.Request(
+            self.method, self._proxy.upstream, headers=self.headers, stream=body, extensions=extensions
+        )
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[httpx.Response]:
+        """The server's answer as it comes in. Raises httpx.TransportError."""
+        answer = await self._proxy.transport.handle_async_request(self.request())
+        try:
+            yield answer
+        finally:
+            await answer.stream.aclose()  # type: ignore[union-attr]
+
+    async def forward(self) -> Response:
+        async with self.stream() as answer:
+            content = b"".join([chunk async for chunk in answer.stream])  # type: ignore[union-attr]
+        return Response(answer.status_code, answer.headers.raw, content)
+
+    def document(self, answer: Response) -> Document | None:
+        return None if self.is_error(answer) else _parsed(answer.content)
+
+    def with_document(self, answer: Response, document: Document) -> Response:
+        return _json(200, document, answer.headers)
+
+    def accepted(self) -> Response:
+        return Response(200, [(b"content-length", b"0")], b"")
+
+    def failed(self) -> Response:
+        error = {"message": "a seeded fault", "type": "InternalServerError", "param": None, "code": 500}
+        return _json(500, {"error": error})
+
+    def cut(self, answer: Response) -> Response:
+        return dataclasses.replace(answer, lost=True)
+
+    def is_error(self, answer: Response) -> bool:
+        return answer.status >= 400
+
+    def emptied(self) -> Document:
+        choice = {"index": 0, "token_ids": [], "text": "", "finish_reason": "stop", "logprobs": None}
+        return {"choices": [choice], "object": "text_completion"}
+
+    def rename_parameters(self, rename: Callable[[str], str]) -> None:
+        assert self._asked is not None, "a weight update is JSON"
+        info = self._asked["update_info"]
+        info["names"] = [rename(name) for name in info["names"]]
+        self.body = json.dumps(self._asked).encode()
+        self.headers = _sized(self.headers, len(self.body))
+
+    def has_header(self, name: str) -> bool:
+        return any(key == name.encode() for key, _ in self.headers)
+
+    def set_header(self, name: str, value: str | None) -> bool:
+        had = self.has_header(name)
+        self.headers = [(key, held) for key, held in self.headers if key != name.encode()]
+        if value is not None:
+            self.headers.append((name.encode(), value.encode()))
+        return had
+
+
+def _parsed(content: bytes) -> Document | None:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _sized(headers: Headers, length: int) -> Headers:
+    """Headers of a body of this many bytes."""
+    framing = (b"content-length", b"transfer-encoding")
+    kept = [(name, value) for name, value in headers if name.lower() not in framing]
+    return [*kept, (b"content-length", str(length).encode())]
+
+
+def _json(status: int, document: Document, headers: Headers = ((b"content-type", b"application/json"),)) -> Response:  # type: ignore[assignment]
+    content = json.dumps(document).encode()
+    return Response(status, _sized(list(headers), len(content)), content)
+
+
+class FaultProxy:
+    """A reverse proxy in front of one upstream server, in a thread of its own, so that no stall of the host holds it up.
+
+    `server` is the engine's number, None in front of the router. A request's body is read whole before it is sent on;
+    an answer is passed on as it comes. Header names arrive in lower case. A caller that leaves takes its request along.
+    A server that cannot be reached is answered for with 502.
+    """
+
+    def __init__(self, upstream: str, server: int | None = 0) -> None:
+        self.upstream = httpx.URL(upstream)
+        self.server = server
+        self.transport: httpx.AsyncHTTPTransport
+        self._injection = Injection()
+        self._loop: asyncio.AbstractEventLoop
+        self._uvicorn: Any = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> str:
+        """Listen on a free loopback port; the URL. Raises `StackError` if that does not come about in time."""
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)  # who connects from now on waits until the thread is up
+        # SkyRL forks its router from this process: a child that kept the socket would keep the port.
+        os.register_at_fork(after_in_child=listener.close)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        up = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener, up)), name=f"fault-proxy-{urlsplit(url).port}", daemon=True
+        )
+        self._thread.start()
+        if not up.wait(START_DEADLINE_S):
+            raise StackError(f"the fault proxy of {self.upstream} is not up after {START_DEADLINE_S:.0f} s")
+        return url
+
+    def inject(self, fault: str | None) -> int:
+        """Switch to another fault, or to none; how often the one before took effect. Raises `UnknownFault`."""
+        chosen = injection_of(fault)
+        return asyncio.run_coroutine_threadsafe(self._switch(chosen), self._loop).result(SWITCH_DEADLINE_S)
+
+    def stop(self) -> None:
+        """Close the port and every connection. Idempotent."""
+        if self._thread is not None:
+            self._uvicorn.should_exit = True
+            self._thread.join(STOP_DEADLINE_S)
+            self._thread = None
+
+    async def _switch(self, chosen: Injection) -> int:
+        before, self._injection = self._injection, chosen
+        before.over.set()
+        return before.fired
+
+    async def _serve(self, listener: socket.socket, up: threading.Event) -> None:
+        import uvicorn
+
+        self._loop = asyncio.get_running_loop()
+        # No connection is used twice: one that the server is about to close would fail a request that is good.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self.transport = httpx.AsyncHTTPTransport(
+            limits=limits, verify=False
+        )  # plain HTTP on loopback: no certificates
+        config = uvicorn.Config(
+            self._application,
+            interface="asgi3",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._loop.call_soon(up.set)
+        try:
+            await self._uvicorn.serve(sockets=[listener])
+        finally:
+            await self.transport.aclose()
+
+    async def _application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        exchange = HttpExchange(self, self._injection, scope, body)
+        work = asyncio.ensure_future(self._answer(exchange, send))
+        gone = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.wait({work, gone})
+
+    async def _answer(self, exchange: HttpExchange, send: Send) -> None:
+        try:
+            if _strikes(exchange):
+                await _give(await _through(exchange), send)
+            else:
+                await self._pass_on(exchange, send)
+        except httpx.ConnectError:
+            error = {"message": f"{self.upstream} cannot be reached", "type": "BadGateway", "code": 502}
+            await _give(_json(502, {"error": error}), send)
+
+    @staticmethod
+    async def _pass_on(exchange: HttpExchange, send: Send) -> None:
+        async with exchange.stream() as answer:
+            await send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": _lower(answer.headers.raw)}
+            )
+            async for chunk in answer.stream:  # type: ignore[union-attr]
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _give(answer: Response, send: Send) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": _lower(answer.headers)})
+    if answer.lost:
+        half = answer.content[: max(1, len(answer.content) // 2)]
+        await send({"type": "http.response.body", "body": half, "more_body": True})
+        return  # an application that ends here has its connection closed
+    await send({"type": "http.response.body", "body": answer.content, "more_body": False})
+
+
+def _lower(headers: Headers) -> Headers:
+    return [(name.lower(), value) for name, value in headers]
+
+
+# --- engines of the legacy client
+
+
+class Disconnected(ConnectionError):
+    """The call was lost on its way back (a seeded fault)."""
+
+
+class ServerError(RuntimeError):
+    """The engine failed (a seeded fault)."""
+
+
+class EngineExchange(Exchange):
+    """One method call on its way to an engine."""
+
+    def __init__(self, engine: FaultyEngine, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.op, self.server, self.injection = METHODS[name], engine.server, engine.injection
+        self._method = getattr(engine.engine, name)
+        self._args, self._kwargs = args, kwargs
+        params = self._asked().get("sampling_params") or self._asked().get("json") or kwargs.get("sampling_params")
+        self.budget = (params or {}).get("max_tokens")
+
+    def _asked(self) -> dict[str, Any]:
+        """The batch or payload, where the call has one."""
+        first = next(iter((*self._args, *self._kwargs.values())), None)
+        return first if isinstance(first, dict) else {}
+
+    async def forward(self) -> Any:
+        return await self._method(*self._args, **self._kwargs)
+
+    def document(self, answer: Any) -> Document | None:
+        return None if self.is_error(answer) else answer
+
+    def with_document(self, answer: Any, document: Document) -> Document:  # noqa: ARG002 - nothing is kept of it
+        return document
+
+    def accepted(self) -> None:
+        return None
+
+    def failed(self) -> Any:
+        raise ServerError("a seeded fault")
+
+    def cut(self, answer: Any) -> Any:  # noqa: ARG002 - it is what is lost
+        raise Disconnected("a seeded fault")
+
+    def is_error(self, answer: Any) -> bool:
+        return not isinstance(answer, dict) or bool(answer.get("error"))
+
+    def emptied(self) -> Document:
+        count = len(self._asked().get("prompt_token_ids") or [None])
+        return {
+            "response_ids": [[] for _ in range(count)],
+            "responses": [""] * count,
+            "stop_reasons": ["stop"] * count,
+            "response_logprobs": None,
+        }
+
+    def rename_parameters(self, rename: Callable[[str], str]) -> None:
+        request = self._kwargs.get("request") or self._args[0]
+        changed = dataclasses.replace(request, names=[rename(name) for name in request.names])
+        self._args, self._kwargs = (changed,), {}
+
+
+class FaultyEngine:
+    """Stands for an engine of SkyRL's InferenceEngineClient; all that is not a call of `METHODS` is the engine's own."""
+
+    def __init__(self, engine: Any, server: int) -> None:
+        self.engine = engine
+        self.server = server
+        self.injection = Injection()
+
+    def inject(self, fault: str | None) -> int:
+        """Switch to another fault, or to none; how often the one before took effect. Raises `UnknownFault`."""
+        before, self.injection = self.injection, injection_of(fault)
+        before.over.set()
+        return before.fired
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.engine, name)
+        if name not in METHODS:
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            exchange = EngineExchange(self, name, args, kwargs)
+            return await (_through(exchange) if _strikes(exchange) else found(*args, **kwargs))
+
+        return call

@@ -1,0 +1,1 @@
+"""What users call: the `parity` command and the pytest plugin."""

@@ -1,0 +1,642 @@
+"""The `parity` command: a thin front. `run` calls pytest, everything else calls the room that does it.
+
+Named errors end in one message on standard error and exit status 2; `parity --debug …` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harness import PROJECT
+from harness.contract.errors import HarnessError, UsageError
+
+if TYPE_CHECKING:
+    from harness.proving.prove import Plan, Request
+    from harness.records.verdict import Judgement
+
+"""The project's folder: scenarios below it, `.parity/` in it."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class EngineChoice(StrEnum):
+    """What --engine takes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DtypeChoice(StrEnum):
+    """What --dtype takes."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class StartChoice(StrEnum):
+    """What --start takes."""
+
+    RAY = "ray"
+    FORK = "fork"
+
+
+Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
+
+
+def main() -> None:
+    """Entry point of the `parity` command."""
+    options: dict[str, bool] = {}
+    try:
+        app(obj=options)
+    except HarnessError as error:
+        if options.get("debug"):
+            raise
+        typer.echo(f"parity: {error}", err=True)
+        sys.exit(2)
+
+
+@app.callback()
+def common(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a named error.")] = False,
+) -> None:
+    """Conformance and parity of rollout inference stacks.
+
+    \b
+    First time on a machine:
+      parity doctor              what this machine can run, and what it lacks
+      parity run --wave 1        both SkyRL stacks on CPU, ends with a report
+    """
+    context.obj["debug"] = debug
+
+
+@app.command()
+def run(
+    *,
+    wave: Annotated[
+        list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
+    ] = None,
+    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:legacy.")] = None,
+    candidate: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:http.")] = None,
+    stack: Annotated[
+        list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
+    ] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable, TARGET=PATH gives one to each)."
+        ),
+    ] = None,
+    reference_python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Interpreter of the oracle, where its environment cannot be made."),
+    ] = None,
+    dtype: Annotated[
+        DtypeChoice | None,
+        typer.Option(
+            help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
+        ),
+    ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs",
+            help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
+        ),
+    ] = False,
+    batch_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariant",
+            help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
+            "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
+        ),
+    ] = False,
+    colocate: Annotated[
+        bool,
+        typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
+    ] = False,
+    engine: Annotated[EngineChoice | None, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")] = None,
+    start: Annotated[
+        StartChoice | None, typer.Option(help="ray: as SkyRL ships it (default). fork: seconds, for development.")
+    ] = None,
+    engines: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each stack, where the topology leaves it open (default 2).")
+    ] = None,
+    topology: Annotated[
+        list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Checkpoint folder, or smollm2: SmolLM2-135M-Instruct, fetched and converted once. Default: a tiny model, made "
+            "now. Topologies for one architecture (moe…) take the model if it is of that architecture, and a tiny model of "
+            "theirs if it is not.",
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, help="Drive each scenario so often.")] = None,
+    base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
+    no_twin: Annotated[
+        bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
+    ] = False,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Stream the stack's own log.")] = 0,
+    pytest_arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PYTEST ARGUMENTS", help="Passed to pytest as they are.")
+    ] = None,
+) -> None:
+    """Drive scenarios on both stacks, judge them, compare them, and write a report.
+
+    \b
+    Wave 1 on both stacks of SkyRL 0.2.0, as shipped:
+      parity run --wave 1
+    One stack alone, started in seconds, only what is about ordering:
+      parity run --stack skyrl-0.2.0:http --start fork -k ordering
+    Your own checkout against the release:
+      parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
+    On a machine with one GPU, everything that one can hold:
+      parity run --engine cuda --colocate
+    On a GPU node, four engines, colocated, with your model:
+      parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
+    A real model of 135 million parameters, on CPU:
+      parity run --wave 1 --topology disaggregated --model smollm2
+    Stop at the first red, look around:
+      parity run --wave 1 -- -x --pdb
+
+    It calls pytest, and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
+    red, 2 interrupted, 4 wrong usage, 5 no scenario selected.
+    """
+    import pytest
+
+    from harness.driving.models import absolute
+    from harness.machine.targets import interpreters
+
+    names = [name for name in (baseline, candidate, *(stack or ())) if name]
+    _check_targets(names, python or ())
+    options: dict[str, Any] = {
+        "-m": " or ".join(f"wave{number}" for number in wave or ()),
+        "-k": k,
+        "--baseline": baseline,
+        "--candidate": candidate,
+        "--stack": stack,
+        "--target-python": [
+            f"{name}={path}" if name else str(path) for name, path in interpreters(python or ()).items()
+        ],
+        "--reference-python": reference_python and reference_python.expanduser().absolute(),
+        "--dtype": dtype,
+        "--engine": engine,
+        "--start": start,
+        "--engines": engines,
+        "--topology": topology,
+        "--model": model and absolute(model),
+        "--run-dir": run_dir and run_dir.expanduser().absolute(),
+        "--ledger": ledger and ledger.expanduser().absolute(),
+        "--repeat": repeat,
+        "--base-port": base_port,
+    }
+    arguments = [
+        "scenarios",
+        *_arguments(options),
+        *["--no-twin"] * no_twin,
+        *["--cuda-graphs"] * cuda_graphs,
+        *["--batch-invariant"] * batch_invariant,
+        *["--colocate"] * colocate,
+        *["-v"] * verbose,
+        *(pytest_arguments or ()),
+    ]
+    with contextlib.chdir(PROJECT):
+        status = pytest.main(arguments)
+    raise typer.Exit(int(status))
+
+
+@app.command()
+def prove(
+    *,
+    stack: Annotated[
+        list[str] | None, typer.Option(help="Prove on this stack (repeatable; default both miniatures).")
+    ] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only faults whose id or name matches (repeatable).")
+    ] = None,
+    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+    start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = StartChoice.FORK,
+    dtype: Annotated[
+        DtypeChoice | None, typer.Option(help="In which real stacks compute (as of `parity run`).")
+    ] = None,
+    engine: Engine = EngineChoice.AUTO,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one a core).")] = 0,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
+) -> None:
+    """Break stacks on purpose and see that exactly the right checks turn red: the kill matrix.
+
+    \b
+    The whole suite on both miniatures, every fault, in minutes:
+      parity prove
+    One fault, in all its variants, on one stack:
+      parity prove --stack miniature --fault 'session_moves*'
+    What the real stacks can be broken with, on the wire:
+      parity prove --stack skyrl-0.2.0:http --stack skyrl-0.2.0:legacy --start fork
+
+    It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
+    names, every check is killed by a fault, and the correct stacks are green; 1 something is red, or Ctrl-C; 2 a named error.
+    """
+    from harness.machine.environments import detect_engine
+    from harness.proving.prove import MINIATURES, Request, plans
+
+    _check_targets(stack or [], ())
+    if readme and (fault or k or dtype == DtypeChoice.AUTO):
+        raise UsageError(
+            "the README shows whole runs only, in a dtype that has a name",
+            next_step="leave out --fault, -k and --dtype auto, or --readme",
+        )
+    request = Request(
+        stacks=tuple(stack or MINIATURES),
+        faults=tuple(fault or ()),
+        expression=k or "",
+        run_dir=run_dir and run_dir.expanduser().absolute(),
+        start="ray" if start == StartChoice.RAY else "fork",
+        engine=_fixed(engine) or detect_engine(),
+        dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
+        jobs=jobs,
+        command=shlex.join(["parity", *sys.argv[1:]]),
+    )
+    raise typer.Exit(_prove(request, plans(request), readme=readme))
+
+
+def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
+    """Drive, write the reports, show the summary. The exit status."""
+    from harness.machine.progress import console_progress, counted
+    from harness.proving.prove import prove, told
+    from reports import kill_figures, kill_matrix, kill_matrix_terminal
+
+    steps = sum(len(one.faults) + 1 for one in planned)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is there is written
+    try:
+        with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
+            run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    report = kill_matrix.write_all(run.matrix, run.folder)["kill_matrix.html"]
+    kill_matrix_terminal.show(run.matrix, report=report)
+    if run.error is not None:
+        raise run.error
+    if readme:
+        kill_figures.renew(PROJECT / "README.md", run.matrix)
+    return run.matrix.exit_status
+
+
+@app.command()
+def explore(
+    *,
+    stack: Annotated[str, typer.Option(help="A stack of nothing but Python.")] = "miniature",
+    fault: Annotated[str | None, typer.Option(metavar="ID", help="Break it with this seeded fault.")] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Sequences to drive at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed, the same sequences.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the scenario that was found here.")
+    ] = None,
+) -> None:
+    """Drive random sequences of calls, judged by the suite's own checks; shrink what is red to a runnable scenario.
+
+    \b
+    Is there a sequence that turns a check red on the correct miniature?
+      parity explore --examples 500 --seed 7
+    How soon does the search find this fault?
+      parity explore --fault stale_prefix_cache/one_server --out scenarios/wave1/test_explored.py
+
+    The scenario goes to standard output, everything else to standard error. Exit status: 0 nothing was found; 1 something was,
+    which with --fault is what should be; 2 a named error.
+    """
+    from harness.exploring.explore import Explorer, Request, as_scenario, explore, told
+
+    request = Request(stack=stack, fault=fault, examples=examples, seed=seed)
+    with Explorer(stack) as explorer:
+        result = explore(explorer, request, lambda line: typer.echo(line, err=True))
+        typer.echo(told(request, result), err=True)
+        if result.found is not None:
+            text = as_scenario(result.found, explorer.capabilities, request)
+            typer.echo(text)
+            if out is not None:
+                out.write_text(text)
+    raise typer.Exit(int(result.found is not None))
+
+
+@app.command()
+def targets() -> None:
+    """List the stacks that can be driven, and what each declares that it can do.
+
+    \b
+    Example:
+      parity targets
+    """
+    from harness.machine.targets import registry
+
+    for target in registry().values():
+        home = "your interpreter (--python PATH)" if target.local else f"environment {target.environment}"
+        home = "nothing but Python, driven in the driver's own process" if target.inline else home
+        typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
+
+
+@app.command()
+def topologies() -> None:
+    """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects.
+
+    \b
+    Example:
+      parity topologies
+    """
+    from harness.contract.topology import names, topology
+    from harness.running.catalogue import declared
+
+    for name in names():
+        one = topology(name)
+        waves = sorted({s.wave for s in declared().values() if name in s.topologies})
+        typer.echo(
+            f"{name}\n    {one.about}\n    {one.world_size} workers; waves {', '.join(map(str, waves)) or 'none'}"
+        )
+
+
+@app.command()
+def setup(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all that have an environment.")
+    ] = None,
+    *,
+    engine: Engine = EngineChoice.AUTO,
+    python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
+    download: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KIT", help="Make nothing: put all packages into this folder, for a machine without an index."
+        ),
+    ] = None,
+    offline: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="Take all packages from this folder; use no network.")
+    ] = None,
+) -> None:
+    """Make and check the environments of targets, ahead of the first run.
+
+    \b
+    All that the default run needs:
+      parity setup
+    One that was found broken, made anew:
+      parity setup skyrl-0.2.0:http --recreate
+    The model of `parity run --model smollm2` as well:
+      parity setup --model smollm2
+    For a GPU machine without a package index, on a machine that has one and the same platform:
+      parity setup --download kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
+    There, with the kit and this project copied:
+      pip install --no-index --find-links kit -e '.[test]'
+      parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
+    """
+    from harness.driving import models
+    from harness.machine import environments
+    from harness.machine.environments import detect_engine
+    from harness.machine.progress import console_progress
+    from harness.machine.targets import known, registry
+
+    chosen = [known(name) for name in names] if names else [t for t in registry().values() if t.environment]
+    if local := [target.name for target in chosen if target.environment is None]:
+        raise UsageError(
+            f"{', '.join(local)} has no environment to make",
+            next_step="a local target takes your interpreter in `parity run`, a miniature needs none",
+        )
+    if download is not None and (offline is not None or recreate):
+        raise UsageError("--download makes no environment", next_step="leave --offline and --recreate out")
+    if offline is not None and not offline.is_dir():
+        raise UsageError(
+            f"there is no kit {offline}", next_step="make it with `parity setup --download KIT`, and copy it here"
+        )
+    on = _fixed(engine) or detect_engine()
+    wanted = list(dict.fromkeys(target.environment for target in chosen if target.environment))
+    if download is not None:
+        locks = [environments.requirement_file(environment, on) for environment in wanted]
+        environments.download([*locks, *models.packages(model)], download, python=python)
+        typer.echo(f"{on}: {download}")
+        return
+    for environment in wanted:
+        made = environments.ensure(environment, on, root=PROJECT, python=python, recreate=recreate, kit=offline)
+        typer.echo(f"{environment}-{on}: {made}")
+    if model is not None:
+        by = environments.ensure(str(known("reference").environment), on, root=PROJECT, python=python, kit=offline)
+        typer.echo(f"{model}: {models.checkpoint(model, by, console_progress(), offline)}")
+
+
+@app.command()
+def judge(run: Run) -> None:
+    """Judge a run's recordings again, with today's checks and ledger, and write its reports anew. Drives nothing.
+
+    \b
+    Examples:
+      parity judge .parity/runs/20261121-1500
+      parity judge 20261121-1500
+    """
+    from harness.running.run import judge_run
+    from reports.render import write_all
+
+    folder = run_folder(run)
+    judgement = judge_run(folder)
+    write_all(judgement, folder)
+    _show(judgement)
+
+
+@app.command()
+def compare(
+    baseline: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
+    candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
+    out: Annotated[Path | None, typer.Option(help="Also write the reports into this folder.")] = None,
+) -> None:
+    """Compare two recordings, made whenever and wherever: yesterday's against today's, a GPU node's against another's.
+
+    \b
+    Examples:
+      parity compare before/legacy.jsonl after/http.jsonl
+      parity compare .parity/runs/monday .parity/runs/tuesday --out comparison
+    """
+    from harness.running.run import compare_recordings
+    from reports.render import write_all
+
+    for path in (baseline, candidate):
+        if not path.exists():
+            raise UsageError(
+                f"there is no recording {path}", next_step="name a .jsonl file or a folder of .parity/runs"
+            )
+    judgement = compare_recordings(baseline, candidate)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_all(judgement, out)
+    _show(judgement)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
+    ],
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Put the runs together into one, judge that, and report it.")
+    ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
+    ] = None,
+    all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
+    readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
+) -> None:
+    """Render a run's reports again from its report.json: nothing is judged, and recordings, if there, only give the pictures.
+
+    With --merge: put shards together, runs that separate jobs made of the same stacks, and judge them as one run from their
+    recordings. Shards that do not belong together, overlap or are not whole are refused, and nothing is written.
+
+    \b
+    Examples:
+      parity report .parity/runs/20261121-1500
+      parity report 20261121-1500 --readme
+      parity report --merge shards/wave-1 shards/wave-2 --run-dir whole
+    """
+    from harness.records.run_folder import new_run_dir
+    from harness.suite.plan import load_plan
+    from reports import plan_figures
+
+    if merge:
+        folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+        judgement = _merged([run_folder(name) for name in runs], folder, all_pictures=all_pictures)
+    elif len(runs) > 1 or run_dir is not None:
+        raise UsageError(
+            "without --merge one run is rendered, in its own folder", next_step="add --merge to put runs together"
+        )
+    else:
+        folder = run_folder(runs[0])
+        judgement = _rendered(folder, all_pictures=all_pictures)
+    if readme:
+        plan_figures.renew(PROJECT / "README.md", judgement, load_plan())
+    _show(judgement, report=folder / "report.html")
+
+
+@app.command()
+def doctor(engine: Engine = EngineChoice.AUTO) -> None:
+    """Say what this machine can run, and what to do about what it lacks. Changes nothing.
+
+    \b
+    Example:
+      parity doctor
+    Exit status 1 if something must be mended before a run can work.
+    """
+    from harness.machine.doctor import examine
+
+    found = examine(PROJECT, _fixed(engine))
+    for diagnosis in found:
+        typer.echo(f"{diagnosis.status:<5} {diagnosis.name}: {diagnosis.finding}")
+        if diagnosis.next_step:
+            typer.echo(f"      next: {diagnosis.next_step}")
+    raise typer.Exit(int(any(diagnosis.status == "fail" for diagnosis in found)))
+
+
+def run_folder(run: str) -> Path:
+    """The folder of a run, by path or by name. Raises UsageError naming the latest ones."""
+    runs = PROJECT / ".parity" / "runs"
+    for folder in (Path(run).expanduser(), runs / run):
+        if folder.is_dir():
+            return folder.absolute()
+    there = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime)[-3:] if runs.is_dir() else []
+    named = (
+        f"the latest are {', '.join(path.name for path in there)}" if there else "none has been made yet: `parity run`"
+    )
+    raise UsageError(f"there is no run {run!r}", next_step=named)
+
+
+def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
+    """The engine that was asked for; None where the machine decides."""
+    match engine:
+        case EngineChoice.CPU:
+            return "cpu"
+        case EngineChoice.CUDA:
+            return "cuda"
+        case EngineChoice.AUTO:
+            return None
+
+
+def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
+    """Shards as one run in `out`, judged and with all reports."""
+    from harness.running.merge import merging
+    from harness.running.run import judge_run
+    from reports.render import write_all
+
+    with merging(shards, out) as folder:
+        judgement = judge_run(folder)
+        write_all(judgement, folder, all_pictures=all_pictures)
+    return judgement
+
+
+def _rendered(folder: Path, *, all_pictures: bool) -> Judgement:
+    """A run's judgement as its report.json has it, rendered again."""
+    from reports.json_report import read_report
+    from reports.render import write_all
+
+    source = folder / "report.json"
+    if not source.is_file():
+        raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {folder}")
+    judgement = read_report(source)
+    write_all(judgement, folder, all_pictures=all_pictures)
+    return judgement
+
+
+def _show(judgement: Judgement, report: Path | None = None) -> None:
+    from reports.terminal import show
+
+    show(judgement, report=report)
+    raise typer.Exit(judgement.exit_status)
+
+
+def _check_targets(names: Sequence[str], python: Sequence[str]) -> None:
+    from harness.machine.targets import known
+
+    local = [name for name in names if known(name).local]
+    if python and not local:
+        raise UsageError(
+            "--python names the interpreter of a local target, but none is selected",
+            next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
+        )
+
+
+def _arguments(options: dict[str, Any]) -> list[str]:
+    """Options that were given, as pytest takes them; a list repeats its option."""
+    given: list[str] = []
+    for name, value in options.items():
+        if value is None or value == "":
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            given += [name, str(one)] if name in ("-m", "-k") else [f"{name}={one}"]
+    return given
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,444 @@
+"""The pytest plugin: scenarios become items, one a stack and topology, and one a comparison.
+
+``…[skyrl-0.2.0:legacy@disaggregated]`` drives, records and judges; ``…[skyrl-0.2.0:legacy~skyrl-0.2.0:http@…]``
+compares the two recordings and drives nothing. Items are ordered so that each stack is started once per topology.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from fixtures.prompts import Prompts
+from harness.contract import topology as topology_table
+from harness.contract.errors import HarnessError, UsageError
+from harness.contract.messages import Dtype
+from harness.contract.topology import DEFAULT_ENGINES, Topology
+from harness.driving import models
+from harness.driving.stack import Stack
+from harness.judging import ledger
+from harness.judging.ledger import Ledger
+from harness.machine import environments, outlook
+from harness.machine.logs import LogStream
+from harness.machine.outlook import Start
+from harness.machine.progress import Say, console_progress
+from harness.machine.targets import interpreters, known, resolve
+from harness.records.verdict import Judgement, Verdict
+from harness.running.run import judge_run
+from harness.running.session import Options, Seat, Session
+from harness.suite.scenario import Scenario, declaration
+
+BASELINE, CANDIDATE = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
+WAVES = range(1, 7)
+
+
+class Duel(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison of two targets in one topology."""
+
+    baseline: str
+    candidate: str
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        return f"{self.baseline}~{self.candidate}@{self.topology.name}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
+    add = group.addoption
+    add("--baseline", default=BASELINE, metavar="TARGET", help=f"stack to compare with (default {BASELINE})")
+    add("--candidate", default=CANDIDATE, metavar="TARGET", help=f"stack to judge (default {CANDIDATE})")
+    add(
+        "--stack",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="judge only this stack; repeatable; no comparison",
+    )
+    add(
+        "--engine",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="vLLM for CPU or CUDA (default: what is there)",
+    )
+    add("--start", choices=("ray", "fork"), default="ray", help="as SkyRL ships it, or forked in seconds (development)")
+    add(
+        "--engines", type=int, default=DEFAULT_ENGINES, metavar="N",
+        help=f"engines of each stack, in topologies that leave it open (default {DEFAULT_ENGINES})",
+    )  # fmt: skip
+    add(
+        "--topology", action="append", default=[], choices=topology_table.names(),
+        help="only this topology; repeatable (default: all that the scenarios name)",
+    )  # fmt: skip
+    add(
+        "--model", metavar="PATH",
+        help="checkpoint folder, or smollm2 (SmolLM2-135M-Instruct, fetched and converted once). Default: a tiny model, made on the "
+        "spot. Topologies for one architecture take the model if it is of that",
+    )  # fmt: skip
+    add("--run-dir", type=Path, metavar="PATH", help="where recordings and report go (default .parity/runs/<run id>)")
+    add(
+        "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
+        help="interpreter of local targets; repeatable, TARGET=PATH gives one to each",
+    )  # fmt: skip
+    add(
+        "--reference-python",
+        type=Path,
+        metavar="PATH",
+        help="interpreter of the oracle (default: an environment of its own)",
+    )
+    add(
+        "--dtype", choices=("auto", *get_args(Dtype)),
+        help="in which engines compute (default: float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)",
+    )  # fmt: skip
+    add(
+        "--cuda-graphs",
+        action="store_true",
+        help="compile the model and replay CUDA graphs, on --engine cuda (default: eager)",
+    )
+    add(
+        "--batch-invariant",
+        action="store_true",
+        help="same answer whatever else is in the batch, on --engine cuda: equal calls must give equal tokens",
+    )
+    add(
+        "--colocate",
+        action="store_true",
+        help="drive disaggregated scenarios on colocated engines: what one GPU can hold",
+    )
+    add(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help="drive each scenario N times (default 1; baseline at least 2)",
+    )
+    add(
+        "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
+    )
+    add("--no-twin", action="store_true", help="do not drive the baseline a second time to measure its noise")
+    add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for wave in WAVES:
+        config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
+    config.pluginmanager.register(Parity(config), "parity-session")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    scenario = declaration(getattr(item, "obj", None))
+    if scenario is not None:
+        item.add_marker(f"wave{scenario.wave}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    scenario = declaration(metafunc.function)
+    if scenario is None:
+        return
+    options = metafunc.config
+    targets = options.getoption("--stack") or [options.getoption("--baseline"), options.getoption("--candidate")]
+    topologies = scenario.driven_in(
+        options.getoption("--engines"), options.getoption("--topology"), colocate=options.getoption("--colocate")
+    )
+    places: list[Seat | Duel] = [Seat(target=name, topology=t) for t in topologies for name in targets]
+    if not options.getoption("--stack"):
+        places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]
+    metafunc.parametrize("stack", places, indirect=True, ids=[place.name for place in places])
+
+
+@pytest.fixture
+def stack(request: pytest.FixtureRequest) -> Seat | Duel:
+    """Where this item belongs; the scenario itself is given the live `Stack`."""
+    place: Seat | Duel = request.param
+    return place
+
+
+@pytest.fixture
+def prompts(request: pytest.FixtureRequest) -> Prompts:
+    """Deterministic prompts of this scenario: the same on every stack, shared with no other scenario."""
+    scenario = declaration(request.function)
+    return Prompts(scenario.name if scenario else request.function.__name__)
+
+
+class Parity:
+    """One pytest session's run. Nothing is made or started before a scenario is to be driven."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._session: Session | None = None
+        self._judgement: Judgement | None = None
+        self._report: Path | None = None
+        self._broken: HarnessError | None = None
+        self._known = Ledger()
+        self._selected: dict[str, list[str]] = {}
+        self._starts: list[Start] = []
+        self._logs: LogStream | None = None
+
+    # --- before anything runs
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Order by stack and topology, comparisons last; refuse what cannot work before anything is started.
+
+        What spoils a stack comes after all else that is driven on it: whatever follows waits for a fresh start.
+        """
+        bare = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        unasked = bare and "wave" not in self._config.getoption("markexpr")  # `pytest` alone tests the harness
+        dropped = {
+            item for item in items if declaration(getattr(item, "obj", None)) and (unasked or _place(item) is None)
+        }
+        if dropped:  # scenarios that nobody asked for, or in none of the topologies asked for
+            self._config.hook.pytest_deselected(items=list(dropped))
+            items[:] = [item for item in items if item not in dropped]
+        mine = [item for item in items if _place(item) is not None]
+        if not mine:
+            return
+        order = _in_order([_place(item) for item in mine])
+
+        def at(item: pytest.Item) -> tuple[int, bool]:
+            place, scenario = _place(item), declaration(getattr(item, "obj", None))
+            return -1 if place is None else order.index(place), scenario is not None and scenario.spoils
+
+        items.sort(key=at)
+        try:
+            self._validate()
+        except HarnessError as e:
+            raise pytest.UsageError(str(e)) from e
+        self._selected = _selected(mine)
+        self._starts = self._outlook(mine)
+
+    def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
+        """What will be started, in its order. Scenarios that a target lacks the abilities for start nothing."""
+        options = self._options()
+        driven: dict[Seat, list[Scenario]] = {}
+        for item in items:
+            scenario, seat = declaration(getattr(item, "obj", None)), _place(item)
+            if scenario is not None and isinstance(seat, Seat):
+                able = scenario.needs <= set(known(seat.target).capabilities)
+                driven.setdefault(seat, []).extend([scenario] if able else [])
+        return [
+            Start(
+                target=seat.target,
+                topology=seat.topology,
+                scenarios=len(scenarios),
+                takes=options.takes(seat.target),
+                spoiling=sum(scenario.spoils for scenario in scenarios),
+                kind="inline" if known(seat.target).inline else options.start,
+            )
+            for seat, scenarios in driven.items()
+            if scenarios
+        ]
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        real = [start for start in self._starts if start.kind != "inline"]
+        return list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else []
+
+    def _validate(self) -> None:
+        option = self._config.getoption
+        for name in option("--stack") or [option("--baseline"), option("--candidate")]:
+            resolve(name, interpreters(option("--target-python")))
+        if not option("--stack") and option("--baseline") == option("--candidate"):
+            raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
+        if option("--engines") < 1 or option("--repeat") < 1:
+            raise UsageError("--engines and --repeat count from 1")
+        for name in ("--cuda-graphs", "--batch-invariant"):
+            if option(name) and self._options().engine == "cpu":
+                raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
+        if option("--model") not in (None, *models.NAMED):
+            models.check_model(Path(option("--model")))
+        self._known = ledger.load(option("--ledger"))
+
+    def _options(self) -> Options:
+        option = self._config.getoption
+        engine = option("--engine")
+        return Options(
+            baseline=option("--baseline"),
+            candidate=option("--candidate"),
+            stacks=option("--stack"),
+            engine=environments.detect_engine() if engine == "auto" else engine,
+            start=option("--start"),
+            engines=option("--engines"),
+            model=option("--model"),
+            run_dir=option("--run-dir"),
+            target_python=interpreters(option("--target-python")),
+            reference_python=option("--reference-python"),
+            dtype=option("--dtype"),
+            cuda_graphs=option("--cuda-graphs"),
+            batch_invariant=option("--batch-invariant"),
+            repeat=option("--repeat"),
+            twin=not option("--no-twin"),
+            base_port=option("--base-port"),
+            ledger=option("--ledger"),
+            command="pytest " + shlex.join(str(a) for a in self._config.invocation_params.args),
+        )
+
+    def _begun(self) -> Session:
+        if self._session is None:
+            self._session = Session(self._options(), self._progress)
+            self._session.selected = self._selected
+            if self._config.get_verbosity() > 0:
+                self._logs = LogStream(self._session.folder.path / "logs", self._write)
+        return self._session
+
+    @contextmanager
+    def _uncaptured(self) -> Iterator[None]:
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        if capture is None:
+            yield
+            return
+        with capture.global_and_fixture_disabled():
+            yield
+
+    @contextmanager
+    def _progress(self, message: str) -> Iterator[Say]:
+        with self._uncaptured():
+            sys.stderr.write("\n")
+            step: AbstractContextManager[Say] = console_progress()(message)
+            with step as say:
+                yield say
+
+    def _write(self, line: str) -> None:
+        with self._uncaptured():
+            sys.stderr.write(line + "\n")
+
+    # --- one item
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        scenario, place = declaration(pyfuncitem.obj), _place(pyfuncitem)
+        if scenario is None or place is None:
+            return None
+        if self._broken is not None:
+            pytest.fail(f"not driven: {self._broken}", pytrace=False)
+        try:
+            verdicts = self._verdicts(pyfuncitem, scenario, place)
+            beside = self._begun().of_both(scenario, place.topology) if isinstance(place, Duel) else []
+        except HarnessError as e:
+            self._broken = e
+            pytest.exit(f"{type(e).__name__}: {e}", returncode=2)
+        _settle(verdicts, beside, self._known)
+        return True
+
+    def _verdicts(self, item: pytest.Function, scenario: Scenario, place: Seat | Duel) -> list[Verdict]:
+        session = self._begun()
+        if isinstance(place, Duel):
+            return session.compare(scenario, place.topology)
+
+        async def body(live: Stack) -> None:
+            arguments: dict[str, Any] = {"stack": live, "prompts": Prompts(scenario.name, live.vocabulary)}
+            names = item._fixtureinfo.argnames
+            await item.obj(**{name: arguments.get(name, item.funcargs.get(name)) for name in names})
+
+        return session.drive(scenario, place, body)
+
+    # --- the end
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """End what runs, judge the whole run from its recordings, write the reports."""
+        if self._session is None:
+            return
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED or self._broken is not None
+        self._session.close("interrupted" if interrupted else "completed")
+        if self._logs is not None:
+            self._logs.stop()
+        try:
+            self._finish(self._session)
+        except HarnessError as e:
+            self._broken = self._broken or e
+            session.exitstatus = 2
+            return
+        if session.exitstatus == pytest.ExitCode.OK and self._judgement is not None:
+            session.exitstatus = self._judgement.exit_status
+
+    def _finish(self, session: Session) -> None:
+        from reports.render import write_all
+
+        judgement = judge_run(session.folder.path, ledger=session.options.ledger)
+        judging = session.seconds.get("judge", 0.0) + judgement.run.seconds["judge"]  # while driving, and now
+        judged = _took(judgement, judge=judging)
+        with session.timed("report"):
+            self._report = write_all(judged, session.folder.path, ledger=self._known)["report.html"]
+        self._judgement = _took(judged, report=round(session.seconds["report"], 2))  # no report can hold its own time
+        session.folder.write_info(msgspec.structs.replace(self._judgement.run, headers=[]))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._broken is not None:
+            terminalreporter.section("parity", sep="=", red=True)
+            terminalreporter.line(f"{type(self._broken).__name__}: {self._broken}")
+        if self._judgement is not None:
+            from rich.console import Console
+
+            from reports.terminal import show
+
+            terminalreporter.section("parity", sep="=")
+            show(self._judgement, Console(file=sys.stdout, highlight=False), report=self._report)
+
+
+def _took(judgement: Judgement, **seconds: float) -> Judgement:
+    run = msgspec.structs.replace(judgement.run, seconds=judgement.run.seconds | seconds)
+    return msgspec.structs.replace(judgement, run=run)
+
+
+def _place(item: pytest.Item) -> Seat | Duel | None:
+    callspec = getattr(item, "callspec", None)
+    place = callspec.params.get("stack") if callspec is not None else None
+    return place if isinstance(place, Seat | Duel) else None
+
+
+def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
+    """Each place once: by topology, stacks before their comparison, in the order in which they were named."""
+    seats = list(dict.fromkeys(p for p in places if isinstance(p, Seat)))
+    duels = list(dict.fromkeys(p for p in places if isinstance(p, Duel)))
+    targets = list(dict.fromkeys(s.target for s in seats))
+    topologies = [s.topology.name for s in seats]
+    seats.sort(key=lambda s: (topologies.index(s.topology.name), targets.index(s.target)))
+    return [*seats, *duels]
+
+
+def _selected(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
+    """Topology → names of the scenarios among the items that are driven there, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for item in items:
+        scenario, place = declaration(getattr(item, "obj", None)), _place(item)
+        if scenario is not None and isinstance(place, Seat):
+            found.setdefault(place.topology.name, {})[scenario.name] = None
+    return {topology: list(names) for topology, names in found.items()}
+
+
+def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledger) -> None:
+    """Turn an item's verdicts into pytest's outcome: fail, xfail (all red ones are in the ledger), skip, or pass.
+
+    `beside` are each stack's own verdicts, for a comparison: what explains these explains what is compared.
+    """
+    __tracebackhide__ = True
+    together, _ = ledger.apply(known, [*beside, *verdicts], datetime.now(UTC).date())
+    explained = together[len(beside) :]
+    if red := [v for v in explained if v.red]:
+        pytest.fail("\n\n".join(_told(v) for v in red), pytrace=False)
+    if entries := sorted({v.known for v in explained if v.known is not None}):
+        pytest.xfail(f"known divergence: {', '.join(entries)}")
+    if explained and all(v.status == "missing" for v in explained):
+        pytest.skip(explained[0].reason)
+
+
+def _told(verdict: Verdict) -> str:
+    lines = [
+        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}",
+        f"  promise: {verdict.promise}",
+        f"  blame: {verdict.blame}   facts: {verdict.facts}   source: {verdict.source}",
+    ]
+    lines += [f"  {name} = {value:.3g}" for name, value in verdict.numbers.items()]
+    lines += [f"  evidence: {msgspec.json.encode(piece).decode()[:600]}" for piece in verdict.evidence[:2]]
+    if verdict.next_step:
+        lines.append(f"  next: {verdict.next_step}")
+    return "\n".join(lines)

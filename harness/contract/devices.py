@@ -1,0 +1,55 @@
+"""Which GPU each worker and the trainer get. Pure: the caller says how many GPUs the machine has."""
+
+from __future__ import annotations
+
+from typing import final
+
+import msgspec
+
+from harness.contract.topology import Placement, Topology
+
+
+@final
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs by index, as `nvidia-smi -L` numbers them."""
+
+    workers: tuple[int, ...]
+    """One entry per worker, engine by engine."""
+    trainer: int
+    workers_per_gpu: int = 1
+    """More than 1: engines share a GPU, which only engines of one worker can."""
+
+    @property
+    def share(self) -> float:
+        """Fraction of a GPU that Ray gives each worker."""
+        return round(1 / self.workers_per_gpu, 3)
+
+    def of_engine(self, index: int, engines: int) -> tuple[int, ...]:
+        """The GPUs of engine `index` of `engines`."""
+        each = len(self.workers) // engines
+        return self.workers[index * each : (index + 1) * each]
+
+    def visible(self, index: int, engines: int) -> dict[str, str]:
+        """The variable that shows engine `index` of `engines` its own GPUs alone."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.of_engine(index, engines)))}
+
+
+def needed(topology: Topology) -> int:
+    """The fewest GPUs that can hold a topology.
+
+    A colocated trainer uses its engines' GPUs. Colocated engines of one worker can share one GPU: weights travel by CUDA IPC.
+    Otherwise each worker and the trainer need a GPU of their own: NCCL refuses two ranks on one device.
+    """
+    if topology.placement is not Placement.COLOCATED:
+        return topology.world_size + 1
+    return 1 if topology.world_size == topology.engines else topology.world_size
+
+
+def assign(topology: Topology, gpus: int) -> Devices:
+    """Devices of a topology on a machine with this many GPUs. Raises ValueError for fewer than `needed`."""
+    if gpus < needed(topology):
+        raise ValueError(f"{topology.name} needs {needed(topology)} GPUs, there are {gpus}")
+    used = min(gpus, topology.world_size)
+    workers = tuple(worker % used for worker in range(topology.world_size))
+    trainer = 0 if topology.placement is Placement.COLOCATED else topology.world_size
+    return Devices(workers=workers, trainer=trainer, workers_per_gpu=-(-topology.world_size // used))

@@ -1,0 +1,689 @@
+"""The contract: what every stack is asked, in the words of the field. The one page that an implementer reads.
+
+A *stack adapter* translates these calls to one implementation and holds no test logic. It runs inside its host
+process (`harness/driving/host.py`), in the stack's own environment, and may raise whatever the stack raises: the host turns
+it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capability`; calling what is not offered raises
+`NotOffered`. Token ids are ints, log-probabilities natural logarithms, times nanoseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from harness.contract.capability import Capability
+from harness.contract.devices import Devices
+from harness.contract.topology import Topology
+
+PauseMode = Literal["abort", "keep", "wait"]
+SessionId = str | int
+Layout = Literal["single", "fsdp2", "megatron"]
+FIRST_TRAINED = 2**32
+"""Policy versions from here on were trained; those below are made by rule (`backends/policies/versions.py`)."""
+Start = Literal["ray", "fork", "inline"]
+"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""In which engines hold weights and compute."""
+MAX_MODEL_LEN = 512
+"""Tokens of a prompt and its answer together, in every engine that scenarios are driven on."""
+DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
+"""Engine → in which it computes unless --dtype says otherwise."""
+
+START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
+"""Engine → how long the parts of a stack may take to come up. On CUDA they load weights, compile and capture graphs."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all requests and results."""
+
+
+# --- data plane -----------------------------------------------------------------------------------------------------
+
+
+class GenerateRequest(Message, frozen=True, kw_only=True):
+    """A batch of prompts under one set of sampling parameters (SkyRL API reference, InferenceEngineInput).
+
+    Exactly one of `prompt_token_ids` (rows × tokens) and `prompts` (rows × chat messages) is given. `sampling_params`
+    uses vLLM's names (max_tokens, temperature, top_p, seed, stop, logprobs, …). `session_ids`, if given, has one entry a row.
+    """
+
+    prompt_token_ids: list[list[int]] | None = None
+    prompts: list[list[dict[str, Any]]] | None = None
+    sampling_params: dict[str, Any] = {}
+    session_ids: list[SessionId] | None = None
+    lora_adapter: str | None = None
+    """Name of the loaded adapter that answers; None is the base model. In an OpenAI-style body "model" says it."""
+
+
+class Generation(Message, frozen=True, kw_only=True):
+    """What a batch came to (SkyRL API reference, InferenceEngineOutput). One entry a row, in the order of the prompts.
+
+    `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
+    number per response token, or is None where none were asked for; None in place of a number is one that is not
+    finite, for which JSON has no word.
+    """
+
+    response_ids: list[list[int]]
+    responses: list[str] | None
+    stop_reasons: list[str | None]
+    response_logprobs: list[list[float | None] | None] | None = None
+    routed_experts: list[list[list[list[int]]] | None] | None = None
+    """Rows × positions × layers × top_k expert indices, the most probable expert first; one position for each token
+    that was fed to the model: prompt and response without its last token (SkyRL, rollout_expert_indices)."""
+
+
+class SampleRequest(Message, frozen=True, kw_only=True):
+    """`num_samples` independent continuations of one prompt (SkyRL #934). No session: any server; a session: its server."""
+
+    prompt_token_ids: list[int]
+    num_samples: int
+    sampling_params: dict[str, Any] = {}
+    session_id: SessionId | None = None
+
+
+class OpenAIRequest(Message, frozen=True, kw_only=True):
+    """An OpenAI-style request body; may hold "session_id" (SkyRL API reference, chat_completion and completion)."""
+
+    body: dict[str, Any]
+    headers: dict[str, str] = {}
+
+
+class OpenAIResponse(Message, frozen=True, kw_only=True):
+    """The body as the stack returned it: a completion, or an error response as documented."""
+
+    body: dict[str, Any]
+
+
+class HttpRequest(Message, frozen=True, kw_only=True):
+    """A request to the stack's OpenAI address, as a client sends it: `path` from "/v1" on, `body` as text."""
+
+    method: str = "POST"
+    path: str
+    headers: dict[str, str] = {}
+    body: str = ""
+
+
+class HttpResponse(Message, frozen=True, kw_only=True):
+    """What came back, whatever its status; a stream is read to its end."""
+
+    status: int
+    headers: dict[str, str] = {}
+    body: str = ""
+
+
+class TrajectoryId(Message, frozen=True, kw_only=True):
+    """`repetition_id` counts the samples of one prompt (SkyRL, TrajectoryID). Its session is "<instance>_<repetition>"."""
+
+    instance_id: str
+    repetition_id: int
+
+    @property
+    def session(self) -> str:
+        return f"{self.instance_id}_{self.repetition_id}"
+
+
+class GymRequest(Message, frozen=True, kw_only=True):
+    """What SkyRL's gym generator is asked (SkyRL, GeneratorInput), and how it is configured (SkyRL, GeneratorConfig).
+
+    `prompts` are chat messages, `env_extras` one entry a prompt, for the environment of `backends/skyrl/gym_env.py`.
+    `trajectory_ids`, if given, has one entry a prompt. `max_input_length`: tokens beyond which no further turn begins.
+    `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
+    are one assistant message.
+    """
+
+    prompts: list[list[dict[str, str]]]
+    env_extras: list[dict[str, Any]]
+    sampling_params: dict[str, Any] = {}
+    trajectory_ids: list[TrajectoryId] | None = None
+    max_turns: int = 1
+    max_input_length: int = 512
+    batched: bool = False
+    use_conversation_multi_turn: bool = True
+
+
+class GymOutput(Message, frozen=True, kw_only=True):
+    """What the trajectories came to (SkyRL, GeneratorOutput). One entry a prompt, in the order of the prompts.
+
+    A reward is a number a trajectory, or one a token of the response. `loss_masks` has 1 for the policy's own tokens.
+    """
+
+    prompt_token_ids: list[list[int]]
+    response_ids: list[list[int]]
+    rewards: list[float | list[float]]
+    loss_masks: list[list[int]]
+    stop_reasons: list[str | None]
+    rollout_logprobs: list[list[float | None] | None] | None = None
+    rollout_metrics: dict[str, float] = {}
+
+
+class TokenizeRequest(Message, frozen=True, kw_only=True):
+    texts: list[str]
+    add_special_tokens: bool = True
+
+
+class TokenizeResult(Message, frozen=True, kw_only=True):
+    token_ids: list[list[int]]
+
+
+class DetokenizeRequest(Message, frozen=True, kw_only=True):
+    token_ids: list[list[int]]
+
+
+class DetokenizeResult(Message, frozen=True, kw_only=True):
+    texts: list[str]
+
+
+# --- control plane --------------------------------------------------------------------------------------------------
+
+
+class PauseRequest(Message, frozen=True, kw_only=True):
+    mode: PauseMode = "keep"
+    clear_cache: bool = False
+
+
+class SleepRequest(Message, frozen=True, kw_only=True):
+    """`level` 1 offloads weights, 2 discards them (vLLM sleep mode)."""
+
+    level: int = 2
+
+
+class WakeUpRequest(Message, frozen=True, kw_only=True):
+    """`tags` None wakes everything; else some of "weights", "kv_cache" (vLLM sleep mode)."""
+
+    tags: list[str] | None = None
+
+
+class ResetPrefixCacheRequest(Message, frozen=True, kw_only=True):
+    reset_running_requests: bool = False
+
+
+class Empty(Message, frozen=True, kw_only=True):
+    """A request without arguments, or a result without content."""
+
+
+class HealthResult(Message, frozen=True, kw_only=True):
+    healthy: bool
+
+
+class IsPausedResult(Message, frozen=True, kw_only=True):
+    """server → is it paused (SkyRL #899)."""
+
+    servers: dict[str, bool]
+
+
+class WorldSizeResult(Message, frozen=True, kw_only=True):
+    world_size: int
+
+
+# --- weight sync ----------------------------------------------------------------------------------------------------
+
+
+class SyncWeightsRequest(Message, frozen=True, kw_only=True):
+    """Load policy version `version` into every engine through the stack's own weight sync.
+
+    `chunks` is how many pieces the trainer sends the parameters in: 1 is whole. `layout` is how the trainer holds them: whole
+    in one process, as FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2), gathered for the sync. With
+    `fail_after_chunks` the trainer fails once it has sent so many of them: the call fails with the error TrainerFailed, and the
+    trainer that comes back joins anew (`prepare_weight_sync`).
+    """
+
+    version: int
+    chunks: int = 1
+    layout: Layout = "single"
+    fail_after_chunks: int | None = None
+
+
+class TrainRequest(Message, frozen=True, kw_only=True):
+    """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput), from `base_version`.
+
+    The loss is the mean over all tokens that train of -advantage × log-probability. The step goes down its gradient and has the
+    length `learning_rate`, whatever the gradient's, or a part of it where all of it would ruin the policy.
+    """
+
+    base_version: int
+    prompt_token_ids: list[list[int]]
+    response_ids: list[list[int]]
+    loss_masks: list[list[int]] | None = None
+    """1 for each response token that trains; None: all of them."""
+    advantages: list[float]
+    """One a row."""
+    rollout_logprobs: list[list[float]] | None = None
+    """What the engines said of the same tokens. The loss does not use them; the checks compare them with the trainer's."""
+    learning_rate: float
+    """Distance in the space of all parameters, not in units of the gradient."""
+
+
+class TrainResult(Message, frozen=True, kw_only=True):
+    """`version` follows from the content of the new weights: at least `FIRST_TRAINED`, and equal for equal weights."""
+
+    version: int
+    response_logprobs: list[list[float]]
+    """The trainer's, of each response token under `base_version`, at temperature 1."""
+    loss: float
+    grad_norm: float
+    """The gradient's own length."""
+
+
+class StalenessRequest(Message, frozen=True, kw_only=True):
+    """A staleness manager, fresh, at global step 1 (SkyRL documentation, Fully Async Training). A rollout is whatever the
+    trainer asks for at a time; `mini_batch_size` of them are one training step, and of no training step's rollouts may more than
+    `max_staleness_steps` further steps' worth be ahead."""
+
+    max_concurrent: int
+    mini_batch_size: int
+    max_staleness_steps: int
+
+
+class RolloutRequest(Message, frozen=True, kw_only=True):
+    """One rollout, by a name of the trainer's."""
+
+    rollout: str
+
+
+class TrainedRequest(Message, frozen=True, kw_only=True):
+    """A training step is done, with these rollouts: `global_step` is the one that is being worked on from now on."""
+
+    global_step: int
+    consumed: list[str] = []
+    """For the record: the manager itself only counts."""
+
+
+class LoadLoraRequest(Message, frozen=True, kw_only=True):
+    """Load version `version` of an adapter under `name` into every engine. A name that is loaded is replaced
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace). Its prefix cache is the caller's to reset."""
+
+    name: str
+    version: int
+
+
+class UnloadLoraRequest(Message, frozen=True, kw_only=True):
+    name: str
+
+
+class DigestsResult(Message, frozen=True, kw_only=True):
+    """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
+
+    servers: dict[str, list[dict[str, str]]]
+
+
+class WorkerDescription(Message, frozen=True, kw_only=True):
+    """What takes weights in one worker (out of band). `extensions` are the classes that its class was extended by (vLLM,
+    worker_extension_cls), by their full names. `transport` is the way on which weights come; None before the first sync
+    is prepared."""
+
+    rank: int
+    extensions: list[str] = []
+    transport: Literal["broadcast", "ipc"] | None = None
+
+
+class WorkersResult(Message, frozen=True, kw_only=True):
+    """server → its workers."""
+
+    servers: dict[str, list[WorkerDescription]]
+
+
+class WorkerMemory(Message, frozen=True, kw_only=True):
+    """Memory of one worker's device, in bytes (out of band). Workers on one device report the same total and free bytes."""
+
+    rank: int
+    device: str | None = None
+    """The device's UUID. None for a worker on a CPU, which has no device memory."""
+    total: int = 0
+    free: int = 0
+    """Bytes that no process uses: total - free is in use by all processes."""
+    pool: dict[str, int] = {}
+    """Tag ("weights", "kv_cache") → bytes that sleep() can release and wake_up() takes back. They count also while
+    released. Empty if the worker has no such pool."""
+
+
+class DeviceMemoryResult(Message, frozen=True, kw_only=True):
+    """server → its workers."""
+
+    servers: dict[str, list[WorkerMemory]]
+
+
+# --- observation and lifecycle --------------------------------------------------------------------------------------
+
+
+class ObserveRequest(Message, frozen=True, kw_only=True):
+    """What the instruments saw since the last call of this kind."""
+
+
+class ObserveResult(Message, frozen=True, kw_only=True):
+    observations: list[dict[str, Any]]
+
+
+class InFlightResult(Message, frozen=True, kw_only=True):
+    """Requests that engines work on right now, and tokens produced for them so far, from the engine taps."""
+
+    requests: int
+    tokens: int
+    servers: dict[str, int]
+
+
+class Listener(Message, frozen=True, kw_only=True):
+    """A TCP socket of the stack's process tree that waits for connections."""
+
+    address: str
+    """IP address; "0.0.0.0" and "::" are every interface."""
+    port: int
+    process: str
+    """Role of the process that holds it ("router", "server-0/worker-0"), or its name."""
+    shipped: str | None = None
+    """Where the stack asked to bind, if the harness's loopback patch changed that."""
+
+
+class ProbedAddress(Message, frozen=True, kw_only=True):
+    """An HTTP address of the stack. `data_plane`: the one that callers of generation are given."""
+
+    name: str
+    """"router", "endpoint", or the server's name."""
+    data_plane: bool
+    port: int | None = None
+    """None where the stack has it without a socket."""
+
+
+RouteKind = Literal["control", "weights", "information", "pickle", "nothing"]
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """How an address answered one request that showed no credentials. Requests change nothing that the clean room would find."""
+
+    address: str
+    route: str
+    """Method and path: "POST /pause"."""
+    kind: RouteKind
+    """"pickle": a serialized object was sent along. "nothing": a path that nobody has, for comparison."""
+    status: int
+    unpickled: bool = False
+    """The marker that unpickling leaves was there afterwards."""
+
+
+class ProbeSecurityResult(Message, frozen=True, kw_only=True):
+    """What was found open. `canaries`: instrument ("sockets", "pickle") → did it see what the harness itself put there?"""
+
+    addresses: list[ProbedAddress]
+    listeners: list[Listener]
+    answers: list[Answer]
+    canaries: dict[str, bool]
+
+
+class KillServerRequest(Message, frozen=True, kw_only=True):
+    server: str
+
+
+class InjectRequest(Message, frozen=True, kw_only=True):
+    """Break the stack on purpose: the id of a seeded fault (`harness.contract.faults.Fault.id`), None for none."""
+
+    fault: str | None = None
+
+
+class InjectResult(Message, frozen=True, kw_only=True):
+    """How often the fault that was there before took effect: the canary of the fault instrument."""
+
+    fired: int
+
+
+class StartRequest(Message, frozen=True, kw_only=True):
+    """All that an adapter needs to start. Paths are absolute. `variables` is the environment it was given, for the record."""
+
+    target: str
+    topology: Topology
+    capabilities: list[Capability] = []
+    """What the target declares (backends/targets.toml). The description says what of it this very start offers."""
+    start: Start = "ray"
+    engine: Literal["cpu", "cuda"] = "cpu"
+    model_path: str
+    dtype: Dtype = "float32"
+    cuda_graphs: bool = False
+    """True if engines compile the model and replay CUDA graphs. Otherwise they are eager."""
+    batch_invariant: bool = False
+    """True if engines compute each row the same, whatever else is in its batch."""
+    max_model_len: int = MAX_MODEL_LEN
+    seed: int = 0
+    scratch: str
+    """A short, private folder for sockets and Ray's session (mode 0700)."""
+    logs: str
+    fault_taps: bool = False
+    """Put the fault instrument (`inject`) into the stack. Never in a run whose verdicts are to count."""
+    base_port: int | None = None
+    """First port of the servers of the remote placement; None asks the operating system."""
+    devices: Devices | None = None
+    """GPUs of the workers and of the trainer; None on a CPU."""
+    policies: str = ""
+    """Folder of the run in which trained policy versions are kept, for trainer and oracle alike."""
+
+    @property
+    def deadline_s(self) -> float:
+        """After so many seconds the adapter gives up and says what is not up."""
+        return START_DEADLINE_S[self.engine]
+
+
+class ServerDescription(Message, frozen=True, kw_only=True):
+    """One server of an engine. `pids` are the processes that must live for it to work."""
+
+    name: str
+    url: str | None = None
+    pids: list[int] = []
+
+
+class Description(Message, frozen=True, kw_only=True):
+    """What came up. `processes` maps a role ("router", "engine-0", …) to a pid that the stack cannot do without."""
+
+    target: str
+    topology: Topology
+    start: str
+    capabilities: list[Capability]
+    servers: list[ServerDescription]
+    processes: dict[str, int] = {}
+    packages: dict[str, str] = {}
+    patches: list[dict[str, str]] = []
+    """What the harness changed inside the stack's processes: name, reason, version."""
+    notes: list[str] = []
+    """What is not as shipped, in words for the report."""
+
+
+class StackAdapter(Protocol):
+    """One implementation behind the contract. Methods of a capability that is not offered raise `NotOffered`."""
+
+    async def start(self, request: StartRequest) -> Description:
+        """Bring the stack up and describe it. Returns when every server answers."""
+
+    async def describe(self, request: Empty) -> Description:
+        """The same as `start` returned, with the pids as they are now."""
+
+    async def teardown(self, request: Empty) -> Empty:
+        """Take the stack down in an orderly way. What is left is killed by the driver."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue each prompt. Results in the order of the prompts (SkyRL API reference, GeneratorInterface.generate)."""
+
+    async def sample(self, request: SampleRequest) -> Generation: ...
+
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
+
+    async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
+
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        """Pass the request to the OpenAI address. Raises only where no answer came."""
+
+    async def gym_generate(self, request: GymRequest) -> GymOutput:
+        """Trajectories of SkyRL's gym generator, over this stack's client."""
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult: ...
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult: ...
+
+    async def pause(self, request: PauseRequest) -> Empty: ...
+
+    async def resume(self, request: Empty) -> Empty: ...
+
+    async def sleep(self, request: SleepRequest) -> Empty: ...
+
+    async def wake_up(self, request: WakeUpRequest) -> Empty: ...
+
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty: ...
+
+    async def health(self, request: Empty) -> HealthResult: ...
+
+    async def is_paused(self, request: Empty) -> IsPausedResult: ...
+
+    async def world_size(self, request: Empty) -> WorldSizeResult: ...
+
+    async def prepare_weight_sync(self, request: Empty) -> Empty:
+        """Join trainer and workers into the group that weights travel through. Idempotent; after a sync that failed, anew."""
+
+    async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
+
+    async def train(self, request: TrainRequest) -> TrainResult:
+        """Make a policy version. The engines go on meanwhile; none of them has it before it is synced."""
+
+    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+        """A fresh staleness manager, in place of one that may be there."""
+
+    async def acquire_slot(self, request: RolloutRequest) -> Empty:
+        """Return once the rollout may be asked for (SkyRL, _AsyncStalenessManager.acquire_submission_slot)."""
+
+    async def accept_rollout(self, request: RolloutRequest) -> Empty:
+        """The rollout has come back (SkyRL, _AsyncStalenessManager.on_rollout_accepted)."""
+
+    async def trained(self, request: TrainedRequest) -> Empty:
+        """The trainer's step has moved on (SkyRL, _AsyncStalenessManager.notify_capacity_change)."""
+
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty: ...
+
+    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty: ...
+
+    async def pickle_client(self, request: Empty) -> Empty:
+        """Replace the client by itself, serialized and read back, as handing it to another process does."""
+
+    async def forget_adapters(self, request: Empty) -> Empty:
+        """Out of band: no engine holds an adapter any more. For the clean room of stacks of `LORA`."""
+
+    async def digests(self, request: Empty) -> DigestsResult:
+        """Out of band: what the workers hold now."""
+
+    async def workers(self, request: Empty) -> WorkersResult:
+        """Out of band: by what the workers take weights."""
+
+    async def device_memory(self, request: Empty) -> DeviceMemoryResult:
+        """Out of band: memory in use on the workers' devices. Also answered while engines are asleep."""
+
+    async def observe(self, request: ObserveRequest) -> ObserveResult:
+        """Out of band: what the engine taps saw since the last call."""
+
+    async def in_flight(self, request: Empty) -> InFlightResult:
+        """Out of band: what engines work on now."""
+
+    async def probe_security(self, request: Empty) -> ProbeSecurityResult:
+        """Out of band: which addresses are bound, and what each HTTP address does for a caller without credentials."""
+
+    async def kill_server(self, request: KillServerRequest) -> Empty:
+        """Out of band: kill a server's processes. The stack is not used again after the scenario."""
+
+    async def inject(self, request: InjectRequest) -> InjectResult:
+        """Out of band: switch to another seeded fault, or to none. Raises `NotOffered` without fault taps."""
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One row of the table of calls: its request and result types, and the capability it needs."""
+
+    name: str
+    request: type[Message]
+    result: type[Message]
+    capability: Capability | None = None
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("start", StartRequest, Description),
+        Method("describe", Empty, Description),
+        Method("teardown", Empty, Empty),
+        Method("generate", GenerateRequest, Generation),
+        Method("sample", SampleRequest, Generation, Capability.SAMPLE),
+        Method("chat_completion", OpenAIRequest, OpenAIResponse, Capability.CHAT_COMPLETION),
+        Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION),
+        Method("http", HttpRequest, HttpResponse, Capability.HTTP_ENDPOINT),
+        Method("gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR),
+        Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
+        Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
+        Method("pause", PauseRequest, Empty),
+        Method("resume", Empty, Empty),
+        Method("sleep", SleepRequest, Empty, Capability.SLEEP),
+        Method("wake_up", WakeUpRequest, Empty, Capability.SLEEP),
+        Method("reset_prefix_cache", ResetPrefixCacheRequest, Empty, Capability.RESET_PREFIX_CACHE),
+        Method("health", Empty, HealthResult, Capability.HEALTH),
+        Method("is_paused", Empty, IsPausedResult, Capability.IS_PAUSED),
+        Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
+        Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
+        Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("train", TrainRequest, TrainResult, Capability.TRAINER),
+        Method("start_staleness_manager", StalenessRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("acquire_slot", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
+        Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
+        Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
+        Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("forget_adapters", Empty, Empty),
+        Method("digests", Empty, DigestsResult),
+        Method("workers", Empty, WorkersResult),
+        Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY),
+        Method("observe", ObserveRequest, ObserveResult),
+        Method("in_flight", Empty, InFlightResult),
+        Method("probe_security", Empty, ProbeSecurityResult),
+        Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
+        Method("inject", InjectRequest, InjectResult),
+    )
+}
+"""Every call of the contract by name. Host and handle are both made from this table."""
+
+
+_OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
+    "single": frozenset(),
+    "fsdp2": frozenset({Capability.TRAINER}),
+    "megatron": frozenset({Capability.MEGATRON_TRAINER}),
+}
+
+
+def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
+    """The capabilities that this very call needs: finer than the table where an argument decides.
+
+    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded; an argument that it lacks has its default.
+    """
+    needed = METHODS[method].capability
+    found = set() if needed is None else {needed}
+    match method:
+        case "pause":
+            found = {Capability(f"pause_{request.get('mode', 'keep')}")}
+            found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
+        case "wake_up" if request.get("tags") is not None:
+            found.add(Capability.WAKE_UP_TAGS)
+        case "generate":
+            found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
+            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
+        case "sync_weights":
+            found |= _OF_LAYOUTS[request.get("layout", "single")]
+        case "http":
+            found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
+        case "reset_prefix_cache" if request.get("reset_running_requests"):
+            found.add(Capability.RESET_RUNNING_REQUESTS)
+        case _:
+            pass
+    return frozenset(found)
+
+
+def _of_openai_body(path: str, text: str) -> set[Capability]:
+    """What a body needs beyond the address itself. What cannot be read is the stack's to refuse."""
+    try:
+        body = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return set()
+    if not isinstance(body, dict):
+        return set()
+    several = path == "/v1/completions" and isinstance(body.get("n"), int) and body["n"] > 1
+    found = {Capability.HTTP_STREAMING} if body.get("stream") is True else set()
+    return found | ({Capability.HTTP_CHOICES} if several else set())

@@ -1,0 +1,95 @@
+"""How engines are started and where they live. Topologies are data: ``scenarios/topologies.toml`` names them."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import msgspec
+
+from harness.contract.errors import UsageError
+
+Quantization = Literal["int8", "fp8"]
+Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
+DEFAULT_ENGINES = 2
+DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
+"""Topologies that differ in nothing but their placement."""
+
+
+class Placement(StrEnum):
+    """How inference shares the machine with training (SkyRL #1014, tasks 1 to 3)."""
+
+    COLOCATED = "colocated"
+    """Engines and trainer share one placement group; engines sleep while the trainer works (task 1)."""
+    DISAGGREGATED = "disaggregated"
+    """Engines have their own accelerators and never sleep (task 2)."""
+    REMOTE = "remote"
+    """Servers were started on their own; the stack only connects to them (task 3)."""
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """engines × (tensor × pipeline × data) parallelism, in one placement. All sizes are counts of workers."""
+
+    name: str = DISAGGREGATED
+    """Its key in the table: short, stable and fit for a file name."""
+    about: str = ""
+    engines: int = DEFAULT_ENGINES
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    placement: Placement = Placement.DISAGGREGATED
+    quantization: Quantization | None = None
+    """In which the engines hold the weights that they are given in full precision (SkyRL #1014, task 12)."""
+    model: Architecture | None = None
+    """The architecture that it is for: the user's checkpoint if that is of it, else a tiny model. None: the user's, whatever it
+    is, else a tiny Qwen2."""
+    expert_parallel: bool = False
+    """Experts are spread over the tensor- and data-parallel workers of an engine (SkyRL #1014, task 10)."""
+    lora: bool = False
+    """Engines are started able to take adapters (SkyRL #1014, task 11)."""
+
+    @property
+    def world_size(self) -> int:
+        """Inference workers over all engines (SkyRL #1014, task 8: servers × TP)."""
+        return self.engines * self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+@lru_cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("scenarios") / "topologies.toml").read_text(encoding="utf-8"))
+
+
+def names() -> tuple[str, ...]:
+    """Every topology that there is, in the order of the table."""
+    return tuple(_table())
+
+
+def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
+    """The topology of that name; of so many engines unless the table says how many. Raises UsageError for an unknown name."""
+    if name not in _table():
+        close = difflib.get_close_matches(name, names(), 1)
+        raise UsageError(
+            f"unknown topology {name!r}" + (f": did you mean {close[0]}?" if close else ""),
+            next_step=f"there are {', '.join(names())} (scenarios/topologies.toml)",
+        )
+    return msgspec.convert({"engines": engines, **_table()[name], "name": name}, Topology)
+
+
+def colocated(one: Topology) -> Topology:
+    """The same engines, colocated with the trainer: what one GPU can hold. Remote servers stay remote."""
+    if one.placement is not Placement.DISAGGREGATED:
+        return one
+    if one.name == DISAGGREGATED:
+        return topology(COLOCATED, one.engines)
+    return msgspec.structs.replace(one, placement=Placement.COLOCATED)
+
+
+def in_order(some: Iterable[str]) -> list[str]:
+    """These names in the order of the table."""
+    wanted = set(some)
+    return [name for name in names() if name in wanted]

@@ -1,0 +1,161 @@
+"""What scenarios may know of a model's vocabulary: asked of its own tokenizer, configuration and chat template.
+
+The oracle works it out once per model (`read`), every recording's header keeps it, and a scenario finds it as `stack.vocabulary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+from harness.contract.errors import ModelLacks
+from harness.contract.messages import Message
+
+TINY_SIZE = 512
+"""Number of ids of the tiny models (`fixtures/models.py`)."""
+TINY_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Their chat template."""
+PRINTABLE = range(ord("!"), ord("~") + 1)
+BYTES = (*range(0xA1, 0xAD), *range(0xAE, 0x100))
+"""Bytes beyond ASCII that a byte-level vocabulary shows as the Latin-1 character of the same number."""
+LEAD = 0xC2
+"""From this byte on no byte is the last one of a character (UTF-8)."""
+SCATTER = 512
+FREQUENT = 4096
+"""Vocabularies number their pieces by frequency: below this id are those that most answers hold."""
+
+
+class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
+    """A model's token ids, by what they are. Ids are ascending."""
+
+    size: int
+    """Number of ids."""
+    special: tuple[int, ...]
+    eos: int
+    """The id that ends a sequence."""
+    ends: tuple[int, ...]
+    """All ids that end an answer: `eos`, and what the model's generation configuration adds."""
+    characters: dict[str, int]
+    """Printable ASCII character → the id whose text is that character alone, in the order of the characters."""
+    byte_ids: dict[int, int]
+    """Byte of `BYTES` → the id that is that byte alone, in the order of the bytes."""
+    template: str
+    """The chat template (Jinja)."""
+    named: dict[str, str]
+    """What a template may call special tokens → their text ("eos_token": "<|im_end|>")."""
+
+    @cached_property
+    def ordinary(self) -> tuple[int, ...]:
+        """All ids that are not special."""
+        special = set(self.special)
+        return tuple(token for token in range(self.size) if token not in special)
+
+    @cached_property
+    def plain(self) -> list[int]:
+        """Ids of one printable ASCII character each. Raises ModelLacks if that is fewer than half of them."""
+        if 2 * len(self.characters) < len(PRINTABLE):
+            raise ModelLacks("tokens of one character each")
+        return list(self.characters.values())
+
+    @property
+    def parts(self) -> list[int]:
+        """Ids of one byte each, which are parts of characters. Raises ModelLacks if there are none."""
+        if not self.byte_ids:
+            raise ModelLacks("tokens of one byte each")
+        return list(self.byte_ids.values())
+
+    @property
+    def cut(self) -> int:
+        """An id with which no text can end: the first part of a character. Raises ModelLacks if there is none."""
+        leading = [token for byte, token in self.byte_ids.items() if byte >= LEAD]
+        if not leading:
+            raise ModelLacks("a token that is the first byte of a character")
+        return leading[-1]
+
+    def some_special(self, count: int) -> list[int]:
+        """Special ids, the end of a sequence among them. Raises ModelLacks if there are fewer than `count`."""
+        others = [token for token in self.special if token != self.eos]
+        if len(others) < count - 1:
+            raise ModelLacks(f"{count} special tokens")
+        return sorted([*others[: count - 1], self.eos])
+
+    def scattered(self, remainders: range) -> list[int]:
+        """Frequent ordinary ids with these remainders by 512: a share of the vocabulary that most answers meet."""
+        return [token for token in self.ordinary if token < FREQUENT and token % SCATTER in remainders]
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """The text of ids of `plain`."""
+        return "".join(self._character[token] for token in token_ids)
+
+    def spelled(self, text: str) -> list[int]:
+        """The ids of `plain` that spell a text: not the ids that a tokenizer would choose. Raises ModelLacks for other texts."""
+        if lacking := set(text) - self.characters.keys():
+            raise ModelLacks(f"tokens of one character each for {' '.join(sorted(lacking))}")
+        return [self.characters[character] for character in text]
+
+    def rendered(self, conversation: list[dict[str, str]]) -> str:
+        """The text that the chat template makes of a conversation, with the prompt to answer."""
+        return str(_compiled(self.template).render(messages=conversation, add_generation_prompt=True, **self.named))
+
+    @cached_property
+    def _character(self) -> dict[int, str]:
+        return {token: character for character, token in self.characters.items()}
+
+
+@lru_cache
+def _compiled(template: str) -> Any:
+    """As Transformers compiles it."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+
+
+def read(
+    *,
+    size: int,
+    ids: Mapping[str, int],
+    decode: Callable[[list[int]], str],
+    special: Iterable[int],
+    eos: int,
+    ends: Iterable[int] = (),
+    template: str,
+    named: Mapping[str, str],
+) -> Vocabulary:
+    """The facts of a tokenizer. `ids` maps the vocabulary's own spelling of its pieces to their ids, `decode` gives their text.
+
+    Byte-level vocabularies spell a byte as a character, those with a fallback to bytes as "<0xFF>".
+    """
+
+    def alone(spellings: Iterable[str], text: str) -> int | None:
+        found = (ids[spelling] for spelling in spellings if spelling in ids)
+        return next((token for token in found if decode([token]) == text), None)
+
+    characters = {chr(code): alone([chr(code)], chr(code)) for code in PRINTABLE}
+    parts = {byte: alone([chr(byte), f"<0x{byte:02X}>"], "\N{REPLACEMENT CHARACTER}") for byte in BYTES}
+    return Vocabulary(
+        size=size,
+        special=tuple(sorted(special)),
+        eos=eos,
+        ends=tuple(sorted({eos, *ends})),
+        characters={character: token for character, token in characters.items() if token is not None},
+        byte_ids={byte: token for byte, token in parts.items() if token is not None},
+        template=template,
+        named=dict(named),
+    )
+
+
+TINY = Vocabulary(
+    size=TINY_SIZE,
+    special=(0, 1, 2),
+    eos=2,
+    ends=(2,),
+    characters={chr(code): token for token, code in enumerate(PRINTABLE, start=3)},
+    byte_ids={byte: token for token, byte in enumerate(BYTES, start=3 + len(PRINTABLE))},
+    template=TINY_TEMPLATE,
+    named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+)
+"""The facts of the tiny models."""

@@ -1,0 +1,225 @@
+"""Runs ONE adapter in its own process and environment, and serves the contract on a Unix socket.
+
+``python -m harness.driving.host --adapter backends.skyrl.http:HttpStack --socket /path/stack.sock``
+
+One POST a call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
+Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described: when
+one of them dies, pending calls get `GRACE_S` to end by themselves and are then failed by name. Every answer after that says
+``"died": "<role> (pid …) died"``, so that the driver does not go on with half a stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from harness.contract.errors import Blame, NotOffered, StackDied, StackError
+from harness.contract.messages import METHODS, Description, Empty, KillServerRequest, Message
+from harness.contract.vocabulary import Vocabulary
+from harness.records.reference import QUERIES
+
+GRACE_S = 15.0
+"""How long a call may go on after a process that it may need has died: time for the stack to report it itself."""
+WATCH_S = 0.5
+
+CALLS: dict[str, tuple[type[Message], type[Message]]] = {
+    **{name: (m.request, m.result) for name, m in METHODS.items()},
+    **QUERIES,
+    "vocabulary": (Empty, Vocabulary),
+}
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call failed inside the host. `error` names the class of `harness.contract.errors` that the driver raises.
+
+    `blame` and `next_step` are those of a `StackError` that the adapter raised itself; empty where it has none to give.
+    """
+
+    error: str
+    kind: str
+    message: str
+    status: int | None = None
+    trace: str = ""
+    blame: Blame | None = None
+    next_step: str = ""
+
+
+def _status_of(error: BaseException) -> int | None:
+    for name in ("status", "status_code", "code"):
+        value = getattr(error, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Ray wraps what an actor raised: the cause is what the caller's code sees as `e.cause`."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, BaseException) else error
+
+
+def reply_to(error: BaseException, trace: str) -> ErrorReply:
+    """The reply that stands for an exception of the adapter."""
+    if isinstance(error, NotOffered):
+        return ErrorReply(error="NotOffered", kind="NotOffered", message=error.capability)
+    if isinstance(error, StackError):
+        named = next(c.__name__ for c in type(error).__mro__ if c.__module__ == StackError.__module__)
+        return ErrorReply(
+            error=named,
+            kind=type(error).__name__,
+            message=error.message,
+            trace=trace,
+            blame=error.blame,
+            next_step=error.next_step,
+        )
+    cause = _cause(error)
+    return ErrorReply(
+        error="CallFailed",
+        kind=type(cause).__name__,
+        message=str(cause)[:4000],
+        status=_status_of(cause),
+        trace=trace,
+    )
+
+
+class Host:
+    """The adapter, its calls and the watch over its processes."""
+
+    def __init__(self, adapter: Any, log: TextIO | None = None) -> None:
+        self._adapter = adapter
+        self._log = log or sys.stderr  # of a process of its own: it goes into the stack's log
+        self._processes: dict[str, int] = {}
+        self._died: asyncio.Future[str] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def call(self, method: str, body: bytes) -> bytes:
+        """Answer one call. Every way to fail ends in a reply; nothing is raised to the server."""
+        if method not in CALLS:
+            return self._reply(
+                error=ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")
+            )
+        request_type, result_type = CALLS[method]
+        function = getattr(self._adapter, method, None)
+        if function is None:
+            return self._reply(error=ErrorReply(error="NotOffered", kind="NotOffered", message=method))
+        try:
+            request = msgspec.json.decode(body, type=request_type)
+            if isinstance(request, KillServerRequest):
+                self._give_up(request.server)
+            result = await self._unless_dead(function(request), method)
+            checked = msgspec.convert(msgspec.to_builtins(result), result_type)
+        except asyncio.CancelledError:
+            raise
+        except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
+            trace = traceback.format_exc()
+            print(f"[host] {method} failed\n{trace}", file=self._log, flush=True)
+            return self._reply(error=reply_to(e, trace))
+        if isinstance(checked, Description):
+            self._guard(checked)
+        return self._reply(result=checked)
+
+    def _reply(self, **content: Message | ErrorReply) -> bytes:
+        dead = self._dead()
+        return msgspec.json.encode({**content, "died": dead} if dead else content)
+
+    async def _unless_dead(self, work: Awaitable[Message], method: str) -> Message:
+        if self._died is None or method in ("teardown", "observe", "in_flight"):
+            return await work
+        call = asyncio.ensure_future(work)
+        waited: set[asyncio.Future[Any]] = {call, self._died}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not call.done():
+            await asyncio.wait({call}, timeout=GRACE_S)
+        if call.done():
+            return call.result()
+        call.cancel()
+        raise StackDied(f"{self._died.result()} while {method} was waiting")
+
+    def _guard(self, description: Description) -> None:
+        """Start to watch the processes of a description; a later one replaces the first."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._processes = description.processes
+        self._died = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._look_after(self._died))
+
+    def _give_up(self, server: str) -> None:
+        """Its end is wanted: none of its processes is missed."""
+        self._processes = {role: pid for role, pid in self._processes.items() if not role.startswith(f"{server}/")}
+
+    async def _look_after(self, died: asyncio.Future[str]) -> None:
+        while (dead := self._dead()) is None:
+            await asyncio.sleep(WATCH_S)
+        died.set_result(dead)
+
+    def _dead(self) -> str | None:
+        """Which of the described processes died, if one did; an adapter without processes says so itself (`dead`)."""
+        said = getattr(self._adapter, "dead", None)
+        if said is not None and (dead := said()) is not None:
+            return str(dead)
+        return next((f"{role} (pid {pid}) died" for role, pid in self._processes.items() if not _alive(pid)), None)
+
+
+def _alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def application(host: Host) -> Any:
+    """The ASGI application: two routes."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def call(request: Request) -> Response:
+        body = await request.body()
+        return Response(await host.call(request.path_params["method"], body), media_type="application/json")
+
+    async def alive(_request: Request) -> Response:
+        return Response(b"{}", media_type="application/json")
+
+    return Starlette(routes=[Route("/call/{method}", call, methods=["POST"]), Route("/alive", alive, methods=["GET"])])
+
+
+def load_adapter(name: str) -> Callable[[], Any]:
+    """The adapter class named "package.module:Class"."""
+    module, _, attribute = name.partition(":")
+    found: Callable[[], Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def main() -> None:
+    import uvicorn
+
+    parser = argparse.ArgumentParser(prog="python -m harness.driving.host", description=__doc__)
+    parser.add_argument("--adapter", required=True)
+    parser.add_argument("--socket", required=True, type=Path)
+    arguments = parser.parse_args()
+    os.umask(0o077)
+    host = Host(load_adapter(arguments.adapter)())
+    uvicorn.run(
+        application(host),
+        uds=str(arguments.socket),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=600,
+        loop="asyncio",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Probes a stack for what it opens, from outside: sockets, routes without credentials, and whether a client's pickle is read.
+
+Runs in the stack's host and knows no stack: the adapter names its addresses and their routes. Judges nothing
+(`harness/checks/exposure.py` does). Everything is sent over loopback, or to an application in this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+import psutil
+
+from harness.contract.messages import (
+    Answer,
+    HttpRequest,
+    HttpResponse,
+    Listener,
+    ProbedAddress,
+    ProbeSecurityResult,
+    RouteKind,
+)
+
+NOBODYS = "/nobody-has-this-path"
+PICKLE, PICKLE_AS_TEXT = "{pickle}", "{pickle as text}"
+"""Where in a request's body the pickle goes: base64, as JSON carries it, or protocol 0, which is plain text."""
+JSON = {"content-type": "application/json"}
+_Ask = Callable[[HttpRequest], Awaitable[HttpResponse]]
+
+
+@final
+class Route(msgspec.Struct, frozen=True):
+    """A request that tells whether a route is open and changes nothing: it lacks what its handler needs, repeats what is so
+    already, or has another method than the route (then 405 says that the route is there, and nobody asked who is calling)."""
+
+    kind: RouteKind
+    method: str
+    path: str
+    body: str = ""
+
+    def request(self) -> HttpRequest:
+        return HttpRequest(method=self.method, path=self.path, headers=JSON if self.body else {}, body=self.body)
+
+
+@final
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """An address of the stack, how it is asked and what for."""
+
+    name: str
+    data_plane: bool
+    ask: _Ask
+    """Pass a request on. Raises only where no answer came."""
+    routes: Sequence[Route]
+    pickles: Sequence[Sequence[HttpRequest]] = ()
+    """Attempts to have a pickle read: requests in order, one of them with `PICKLE` or `PICKLE_AS_TEXT` in its body."""
+    port: int | None = None
+
+
+PLAIN_PICKLE = (
+    HttpRequest(path="/v1/completions", headers={"content-type": "application/octet-stream"}, body=PICKLE_AS_TEXT),
+)
+"""The attempt that fits every address: a pickle in place of a body."""
+
+
+class _Marker:
+    """Unpickling it makes an empty folder, and has no other effect."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (self._path,)
+
+
+async def probe(
+    addresses: Sequence[Address],
+    *,
+    scratch: str,
+    roles: Mapping[int, str] | None = None,
+    root: int | None = None,
+    shipped: Mapping[int, str] | None = None,
+) -> ProbeSecurityResult:
+    """Everything that is asked of a stack. `root` is the pid below which its processes are, `roles` pid → role, `shipped`
+    port → where the stack asked to bind before the harness put loopback in its place. Markers are made below `scratch`."""
+    with socket.create_server(("127.0.0.1", 0)) as canary, tempfile.TemporaryDirectory(dir=scratch) as folder:
+        names = {os.getpid(): "client and trainer", **(roles or {})}
+        heard = listeners({os.getpid()} if root is None else _below(root), names)
+        own = canary.getsockname()[1]
+        marker = Path(folder) / "canary"
+        pickle.loads(pickle.dumps(_Marker(str(marker))))
+        asked = shipped or {}
+        return ProbeSecurityResult(
+            addresses=[ProbedAddress(name=one.name, data_plane=one.data_plane, port=one.port) for one in addresses],
+            listeners=[
+                msgspec.structs.replace(one, shipped=asked.get(one.port))
+                for one in heard
+                if root is not None and one.port != own
+            ],
+            answers=[answer for one in addresses for answer in await _answers(one, Path(folder))],
+            canaries={"sockets": own in {one.port for one in heard}, "pickle": marker.exists()},
+        )
+
+
+async def _answers(address: Address, folder: Path) -> list[Answer]:
+    methods = sorted({route.method for route in address.routes})
+    answers = []
+    for route in (*(Route("nothing", method, NOBODYS) for method in methods), *address.routes):
+        status = (await address.ask(route.request())).status
+        name = f"{route.method} {route.path}"
+        answers.append(Answer(address=address.name, route=name, kind=route.kind, status=status))
+    for number, attempt in enumerate(address.pickles):
+        answers.append(await _unpickled(address, attempt, folder / f"{address.name}-{number}"))
+    return answers
+
+
+async def _unpickled(address: Address, attempt: Sequence[HttpRequest], marker: Path) -> Answer:
+    """One attempt. The answer is that of the request that carried the pickle."""
+    carried = base64.b64encode(pickle.dumps(_Marker(str(marker)))).decode()
+    as_text = pickle.dumps(_Marker(str(marker)), protocol=0).decode("ascii")
+    told = Answer(address=address.name, route="", kind="pickle", status=0)
+    for request in attempt:
+        body = request.body.replace(PICKLE, carried).replace(PICKLE_AS_TEXT, as_text)
+        status = (await address.ask(msgspec.structs.replace(request, body=body))).status
+        if body != request.body:
+            told = msgspec.structs.replace(told, route=f"{request.method} {request.path}", status=status)
+    return msgspec.structs.replace(told, unpickled=marker.exists())
+
+
+def _below(root: int) -> set[int]:
+    """The process and everything that it started."""
+    return {root, *(child.pid for child in psutil.Process(root).children(recursive=True))}
+
+
+def listeners(pids: Iterable[int], roles: Mapping[int, str]) -> list[Listener]:
+    """The TCP sockets on which these processes wait for connections, each once and with the eldest that holds it: forked
+    children inherit those of their parents. A process without a role has its own name."""
+    alive = {pid: psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)}
+    found: dict[tuple[str, int], psutil.Process] = {}
+    for one in psutil.net_connections(kind="tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.pid in alive:
+            at = (one.laddr.ip, one.laddr.port)
+            found[at] = min(found.get(at, alive[one.pid]), alive[one.pid], key=lambda process: process.create_time())
+    return [
+        Listener(address=address, port=port, process=roles.get(process.pid) or process.name())
+        for (address, port), process in sorted(found.items(), key=lambda item: item[0])
+    ]

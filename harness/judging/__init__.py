@@ -1,0 +1,1 @@
+"""From recordings to verdicts, comparisons and the gate's answer. Pure: no live stack."""

@@ -1,0 +1,108 @@
+"""Which declared abilities a run really exercised. One that nothing exercised was promised, not seen: red. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame
+from harness.contract.messages import capabilities_of
+from harness.judging.judge import NEXT_STEP
+from harness.records.recording import Call, ScenarioTrace
+from harness.records.verdict import Conformance, Verdict
+from harness.suite.scenario import Scenario
+
+CHECK = "capability.exercised"
+_NO_PROOF: dict[str, frozenset[Capability]] = {
+    "wake_up": frozenset({Capability.SLEEP}),
+    "prepare_weight_sync": frozenset({Capability.WEIGHT_SYNC}),
+}
+"""Calls that go along with others: waking up does not show that sleep was exercised."""
+
+
+_AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})
+"""Two ways of ending a generate() that pause(abort) meets. Exercised is the one that the stack declares."""
+
+
+def exercised(trace: ScenarioTrace) -> set[Capability]:
+    """The capabilities that the scenario's own calls exercised with success."""
+    own = [call for call in trace.own_calls if call.error is None]
+    found = {
+        capability
+        for call in own
+        for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
+    }
+    return found | _of_answers(trace, own)
+
+
+def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
+    """What no request names: it shows in what came back, and when."""
+    answered = [call for call in own if call.method == "generate" and (call.result or {}).get("response_ids")]
+    aborts = [call for call in own if call.method == "pause" and call.request.get("mode") == "abort"]
+    found: set[Capability] = set()
+    promised = set(trace.header.capabilities)
+    cut = [c for c in answered if _overlaps(aborts, c)]
+    if cut:
+        found |= _AFTER_ABORT & promised
+    if any(len(c.request.get("prompt_token_ids") or ()) > 1 for c in cut):
+        found |= {Capability.RETRY_ABORTED_BATCH} & promised
+    if any(_overlaps(aborts, c) for c in own if c.method == "chat_completion"):
+        found |= {Capability.RETRY_ABORTED_CHAT} & promised
+    if any(any((call.result or {}).get("routed_experts") or ()) for call in answered):
+        found.add(Capability.ROUTED_EXPERTS)
+    if answered and trace.header.topology.quantization is not None:
+        found.add(Capability.QUANTIZED)
+        if any(call.method == "sync_weights" for call in own):
+            found.add(Capability.QUANTIZED_SYNC)
+    if any(call.method == "sync_weights" for call in own):
+        found |= {Capability.NATIVE_WEIGHT_SYNC, Capability.CUDA_IPC} & promised
+    return found | _of_adapters(own, answered)
+
+
+def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:
+    """Answers without an adapter while one is loaded, answers under several."""
+    loads = [call for call in own if call.method == "load_lora_adapter"]
+    names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
+    found = {Capability.ADAPTER_BY_NAME} if None in names and len(names) > 1 else set()
+    return found | ({Capability.SEVERAL_ADAPTERS} if len(names - {None}) > 1 else set())
+
+
+def _overlaps(pauses: Iterable[Call], call: Call) -> bool:
+    """Did one of these pauses come while the call was pending?"""
+    return any(call.started_ns < pause.started_ns < call.ended_ns for pause in pauses)
+
+
+def due(
+    promised: AbstractSet[Capability], scenarios: Iterable[Scenario], whole_waves: Iterable[int]
+) -> set[Capability]:
+    """The promised capabilities that these waves had to exercise: all but those that only other waves have scenarios for."""
+    waves = set(whole_waves)
+    able = [scenario for scenario in scenarios if scenario.needs <= promised]
+    here = {capability for scenario in able if scenario.wave in waves for capability in scenario.needs}
+    elsewhere = {capability for scenario in able if scenario.wave not in waves for capability in scenario.needs}
+    return {capability for capability in promised if capability in here or capability not in elsewhere}
+
+
+def unexercised(
+    target: str, topology: str, wave: int, declared: Iterable[Capability], seen: Iterable[Capability]
+) -> list[Verdict]:
+    """A red verdict for each declared capability that was not seen. Only fit for a wave that was run unfiltered."""
+    return [
+        Verdict(
+            scenario=f"capabilities.{capability}",
+            wave=wave,
+            task=0,
+            promise=f"the declared capability {capability!r} is exercised",
+            topology=topology,
+            check=CHECK,
+            target=target,
+            status=Conformance.UNTESTABLE,
+            blame=Blame.HARNESS,
+            reason=f"{capability} is declared and no call of the run exercised it with success",
+            fault="an ability is declared, never tried, and the report looks as if it worked",
+            source="architecture, rule 8",
+            next_step=NEXT_STEP[Blame.HARNESS],
+        )
+        for capability in sorted(set(declared) - set(seen))
+    ]

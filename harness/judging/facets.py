@@ -1,0 +1,158 @@
+"""What of a call's outcome is compared: its facets, each a mapping from a place ("row 3") to a value. Pure.
+
+Log-probabilities are not here: they are numbers, and `harness/judging/noise.py` measures how near is near enough.
+Sampled output without a seed is not here either: two right answers need not be alike, so it is judged by conformance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from harness.checks.matching import is_error
+from harness.records.recording import Call
+
+TOKENS = "outputs.tokens"
+TEXT = "outputs.text"
+LOGPROBS = "outputs.logprobs"
+STOP_REASONS = "outputs.stop_reasons"
+ERRORS = "outputs.errors"
+BODIES = "outputs.bodies"
+STATE = "outputs.state"
+LOSS_MASKS = "outputs.loss_masks"
+REWARDS = "outputs.rewards"
+PARTITION = "routing.partition"
+DIGESTS = "weights.digests"
+
+Outputs = dict[str, dict[str, Any]]
+"""Facet → place → value, of one call."""
+
+_OWN_TO_A_CALL = frozenset({"id", "created", "request_id", "system_fingerprint"})
+"""Fields of an OpenAI-style body that differ from call to call (OpenAI API reference, completion object)."""
+
+
+def deterministic(call: Call) -> bool:
+    """Must the call give the same output twice? Greedy, or seeded. Where no temperature is given, vLLM samples."""
+    asked = call.request.get("body") if call.method in ("chat_completion", "completion") else None
+    params = asked if asked is not None else call.request.get("sampling_params") or {}
+    return params.get("temperature") == 0 or params.get("seed") is not None
+
+
+def error_of(call: Call) -> dict[str, Any] | None:
+    """How a call failed: kind, HTTP status, and whether it raised or returned an error body. None: it did not."""
+    if call.error is not None:
+        return {"kind": call.error.kind, "status": call.error.status, "how": "raised"}
+    body = (call.result or {}).get("body")
+    if not isinstance(body, dict) or not is_error(body):
+        return None
+    inner = body["error"] if isinstance(body.get("error"), dict) else body
+    return {"kind": inner.get("type"), "status": inner.get("code"), "how": "returned"}
+
+
+def outputs(call: Call) -> Outputs:
+    """Everything about a successful call that is compared; nothing for one that failed."""
+    if error_of(call) is not None or call.result is None:
+        return {}
+    read = _READERS.get(call.method)
+    return {} if read is None else read(call, call.result)
+
+
+def _generation(call: Call, result: dict[str, Any]) -> Outputs:
+    if not deterministic(call):
+        return {}
+    return {
+        TOKENS: _rows(result.get("response_ids")),
+        TEXT: _rows(result.get("responses")),
+        STOP_REASONS: _rows(result.get("stop_reasons")),
+    }
+
+
+def _trajectories(call: Call, result: dict[str, Any]) -> Outputs:
+    if not deterministic(call):
+        return {}
+    return {
+        TOKENS: _rows([list(both) for both in zip(result["prompt_token_ids"], result["response_ids"], strict=False)]),
+        LOSS_MASKS: _rows(result["loss_masks"]),
+        REWARDS: _rows(result["rewards"]),
+        STOP_REASONS: _rows(result["stop_reasons"]),
+        STATE: dict(result["rollout_metrics"]),
+    }
+
+
+def _body(call: Call, result: dict[str, Any]) -> Outputs:
+    return {BODIES: dict(_leaves(result["body"], ""))} if deterministic(call) else {}
+
+
+def _digests(_call: Call, result: dict[str, Any]) -> Outputs:
+    """Servers are numbered by what they hold: their names are each stack's own."""
+    servers = sorted(result["servers"].values(), key=lambda ranks: msgspec.json.encode(ranks, order="deterministic"))
+    return {
+        DIGESTS: {
+            f"server {number}, rank {rank}, {name}": digest
+            for number, ranks in enumerate(servers)
+            for rank, parameters in enumerate(ranks)
+            for name, digest in parameters.items()
+        }
+    }
+
+
+_READERS: dict[str, Callable[[Call, dict[str, Any]], Outputs]] = {
+    "generate": _generation,
+    "sample": _generation,
+    "gym_generate": _trajectories,
+    "completion": _body,
+    "chat_completion": _body,
+    "tokenize": lambda _, result: {TOKENS: _rows(result["token_ids"])},
+    "detokenize": lambda _, result: {TEXT: _rows(result["texts"])},
+    "digests": _digests,
+    "health": lambda _, result: {STATE: {"healthy": result["healthy"]}},
+    "is_paused": lambda _, result: {STATE: {"paused": sorted(result["servers"].values())}},
+    "world_size": lambda _, result: {STATE: {"world size": result["world_size"]}},
+}
+
+
+def _rows(values: list[Any] | None) -> dict[str, Any]:
+    return {f"row {number}": value for number, value in enumerate(values or ())}
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Path → value of each leaf. An empty list or object is a leaf, so that it differs from one that is not there."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            if name not in _OWN_TO_A_CALL and not (name == "model" and not path):
+                yield from _leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def size_of(call: Call, place: str) -> int:
+    """How large the input is that led to the value at `place`: prompt tokens, or characters of the request."""
+    prompt = prompt_of(call, place)
+    return len(prompt) if isinstance(prompt, list) else len(str(prompt))
+
+
+def prompt_of(call: Call, place: str) -> Any:
+    """The part of the request that the value at `place` answers."""
+    request = call.request
+    row = int(place.removeprefix("row ")) if place.startswith("row ") else None
+    match call.method:
+        case "gym_generate":
+            batch = request["prompts"]
+        case "generate":
+            batch = request.get("prompt_token_ids") or request.get("prompts") or []
+        case "tokenize":
+            batch = request["texts"]
+        case "detokenize":
+            batch = request["token_ids"]
+        case "sample":
+            return request["prompt_token_ids"]
+        case "chat_completion" | "completion":
+            return request["body"]
+        case _:
+            return request
+    return batch[row] if row is not None and row < len(batch) else batch

@@ -1,0 +1,228 @@
+"""Checks × one scenario of one recording → conformance verdicts. Pure: no live stack, no oracle, only their records."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from harness.checks.always import ALWAYS
+from harness.checks.base import Check, Evidence, Finding, untestable
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame
+from harness.records.recording import CallError, ScenarioTrace
+from harness.records.reference import Query, ReferenceBook, UnansweredQuery
+from harness.records.verdict import UNTESTABLE_HERE, Conformance, Verdict
+from harness.suite.scenario import Scenario
+
+NEXT_STEP = {
+    Blame.STACK: "compare the evidence with the rule's source; mend the stack, or enter the difference in the ledger",
+    Blame.SETUP: "change what was asked for on the command line",
+    Blame.ENVIRONMENT: "run `parity doctor`, free what it names, and run again",
+    Blame.HARNESS: "nothing is known about the stack: mend the scenario, the check or the instrument, and run again",
+    Blame.DEPENDENCY: "look for the error in the dependency's own tracker; the stack may not be at fault",
+}
+
+NOT_DRIVEN = "could not be driven: "
+"""How the reason of every check of a scenario begins that did not reach its end; the error's name follows."""
+
+
+def not_driven(verdict: Verdict) -> bool:
+    """Does the verdict say only that its scenario did not reach its end?"""
+    return verdict.status in (Conformance.FAIL, Conformance.UNTESTABLE) and verdict.reason.startswith(NOT_DRIVEN)
+
+
+def raised(verdict: Verdict) -> bool:
+    """Does the verdict say that its check itself broke?"""
+    return verdict.status == Conformance.UNTESTABLE and verdict.reason.startswith(f"check {verdict.check} raised ")
+
+
+def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> list[Query]:
+    """What must be asked of the oracle before `judge` can run, as far as it can be known from the answers in `book`.
+
+    A query may depend on an earlier answer (scoring what was rendered), so the driver asks until nothing is missing:
+    ``while new := book.missing(queries(scenario, trace, book)): …``. A check whose `queries` raises adds none: what it
+    lacks then makes its verdict untestable.
+    """
+    found: list[Query] = []
+    if trace.end.outcome == "failed":
+        return found
+    evidence = Evidence(trace, book)
+    found.append(evidence.noise_question)
+    for ask in dict.fromkeys(check.queries for check in (*scenario.checks, *ALWAYS)):  # many checks ask the same
+        try:
+            for query in ask(evidence):
+                found.append(query)  # what came before an exception counts
+        except UnansweredQuery:
+            continue  # asked for in the next round
+        except Exception:  # noqa: BLE001, S112 - judging meets it again and reports it with its traceback
+            continue
+    return found
+
+
+def judge(scenario: Scenario, trace: ScenarioTrace, reference: ReferenceBook) -> list[Verdict]:
+    """One verdict for each of the scenario's checks, and for each check of `ALWAYS` that found something of its kind.
+
+    Fails closed: a check that judged no fact, raised, or needed an answer that the oracle never gave is `untestable`.
+    A scenario that could not be driven to its end fails every check of its own if the stack is to blame.
+    """
+    return judge_evidence(scenario, Evidence(trace, reference))
+
+
+def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
+    """As `judge`, on evidence that is used for more than judging: what was worked out of it is kept there."""
+    trace = evidence.trace
+    if trace.end.outcome == "failed":
+        finding = _not_driven(trace)
+        return [_verdict(scenario, trace, check, finding) for check in scenario.checks]
+    verdicts = [_verdict(scenario, trace, check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
+    for check in ALWAYS:
+        found = run(check, evidence)
+        if found is not None:
+            verdicts.append(_verdict(scenario, trace, check, found))
+    return verdicts
+
+
+def run(check: Check, evidence: Evidence) -> Finding | None:
+    """One check, with every way in which it can judge nothing turned into `untestable`. None: nothing of its kind."""
+    try:
+        finding: Finding | None = check.judge(evidence)
+        if finding is None:
+            return None
+        if finding.status == "pass" and finding.facts <= 0:
+            return _nothing(check)
+        return _unless_blind(finding)
+    except UnansweredQuery as e:
+        return untestable(
+            f"{check.name} needs an answer that the reference was never asked for", evidence=[{"query": str(e)}]
+        )
+    except Exception as e:  # noqa: BLE001 - a check may raise anything; it becomes a verdict, never a pass
+        frames = traceback.extract_tb(e.__traceback__)[-3:]
+        return untestable(
+            f"check {check.name} raised {type(e).__name__}",
+            evidence=[
+                {
+                    "exception": f"{type(e).__name__}: {e}",
+                    "traceback": [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames],
+                }
+            ],
+        )
+
+
+def missing(
+    scenario: Scenario,
+    target: str,
+    topology: str,
+    offered: Iterable[Capability],
+    declared: Iterable[Capability] = (),
+) -> list[Verdict]:
+    """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none.
+
+    `offered` is what this start can do, `declared` what the target can where it is given all that it needs, such as a GPU.
+    """
+    lacks = sorted(scenario.needs - frozenset(offered))
+    if not lacks:
+        return []
+    reason = f"does not declare {', '.join(lacks)}"
+    if set(lacks) <= set(declared):
+        reason = f"is {UNTESTABLE_HERE}: needs {', '.join(lacks)}"
+    return [
+        _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason)
+        for check in scenario.checks
+    ]
+
+
+def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
+    """A verdict `untestable` for each check of a scenario that was to be driven and of which nothing was recorded."""
+    return [
+        _about(scenario, check, target, topology, status=Conformance.UNTESTABLE, reason=reason, blame=blame)
+        for check in scenario.checks
+    ]
+
+
+def _unless_blind(finding: Finding) -> Finding:
+    """A pass of a numeric check counts only where its weakest seeded fault would have been red."""
+    margin = finding.margin
+    if finding.status != "pass" or margin is None:
+        return finding
+    weakest = margin.weakest
+    if weakest is None:
+        reason = "no fault could be seeded into what was recorded: nothing shows that the bound is of use"
+    elif margin.faults[weakest] <= margin.bound:
+        reason = f"the bound hides a seeded fault: {weakest}"
+    else:
+        return finding
+    return msgspec.structs.replace(finding, status="untestable", reason=reason, blame=Blame.HARNESS)
+
+
+def _nothing(check: Check) -> Finding:
+    return untestable(f"{check.name} judged nothing: the recording holds no fact of its kind")
+
+
+def _not_driven(trace: ScenarioTrace) -> Finding:
+    error = trace.end.error or CallError(kind="no reason was recorded", message="", blame=Blame.HARNESS)
+    blame = Blame(error.blame) if error.blame in set(Blame) else Blame.HARNESS
+    return Finding(
+        status="fail" if blame == Blame.STACK else "untestable",
+        facts=0,
+        reason=f"{NOT_DRIVEN}{error.kind}",
+        evidence=[{"error": error.kind, "message": error.message, "status": error.status, **_last_call(trace)}],
+        blame=blame,
+    )
+
+
+def _last_call(trace: ScenarioTrace) -> dict[str, str]:
+    if not trace.calls:
+        return {}
+    last = max(trace.calls, key=lambda call: call.ended_ns)
+    return {"last call": last.method, "phase": last.phase}
+
+
+def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Finding) -> Verdict:
+    blame = None if finding.status == "pass" else finding.blame or Blame.HARNESS
+    about = _about(
+        scenario,
+        check,
+        trace.header.target,
+        trace.header.topology.name,
+        status=finding.status,
+        reason=finding.reason,
+        blame=blame,
+    )
+    return msgspec.structs.replace(
+        about,
+        facts=finding.facts,
+        numbers=finding.numbers,
+        evidence=finding.evidence,
+        margin=finding.margin,
+        exposures=finding.exposures,
+    )
+
+
+def _about(
+    scenario: Scenario,
+    check: Check,
+    target: str,
+    topology: str,
+    *,
+    status: str,
+    reason: str,
+    blame: Blame | None = None,
+) -> Verdict:
+    return Verdict(
+        scenario=scenario.name,
+        wave=scenario.wave,
+        task=scenario.task,
+        promise=scenario.promise,
+        topology=topology,
+        check=check.name,
+        target=target,
+        status=status,
+        blame=blame,
+        reason=reason,
+        fault=check.fault,
+        source=check.source,
+        next_step=NEXT_STEP[blame] if blame else "",
+    )

@@ -1,0 +1,279 @@
+"""The ledger of known divergences: executed, reason-matched, capped, owned, expiring. Stale entries are red.
+
+Read from ``scenarios/known_divergences.toml``. `apply` is pure: verdicts in, verdicts with `known` set out, and what is
+wrong with the entries in the light of this run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Literal, final
+
+import msgspec
+
+from harness.contract.errors import LedgerError
+from harness.records.verdict import Conformance, LedgerProblem, Parity, Verdict
+
+IDENTITY = re.compile(r"[a-z0-9][a-z0-9.-]*")
+SOURCE = re.compile(r"[\w./-]+\.\w+:\d+.*\s\S.*", re.DOTALL)
+"""A file and line of the released source, and words about it."""
+UNLIKELY = "\x00a reason that no check gives\x00"
+
+
+@final
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One known divergence. The fields are explained in the file's head."""
+
+    id: str
+    scenario: str
+    check: str
+    targets: list[str]
+    reason: str
+    cap: int
+    owner: str
+    expires: datetime.date
+    source: str
+    topology: str = "*"
+    status: Literal["fail", "regression", "both-wrong", "missing", "untestable"] | None = None
+    link: str | None = None
+    blocks_removal: bool = True
+
+    def about(self, verdict: Verdict) -> bool:
+        """Is the verdict about what the entry names: scenario, check, stack or pair, topology? Whatever it says."""
+        pair = f"{verdict.baseline}~{verdict.target}" if verdict.baseline else None
+        return (
+            fnmatchcase(verdict.scenario, self.scenario)
+            and fnmatchcase(verdict.check, self.check)
+            and fnmatchcase(verdict.topology, self.topology)
+            and (verdict.target in self.targets or pair in self.targets)
+        )
+
+    def may_be_about(self, scenarios: Iterable[str]) -> bool:
+        """Is the scenario or the topology a pattern, and does it cover one of these?"""
+        pattern = any(c in self.scenario + self.topology for c in "*?[")
+        return pattern and any(fnmatchcase(name, self.scenario) for name in scenarios)
+
+    def explains(self, verdict: Verdict) -> bool:
+        """Is the verdict what the entry describes? Its whole reason has to match."""
+        return (
+            self.about(verdict)
+            and (self.status is None or verdict.status == self.status)
+            and re.fullmatch(self.reason, verdict.reason, re.DOTALL) is not None
+        )
+
+
+@final
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """All entries, in the order of the file."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def get(self, entry_id: str | None) -> Entry | None:
+        return next((entry for entry in self.entries if entry.id == entry_id), None)
+
+
+def load(path: Path | None = None) -> Ledger:
+    """Read a ledger; None means the one that comes with the scenarios.
+
+    Raises `LedgerError` with the entry's id and the field for anything malformed, unknown or given twice.
+    """
+    if path is None:
+        with as_file(files("scenarios") / "known_divergences.toml") as shipped:
+            return load(shipped)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise LedgerError(f"cannot read the ledger {path}: {e.strerror}", next_step="name a ledger file") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise LedgerError(f"{path} is not TOML: {e}", next_step="correct that line") from e
+    tables = content.pop("divergence", [])
+    if content or not isinstance(tables, list):
+        raise LedgerError(
+            f"{path}: unknown {', '.join(map(repr, content)) or 'shape'}",
+            next_step="a ledger is a list of [[divergence]] tables",
+        )
+    entries = tuple(_entry(table, number, path) for number, table in enumerate(tables, start=1))
+    _refuse_duplicates(entries, path)
+    return Ledger(entries=entries)
+
+
+def _entry(table: Any, number: int, path: Path) -> Entry:
+    name = table.get("id") if isinstance(table, dict) else None
+    where = f"{path}: entry {name!r}" if name else f"{path}: entry number {number}"
+    try:
+        entry = msgspec.convert(table, Entry)
+    except msgspec.ValidationError as e:
+        raise LedgerError(
+            f"{where}: {e}", next_step="the head of scenarios/known_divergences.toml explains each field"
+        ) from e
+    for field, wrong, next_step in _faults(entry):
+        raise LedgerError(f"{where}: field {field!r} {wrong}", next_step=next_step)
+    return entry
+
+
+def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
+    """What is wrong with a well-typed entry: (field, problem, next step)."""
+    if not IDENTITY.fullmatch(entry.id):
+        yield "id", f"is {entry.id!r}", "use lower case letters, digits, dots and dashes"
+    for field in ("scenario", "check", "owner", "topology"):
+        if not getattr(entry, field).strip():
+            yield field, "is empty", "name it"
+    if entry.cap < 1:
+        yield "cap", f"is {entry.cap}", "say how many verdicts the entry may explain, at least 1"
+    if not entry.targets or len(set(entry.targets)) != len(entry.targets):
+        yield "targets", f"is {entry.targets}", 'name each stack, or pair "baseline~candidate", once'
+    for target in entry.targets:
+        if not target.strip("~ ") or target.count("~") > 1 or "*" in target:
+            yield "targets", f"holds {target!r}", 'write "skyrl-0.2.0:http" or "skyrl-0.2.0:legacy~skyrl-0.2.0:http"'
+    try:
+        pattern = re.compile(entry.reason, re.DOTALL)
+    except re.error as e:
+        yield "reason", f"is not a regular expression: {e}", "correct it; write literal text with re.escape"
+    else:
+        if pattern.fullmatch("") or pattern.fullmatch(UNLIKELY):
+            yield "reason", f"{entry.reason!r} matches any reason", "write what the verdict says"
+    if not SOURCE.fullmatch(entry.source):
+        yield "source", f"is {entry.source!r}", 'write "file.py:123: what the released code does there"'
+    if entry.link is not None and not entry.link.startswith(("https://", "http://")):
+        yield "link", f"is {entry.link!r}", "give an https:// address"
+
+
+def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
+    by_id = Counter(entry.id for entry in entries)
+    for name, times in by_id.items():
+        if times > 1:
+            raise LedgerError(f"{path}: entry {name!r}: field 'id' is given {times} times", next_step="ids are unique")
+    seen: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        for target in entry.targets:
+            match = (entry.scenario, entry.check, entry.topology, entry.status, entry.reason, target)
+            if match in seen:
+                raise LedgerError(
+                    f"{path}: entry {entry.id!r}: field 'targets' matches what {seen[match].id!r} matches",
+                    next_step="one difference, one entry",
+                )
+            seen[match] = entry
+
+
+def apply(
+    ledger: Ledger, verdicts: Sequence[Verdict], today: datetime.date, elsewhere: Sequence[str] = ()
+) -> tuple[list[Verdict], list[LedgerProblem]]:
+    """Set `known` on the red verdicts that the ledger explains, and say what is wrong with its entries.
+
+    Verdicts come back in their order. Within an entry's cap the first by `Verdict.id` are explained, so that the same
+    run gives the same answer. Entries about what was not judged in this run are left alone: `elsewhere` names scenarios
+    that were not driven in each of their topologies, so that an entry whose pattern covers one of them is called neither
+    stale nor changed.
+    """
+    live = [entry for entry in ledger.entries if entry.expires >= today]
+    known: dict[str, str] = {}
+    claims: dict[str, list[str]] = {entry.id: [] for entry in live}
+    problems = [
+        LedgerProblem(
+            entry=entry.id,
+            problem=f"expired on {entry.expires}: it explains nothing any more",
+            next_step=f"{entry.owner}: mend the difference, or look at it again and renew the entry",
+        )
+        for entry in ledger.entries
+        if entry.expires < today
+    ]
+    for verdict in sorted((v for v in verdicts if v.baseline is None and v.red), key=lambda v: v.id):
+        _claim(verdict, live, claims, known, problems)
+    stacks = {(v.scenario, v.topology, v.check, v.target): v for v in verdicts if v.baseline is None}
+    for verdict in sorted((v for v in verdicts if v.baseline is not None), key=lambda v: v.id):
+        covered = _covered_by(verdict, stacks, known)
+        if covered is not None:
+            known[verdict.id] = covered
+        elif verdict.red:
+            _claim(verdict, live, claims, known, problems)
+    for entry in live:
+        problems.extend(_problems(entry, verdicts, claims[entry.id], known, elsewhere))
+    explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
+    return explained, list(dict.fromkeys(problems))
+
+
+def _claim(
+    verdict: Verdict,
+    live: Sequence[Entry],
+    claims: dict[str, list[str]],
+    known: dict[str, str],
+    problems: list[LedgerProblem],
+) -> None:
+    matching = [entry for entry in live if entry.explains(verdict)]
+    if len(matching) > 1:
+        problems.append(
+            LedgerProblem(
+                entry=matching[1].id,
+                problem=f"explains what {matching[0].id!r} explains already",
+                next_step="make the two entries disjoint: one difference, one entry",
+            )
+        )
+    if matching:
+        entry = matching[0]
+        claims[entry.id].append(verdict.id)
+        if len(claims[entry.id]) <= entry.cap:
+            known[verdict.id] = entry.id
+
+
+def _covered_by(
+    verdict: Verdict, stacks: dict[tuple[str, str, str, str], Verdict], known: dict[str, str]
+) -> str | None:
+    """The entry that explains every failing side of a comparison, if all of them are explained."""
+    target, baseline = (
+        stacks.get((verdict.scenario, verdict.topology, verdict.check, name or ""))
+        for name in (verdict.target, verdict.baseline)
+    )
+    blamed: list[Verdict | None] = []
+    match verdict.status:
+        case Parity.REGRESSION:
+            blamed = [target]
+        case Parity.BASELINE_DEFECT:
+            blamed = [baseline]
+        case Parity.BOTH_WRONG:
+            blamed = [target, baseline]
+        case Parity.UNTESTABLE:
+            blamed = [v for v in (target, baseline) if v is not None and v.status == Conformance.UNTESTABLE]
+        case _:
+            pass
+    explained = [known.get(side.id) if side is not None else None for side in blamed]
+    return explained[0] if explained and all(explained) else None
+
+
+def _problems(
+    entry: Entry, verdicts: Sequence[Verdict], claimed: Sequence[str], known: dict[str, str], elsewhere: Sequence[str]
+) -> Iterable[LedgerProblem]:
+    if len(claimed) > entry.cap:
+        yield LedgerProblem(
+            entry=entry.id,
+            problem=f"matches {len(claimed)} verdicts, its cap is {entry.cap}: "
+            f"not explained: {', '.join(claimed[entry.cap :][:5])}",
+            next_step=f"{entry.owner}: find out why there are more; raise the cap only for the same cause",
+        )
+    if claimed or entry.may_be_about(elsewhere):
+        return
+    about = [v for v in verdicts if entry.about(v)]
+    settled = [v for v in about if v.status != Conformance.UNTESTABLE and (v.red or v.status != Conformance.MISSING)]
+    if entry.status == "untestable":
+        settled = about
+    changed = [v for v in settled if v.red and v.id not in known]
+    if changed:
+        now = " | ".join(sorted({f"{v.status}: {v.reason}" for v in changed})[:3])
+        wanted = f"{entry.status}: " if entry.status else ""
+        yield LedgerProblem(
+            entry=entry.id,
+            problem=f"the reason changed. The ledger expects: {wanted}{entry.reason} — this run says: {now}",
+            next_step=f"{entry.owner}: if the cause is the same, correct the reason; else this is a new difference",
+        )
+    elif settled:
+        yield LedgerProblem(
+            entry=entry.id,
+            problem=f"matches nothing: {len(settled)} verdicts about it were judged and none needs it",
+            next_step="the difference is gone: remove the entry",
+        )

@@ -1,0 +1,128 @@
+"""Is the candidate several times slower than the baseline? Tests time nothing; a recording holds times. Pure.
+
+Like calls of one run are compared, paired as outputs are (`harness/judging/pairing.py`), each by its seconds per generated token.
+The median of many ratios says nothing about a few per cent, and all about a factor of ten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable
+from typing import final
+
+import msgspec
+
+from harness.contract.errors import Blame
+from harness.judging.judge import NEXT_STEP
+from harness.judging.pairing import compared, identity
+from harness.records.recording import Call, ScenarioTrace
+from harness.records.verdict import Margin, Parity, Verdict
+
+CHECK = "pace"
+SCENARIO = "run.pace"
+FAR = 5.0
+"""How many times as long the candidate may take: two stacks on one busy machine differ by less than 2."""
+LEAST_TOKENS = 8
+"""Calls with fewer are left out: their time is not that of generation."""
+LEAST_PAIRS = 10
+TENFOLD = {"ten times slower than the baseline": 10.0}
+
+
+@final
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer one side takes than the other: the median over `pairs` pairs of calls; 0 where there are none."""
+
+    pairs: int
+    ratio: float
+
+    @property
+    def enough(self) -> bool:
+        return self.pairs >= LEAST_PAIRS
+
+    def far(self, bound: float = FAR) -> bool:
+        """Is it slower than `bound` allows, over enough pairs to say so?"""
+        return self.enough and self.ratio > bound
+
+
+def seconds_per_token(call: Call) -> float | None:
+    """Wall time of a call by the tokens that it generated; None for a call that is no measure of pace."""
+    made = _tokens(call)
+    return (call.ended_ns - call.started_ns) / 1e9 / made if made >= LEAST_TOKENS else None
+
+
+def _tokens(call: Call) -> int:
+    result = call.result or {}
+    if call.method in ("generate", "sample"):
+        return sum(len(row) for row in result.get("response_ids") or ())
+    if call.method in ("completion", "chat_completion"):
+        usage = (result.get("body") or {}).get("usage") or {}
+        made = usage.get("completion_tokens")
+        return made if isinstance(made, int) else 0
+    return 0
+
+
+Timings = dict[str, list[float | None]]
+"""What a call asked, as a digest → seconds per token of each call that asked it, in order. Small enough to be sent about."""
+
+
+def timings(traces: Iterable[ScenarioTrace]) -> Timings:
+    """The times of all calls of these scenarios."""
+    found: Timings = {}
+    for trace in traces:
+        for call in compared(trace):
+            asked = (trace.scenario, *identity(call, trace))
+            key = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+            found.setdefault(key, []).append(seconds_per_token(call))
+    return found
+
+
+def between(control: Timings, subject: Timings) -> Pace:
+    """How much longer `subject` takes for a token than `control`, over their like calls."""
+    like = (zip(usual, subject.get(key, ()), strict=False) for key, usual in control.items())  # no partner, no ratio
+    ratios = [theirs / ours for pairs in like for ours, theirs in pairs if ours and theirs is not None]
+    return Pace(pairs=len(ratios), ratio=statistics.median(ratios) if ratios else 0.0)
+
+
+def ratio(control: Iterable[ScenarioTrace], subject: Iterable[ScenarioTrace]) -> Pace:
+    """The same, of recorded scenarios."""
+    return between(timings(control), timings(subject))
+
+
+def verdict(pace: Pace, twin: Pace, *, baseline: str, candidate: str, topology: str, wave: int) -> Verdict:
+    """The candidate's pace against the baseline's; `twin` is the baseline's second take against its first.
+
+    Regression above `FAR`, or above what the baseline differs from itself if that is more.
+    """
+    noise = max(twin.ratio, 1 / twin.ratio) if twin.enough and twin.ratio else 1.0
+    bound = max(FAR, noise)
+    status, reason, blame = Parity.PARITY, "", None
+    if not pace.enough:
+        status, blame = Parity.UNTESTABLE, Blame.HARNESS
+        reason = f"fewer than {LEAST_PAIRS} pairs of calls with {LEAST_TOKENS} tokens or more"
+    elif pace.far(bound):
+        status, blame = Parity.REGRESSION, Blame.STACK
+        reason = "a token takes the candidate several times as long as the baseline"
+    elif bound >= min(TENFOLD.values()):
+        status, blame = Parity.UNTESTABLE, Blame.ENVIRONMENT
+        reason = "the baseline differs from its own twin so much that a tenfold slowdown would not be seen"
+    margin = Margin(unit="times as long for a token", measured=pace.ratio, bound=bound, faults=TENFOLD)
+    return Verdict(
+        scenario=SCENARIO,
+        wave=wave,
+        task=0,
+        promise="a token takes the candidate no several times as long as the baseline",
+        topology=topology,
+        check=CHECK,
+        target=candidate,
+        baseline=baseline,
+        status=status,
+        blame=blame,
+        reason=reason,
+        facts=pace.pairs,
+        numbers={"times as long": pace.ratio, "twin": twin.ratio, "bound": bound},
+        margin=margin if status == Parity.PARITY else None,
+        fault="a stack that answers rightly and ten times slower",
+        source="SkyRL #1014: the HTTP stack replaces the legacy one",
+        next_step=NEXT_STEP[blame] if blame else "",
+    )

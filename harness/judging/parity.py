@@ -1,0 +1,401 @@
+"""Baseline × candidate (× the baseline's twin) → comparison verdicts, after the architecture's verdict table. Pure.
+
+Conformance comes first: outputs are compared only where both sides keep every promise, and two sides that break the
+same promise alike earn nothing. A difference that no check condemns is `open`: shown with both sides, not red.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, final
+
+import msgspec
+
+from harness.checks import curves, gaps
+from harness.checks.base import Evidence
+from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.checks.training import GAP
+from harness.contract.errors import Blame
+from harness.judging.facets import ERRORS, LOGPROBS, error_of
+from harness.judging.judge import NEXT_STEP
+from harness.judging.pairing import Pairing
+from harness.judging.sides import Comparison, Facet, lay_side_by_side
+from harness.records.recording import Call, ScenarioTrace
+from harness.records.verdict import Conformance, NoiseFloor, Parity, Verdict
+from harness.suite.scenario import Scenario
+
+PAIRED = "calls.paired"
+"""Facet of the calls themselves: every call of one side has its partner on the other."""
+
+
+@final
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack that was driven and judged: `verdicts` may be merged over takes, `evidence` is the compared take."""
+
+    evidence: Evidence
+    verdicts: list[Verdict]
+
+    @property
+    def target(self) -> str:
+        return self.evidence.trace.header.target
+
+    @property
+    def topology(self) -> str:
+        return self.evidence.trace.header.topology.name
+
+    @property
+    def conforms(self) -> bool:
+        return bool(self.verdicts) and all(v.status == Conformance.PASS for v in self.verdicts)
+
+    @property
+    def driven(self) -> bool:
+        return self.evidence.trace.end.outcome == "completed"
+
+
+@final
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack that does not declare what the scenario needs."""
+
+    target: str
+    topology: str
+    reason: str
+
+
+@final
+class Absent(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack that should have been driven, and of which nothing was recorded here."""
+
+    target: str
+    topology: str
+    reason: str
+    blame: Blame
+
+
+Side = Judged | Missing | Absent
+
+
+def compare(
+    scenario: Scenario, baseline: Side, candidate: Side, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
+) -> list[Verdict]:
+    """One verdict a check, and where both sides conform one for each facet that there is something of. What only the comparison shows
+    of the baseline is a verdict of its own.
+
+    `twin` is the baseline's second take; `noise` comes from `noise.noise_floors` over the whole run. Two stacks that
+    both lack a capability are compared in nothing: each has its own verdict `missing`.
+    """
+    about = _About(scenario, baseline.target, candidate.target, candidate.topology)
+    match baseline, candidate:
+        case (Absent() as side, _) | (_, Absent() as side):
+            reason = f"{_role(side, baseline)}: {side.reason}"
+            return [about(c.name, Parity.UNTESTABLE, reason, side.blame) for c in scenario.checks]
+        case Missing(), Missing():
+            return []
+        case Judged(), Missing():
+            return [about(c.name, Parity.MISSING, candidate.reason, Blame.STACK) for c in scenario.checks]
+        case Missing(), Judged():
+            reason = f"the baseline {baseline.reason}"
+            return [about(c.name, Parity.ADDED, reason) for c in scenario.checks]
+        case Judged(), Judged():
+            verdicts = _checks(about, baseline, candidate)
+            if baseline.conforms and candidate.conforms:
+                verdicts.extend(_facets(about, baseline, candidate, twin, noise))
+            return verdicts
+        case _:
+            raise TypeError(f"not two sides: {baseline!r}, {candidate!r}")
+
+
+def _role(side: Side, baseline: Side) -> str:
+    return "baseline" if side is baseline else "candidate"
+
+
+class _About:
+    """Makes verdicts about one scenario of one pair of stacks."""
+
+    def __init__(self, scenario: Scenario, baseline: str, candidate: str, topology: str) -> None:
+        self.scenario, self.baseline, self.candidate, self.topology = scenario, baseline, candidate, topology
+
+    def __call__(
+        self, check: str, status: Parity, reason: str = "", blame: Blame | None = None, **details: Any
+    ) -> Verdict:
+        return Verdict(
+            scenario=self.scenario.name,
+            wave=self.scenario.wave,
+            task=self.scenario.task,
+            promise=self.scenario.promise,
+            topology=self.topology,
+            check=check,
+            target=self.candidate,
+            baseline=self.baseline,
+            status=status,
+            blame=blame,
+            reason=reason,
+            next_step=NEXT_STEP[blame] if blame else "",
+            **details,
+        )
+
+
+# --- per check ------------------------------------------------------------------------------------------------------
+
+
+def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]:
+    ours = {v.check: v for v in baseline.verdicts}
+    theirs = {v.check: v for v in candidate.verdicts}
+    found: list[Verdict] = []
+    for name in {**ours, **theirs}:
+        left, right = ours.get(name), theirs.get(name)
+        if left is not None and right is not None:
+            found.append(_check(about, name, left, right))
+        elif baseline.driven and candidate.driven and (baseline if left is None else candidate).conforms:
+            # Where the silent side failed a check of its own, that failure is why there is nothing: it is told there.
+            side = "baseline" if left is not None else "candidate"
+            found.append(
+                about(name, Parity.UNTESTABLE, f"{name} found something to judge on the {side} only", Blame.HARNESS)
+            )
+    return found
+
+
+def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
+    untold = [(role, v) for role, v in (("baseline", left), ("candidate", right)) if v.status not in _CONFORMS]
+    evidence = [{"side": role, **e} for role, v in (("baseline", left), ("candidate", right)) for e in v.evidence[:2]]
+    details: dict[str, Any] = {
+        "facts": min(left.facts, right.facts),
+        "evidence": evidence,
+        "numbers": {f"baseline {k}": x for k, x in left.numbers.items()}
+        | {f"candidate {k}": x for k, x in right.numbers.items()},
+        "fault": right.fault,
+        "source": right.source,
+    }
+    if untold:
+        reason = "; ".join(f"{role}: {v.reason}" for role, v in untold)
+        return about(name, Parity.UNTESTABLE, reason, untold[0][1].blame or Blame.HARNESS, **details)
+    status = _TABLE[_CONFORMS[left.status], _CONFORMS[right.status]]
+    match status:
+        case Parity.REGRESSION:
+            return about(name, status, right.reason, right.blame, **details)
+        case Parity.BASELINE_DEFECT:
+            return about(name, status, left.reason, left.blame, **details)
+        case Parity.BOTH_WRONG if left.reason == right.reason:
+            return about(name, status, f"both: {right.reason}", right.blame, **details)
+        case Parity.BOTH_WRONG:
+            return about(name, status, f"baseline: {left.reason}; candidate: {right.reason}", right.blame, **details)
+        case _:
+            return about(name, status, **details)
+
+
+_CONFORMS: dict[str, bool] = {Conformance.PASS: True, Conformance.FAIL: False}
+_TABLE = {
+    (True, True): Parity.PARITY,
+    (True, False): Parity.REGRESSION,
+    (False, True): Parity.BASELINE_DEFECT,
+    (False, False): Parity.BOTH_WRONG,
+}
+
+
+# --- per facet, where both conform ----------------------------------------------------------------------------------
+
+
+def _facets(
+    about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
+) -> list[Verdict]:
+    floor = next((n for n in noise if n.check == LOGPROBS), None)
+    found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
+    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
+    verdicts.extend(_unpaired(about, found.pairing))
+    verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
+    verdicts.extend(_errors(about, found.errors))
+    verdicts.extend(_evaluation(about, baseline, candidate, twin))
+    verdicts.extend(_gap(about, baseline, candidate, twin))
+    return verdicts
+
+
+def _exact(baseline: Evidence, candidate: Evidence) -> bool:
+    """True if right engines on both sides give the same numbers. Compiled kernels round differently from eager ones."""
+    same_kernels = baseline.header.cuda_graphs == candidate.header.cuda_graphs
+    return (
+        candidate.header.topology.quantization is None and baseline.repeatable and candidate.repeatable and same_kernels
+    )
+
+
+def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
+    """The curves of two training runs, where the scenario is one."""
+    found = curves.compare(baseline.evidence.trace, candidate.evidence.trace, twin)
+    if found is None:
+        return []
+    blame = {Parity.REGRESSION: Blame.STACK, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status)
+    return [
+        about(
+            curves.CHECK,
+            found.status,
+            found.reason,
+            blame,
+            facts=found.facts,
+            numbers=found.numbers,
+            margin=found.margin if found.status == Parity.PARITY else None,
+            evidence=[found.shown],
+            fault="rollouts that are subtly wrong, from which a policy learns less",
+            source='SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"',
+        )
+    ]
+
+
+def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
+    """Trainer and inference, where the scenario promises that they agree. A gap of the baseline alone is red as the baseline's own."""
+    if GAP not in about.scenario.checks:
+        return []
+    ours, theirs = baseline.evidence, candidate.evidence
+    found = gaps.compare(ours.trace, theirs.trace, twin, theirs.noise, exact=theirs.exact)
+    blame = {Parity.PARITY: None, Parity.UNTESTABLE: Blame.HARNESS}.get(found.status, Blame.STACK)
+    verdict = about(
+        gaps.CHECK,
+        found.status,
+        found.reason,
+        blame,
+        facts=found.facts,
+        numbers=found.numbers,
+        margin=found.margin,
+        fault="one stack's log-probabilities are off by little: another temperature, one more rounding",
+        source=GAP.source,
+    )
+    if found.status != Parity.BASELINE_DEFECT:
+        return [verdict]
+    own = msgspec.structs.replace(verdict, target=about.baseline, baseline=None, status=Conformance.FAIL)
+    return [own, verdict]
+
+
+def _facet(about: _About, name: str, facet: Facet) -> Verdict:
+    numbers = {"differing": float(len(facet.differences)), "within_twin_noise": float(facet.noisy)}
+    numbers |= {"after_a_near_tie": float(facet.parted)} if facet.parted else {}
+    if facet.differences:
+        where = sorted({_kind_of_place(d.call, d.place) for d in facet.differences})
+        reason = f"{name} differ in {', '.join(where)}"
+        return about(name, Parity.OPEN, reason, facts=facet.facts, numbers=numbers, evidence=facet.smallest())
+    why = [
+        *(["where the baseline differs from its own twin as much"] if facet.noisy else []),
+        *(["after a token at which rounding decides"] if facet.parted else []),
+    ]
+    reason = f"differs only {' or '.join(why)}" if why else ""
+    return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)
+
+
+def _kind_of_place(call: Call | None, place: str) -> str:
+    """Where a difference lies, without what varies with the input: "generate", "chat_completion choices[].index"."""
+    if call is None:
+        return "the sessions that share a server"
+    if call.method in ("chat_completion", "completion"):
+        return f"{call.method} {re.sub(r'[0-9]+', '', place)}"
+    return call.method
+
+
+def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
+    alone = [("baseline", c) for c in pairing.left_only] + [("candidate", c) for c in pairing.right_only]
+    if not alone:
+        return []
+    methods = sorted({f"{call.method} ({role})" for role, call in alone})
+    return [
+        about(
+            PAIRED,
+            Parity.UNTESTABLE,
+            f"calls without a partner on the other side: {', '.join(methods)}",
+            Blame.HARNESS,
+            facts=len(pairing.pairs),
+            numbers={"unpaired": float(len(alone))},
+            evidence=[
+                {"side": role, "call": call.method, "label": call.label, "request": call.request}
+                for role, call in alone[:3]
+            ],
+        )
+    ]
+
+
+def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exact: bool) -> list[Verdict]:
+    """`exact`: as `_exact` says. Elsewhere the noise of single numbers hides small faults: a difference beyond the bound is
+    left open, and the reference has judged both sides."""
+    numbers = found.logprobs
+    if not numbers.facts:
+        if not found.incomparable:
+            return []
+        return [about(LOGPROBS, Parity.UNTESTABLE, "no token in common to compare log-probabilities on", Blame.HARNESS)]
+    measured = {"max_abs_difference": numbers.largest, "one_sided": float(numbers.one_sided)}
+    if floor is not None:
+        measured |= {"noise_floor": floor.floor, "bound": floor.bound}
+        if floor.weakest_fault is not None:
+            measured["weakest_fault"] = floor.weakest_fault
+    details: dict[str, Any] = {
+        "facts": numbers.facts,
+        "numbers": measured,
+        "evidence": [d.shown for d in sorted(numbers.beyond, key=lambda d: d.size)[:3]],
+    }
+    if numbers.largest > 0 and exact:
+        useless = _useless(floor)
+        if useless:
+            return [about(LOGPROBS, Parity.UNTESTABLE, useless, Blame.HARNESS, **details)]
+    if numbers.one_sided:
+        reason = "one side has no log-probability for a token for which the other has one"
+        return [about(LOGPROBS, Parity.OPEN, reason, **details)]
+    if numbers.beyond:
+        return [about(LOGPROBS, Parity.OPEN, "log-probabilities differ by more than the run's bound", **details)]
+    return [about(LOGPROBS, Parity.PARITY, **details)]
+
+
+def _useless(floor: NoiseFloor | None) -> str:
+    """Why the bound cannot judge, or nothing."""
+    if floor is None:
+        return "log-probabilities differ and no twin of the baseline was driven to say how much is noise"
+    if floor.weakest_fault is None or floor.bound >= floor.weakest_fault:
+        return "the noise of the baseline hides the weakest seeded fault: the bound is of no use"
+    return ""
+
+
+def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]:
+    """Errors earn parity only where a check of the scenario judged that they were caused as meant."""
+    if not errors:
+        return []
+    sides = [_ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right)) for left, right in errors]
+    checks = [check.name for check in about.scenario.checks]
+    uncaused = [s for s in sides if not any(judges_errors(name, s.call.label) for name in checks)]
+    differing = [s for s in sides if s.baseline != s.candidate]
+    shown = sorted(uncaused or differing or sides, key=lambda s: len(str(s.call.request)))[:3]
+    details: dict[str, Any] = {
+        "facts": len(errors),
+        "numbers": {"differing": float(len(differing)), "uncaused": float(len(uncaused))},
+        "evidence": [s.shown for s in shown],
+    }
+    if any(s.baseline and s.candidate for s in uncaused):
+        reason = "both sides fail and no check of the scenario judged that the errors were caused as meant"
+        return [about(ERRORS, Parity.BOTH_WRONG, reason, Blame.STACK, **details)]
+    if uncaused:
+        reason = "a call fails on one side and no check of the scenario judges its error"
+        return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
+    if differing:
+        kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
+        return [about(ERRORS, Parity.OPEN, f"errors differ (baseline / candidate): {', '.join(kinds)}", **details)]
+    return [about(ERRORS, Parity.PARITY, **details)]
+
+
+@final
+class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call failed on either side; None: it did not."""
+
+    call: Call
+    baseline: dict[str, Any] | None
+    candidate: dict[str, Any] | None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        about = {"call": self.call.method, "label": self.call.label, "request": self.call.request}
+        return about | {"baseline": self.baseline, "candidate": self.candidate}
+
+
+def judges_errors(check: str, label: str | None) -> bool:
+    """Does a check of that name judge errors of calls of that label? By convention it is called "errors.…:label"; where a
+    server dies, one judges all."""
+    kind, _, about = check.partition(":")
+    return check == EVERY_CALL_ENDS.name or (kind.startswith("errors.") and about == (label or ""))
+
+
+def _name(error: dict[str, Any] | None) -> str:
+    if error is None:
+        return "no error"
+    status = f" {error['status']}" if error["status"] is not None else ""
+    return f"{error['how']} {error['kind']}{status}"

@@ -1,0 +1,236 @@
+"""The facets of two conforming traces side by side: what was compared, what differs, and if that is noise. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, final
+
+import msgspec
+
+from harness.checks.base import Evidence
+from harness.checks.matching import assignment, rows
+from harness.contract.errors import Blame
+from harness.judging import partings
+from harness.judging.facets import BODIES, PARTITION, deterministic, error_of, outputs, prompt_of, size_of
+from harness.judging.noise import common_prefix, deltas
+from harness.judging.pairing import Pairing, pair
+from harness.judging.partings import Parted, explains
+from harness.records.recording import Call, ScenarioTrace
+
+NOT_THERE = "(not there)"
+
+
+@final
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One place where the two sides differ. `size` is that of the input: the smallest is shown first."""
+
+    call: Call | None
+    place: str
+    baseline: Any
+    candidate: Any
+    size: int
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The difference as evidence: the call, its input, both sides."""
+        sides = {"place": self.place, "baseline": self.baseline, "candidate": self.candidate}
+        if self.call is None:
+            return sides
+        about = {"call": self.call.method, "label": self.call.label, "input": prompt_of(self.call, self.place)}
+        params = self.call.request.get("sampling_params")
+        return about | ({"sampling_params": params} if params else {}) | sides
+
+
+@final
+class Facet(msgspec.Struct, kw_only=True):
+    """One facet while it is being compared."""
+
+    facts: int = 0
+    differences: list[Difference] = []
+    noisy: int = 0
+    """Differences that are no larger than the baseline's from its own twin, at the same place."""
+    parted: int = 0
+    """Differences that come after a parting where rounding decides (`harness.judging.partings`)."""
+
+    def smallest(self, count: int = 3) -> list[dict[str, Any]]:
+        return [d.shown for d in sorted(self.differences, key=lambda d: d.size)[:count]]
+
+
+@final
+class Numbers(msgspec.Struct, kw_only=True):
+    """Log-probabilities while they are being compared."""
+
+    facts: int = 0
+    largest: float = 0.0
+    """Largest finite difference, in nats."""
+    one_sided: int = 0
+    """Tokens with a number on one side only."""
+    beyond: list[Difference] = []
+    """Differences beyond the bound."""
+
+
+@final
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two traces side by side. `errors` are pairs of which at least one side failed."""
+
+    pairing: Pairing
+    facets: dict[str, Facet]
+    logprobs: Numbers
+    errors: list[tuple[Call, Call]]
+    incomparable: int
+    """Calls with log-probabilities on both sides and no token in common to compare them on."""
+
+
+def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrace | None, bound: float) -> Comparison:
+    """Compare every facet of every paired call. `bound` is what log-probabilities may differ by, in nats."""
+    pairing = pair(baseline.trace, candidate.trace)
+    again = pair(baseline.trace, twin).partner_of() if twin is not None else {}
+    parted = partings.of_rounding(baseline, candidate, pairing.pairs)
+    facets: dict[str, Facet] = defaultdict(Facet)
+    numbers = Numbers()
+    errors: list[tuple[Call, Call]] = []
+    incomparable = 0
+    for left, right in pairing.pairs:
+        if error_of(left) is not None or error_of(right) is not None:
+            if not (_given_up(left) and _given_up(right)):
+                errors.append((left, right))
+            continue
+        _outputs(left, right, again.get(left.id), bound=bound, parted=parted, facets=facets)
+        before = numbers.facts
+        _logprobs(left, right, bound, numbers)
+        incomparable += numbers.facts == before and _scored(left) and _scored(right)
+    _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
+    return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
+
+
+def _given_up(call: Call) -> bool:
+    """Did the scenario itself end the call, by no longer waiting? That is no error of the stack's."""
+    return call.error is not None and call.error.blame == Blame.HARNESS
+
+
+def _outputs(
+    left: Call, right: Call, again: Call | None, *, bound: float, parted: Parted, facets: dict[str, Facet]
+) -> None:
+    ours, theirs = outputs(left), outputs(right)
+    twins = outputs(again) if again is not None else {}
+    for name in {**ours, **theirs}:
+        mine, other = ours.get(name, {}), theirs.get(name, {})
+        facet = facets[name]
+        if mine == other and not _truths(mine) and not _truths(other):
+            facet.facts += len(mine)
+            continue
+        for place in {**mine, **other}:
+            a, b = mine.get(place, NOT_THERE), other.get(place, NOT_THERE)
+            facet.facts += 1
+            if _same(a, b) or (name == BODIES and _near(place, a, b, bound)):
+                continue
+            if name in twins and _no_farther(a, b, twins[name].get(place, NOT_THERE)):
+                facet.noisy += 1
+                continue
+            if explains(parted, left, place):
+                facet.parted += 1
+                continue
+            facet.differences.append(
+                Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place))
+            )
+
+
+def _truths(values: dict[str, Any]) -> bool:
+    return any(isinstance(value, bool) for value in values.values())
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Equal, and of one JSON type: true is not 1."""
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _near(place: str, left: Any, right: Any, bound: float) -> bool:
+    """Two log-probabilities within an OpenAI-style body."""
+    numbers = isinstance(left, float) and isinstance(right, float)
+    return numbers and "logprob" in place and abs(left - right) <= bound
+
+
+def _no_farther(baseline: Any, candidate: Any, twin: Any) -> bool:
+    """Does the baseline's own twin part from it too, and no later than the candidate does?"""
+    if _same(baseline, twin):
+        return False
+    if all(isinstance(x, list) for x in (baseline, candidate, twin)) or all(
+        isinstance(x, str) for x in (baseline, candidate, twin)
+    ):
+        return common_prefix(baseline, candidate) >= common_prefix(baseline, twin)
+    return True
+
+
+def _scored(call: Call) -> bool:
+    result = call.result or {}
+    return bool(
+        call.method in ("generate", "sample")
+        and deterministic(call)
+        and any(result.get("response_ids") or ())
+        and any(result.get("response_logprobs") or ())
+    )
+
+
+def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
+    facts, differing = deltas(left, right)
+    numbers.facts += facts
+    for delta in differing:
+        if math.isinf(delta.size):
+            numbers.one_sided += 1
+        else:
+            numbers.largest = max(numbers.largest, delta.size)
+        if delta.size > bound:
+            place = f"row {delta.row}"
+            numbers.beyond.append(
+                Difference(
+                    call=left,
+                    place=place,
+                    baseline={"token": delta.position, "logprob": delta.left},
+                    candidate={"token": delta.position, "logprob": delta.right},
+                    size=size_of(left, place),
+                )
+            )
+
+
+def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, facets: dict[str, Facet]) -> None:
+    ours, theirs = partition(baseline), partition(candidate)
+    twins = partition(twin) if twin is not None and (ours or theirs) else {}
+    for session in {**ours, **theirs}:
+        a, b = ours.get(session, NOT_THERE), theirs.get(session, NOT_THERE)
+        facet = facets[PARTITION]
+        facet.facts += 1
+        if a == b:
+            continue
+        if session in twins and twins[session] != a:
+            facet.noisy += 1
+            continue
+        facet.differences.append(Difference(call=None, place=session, baseline=a, candidate=b, size=0))
+
+
+def partition(evidence: Evidence) -> dict[str, str]:
+    """Which sessions share their servers: session → the first of those that it shares with.
+
+    Two stacks that spread the same sessions alike give the same mapping, though they number their servers differently.
+    """
+    if not any(row.session is not None for row in rows(evidence)):
+        return {}
+    served = dict(_servers(evidence))
+    first: dict[frozenset[str], str] = {}
+    return {
+        f"session {session}": f"with session {first.setdefault(servers, session)}"
+        for session, servers in sorted(served.items())
+    }
+
+
+def _servers(evidence: Evidence) -> Iterator[tuple[str, frozenset[str]]]:
+    found = assignment(evidence)
+    by_session: dict[str, set[str]] = defaultdict(set)
+    for row in found.rows:
+        if row.session is not None:
+            by_session[json.dumps(row.session)].update(execution.server for execution in found.where(row))
+    for session, servers in by_session.items():
+        if servers:
+            yield session, frozenset(servers)

@@ -1,0 +1,1 @@
+"""The machine: interpreters, environments, ports, memory, and what this machine can run. Knows no scenario."""

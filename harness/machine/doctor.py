@@ -1,0 +1,238 @@
+"""What this machine can run, and what to do about what it lacks. Looks only: starts, removes and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+import uv
+
+from harness.contract.errors import EnvironmentBroken
+from harness.machine.environments import (
+    NEEDED_BYTES,
+    REQUIREMENTS,
+    Engine,
+    detect_engine,
+    list_gpus,
+    location,
+    problems,
+)
+from harness.machine.interpreters import STACK_PYTHON, find_interpreter
+from harness.machine.memory import available_and_total
+from harness.machine.ports import holder
+
+GIB = 2**30
+ENGINE_BYTES = GIB
+"""One engine with the tiny model, 256 cache blocks and the "uni" executor."""
+RAY_START_BYTES = int(3.5 * GIB)
+"""The process tree of Ray's start, without engines."""
+SERVER_PORTS = range(8000, 8011)
+"""Where SkyRL's servers look for a port first."""
+ROUTER_METRICS_PORT = 29000
+SHM_BYTES = 2 * GIB
+SOCKET_PATH_LIMIT = 107
+"""Bytes of a Unix socket's path on Linux."""
+RAY_SOCKET_TAIL = len("/parity-12345678/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""What Ray puts below the temporary folder."""
+MARKER = "PARITY_MARKER"
+"""Set in the environment of every process of a run."""
+SUPERVISOR = "harness.driving.supervisor"
+"""The module whose process cleans up after a run, as it stands on its command line."""
+
+Status = Literal["ok", "warn", "fail"]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at. `next_step` is set unless it is ok; only "fail" keeps a run from working."""
+
+    name: str
+    status: Status
+    finding: str
+    next_step: str = ""
+
+
+def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
+    """Everything that a run on this machine rests on. `root` is the project's folder. Takes a few seconds."""
+    looked_for: tuple[Callable[[], list[Diagnosis]], ...] = (
+        interpreters,
+        installer,
+        lambda: disk(root),
+        lambda: memory(*available_and_total()),
+        cores,
+        lambda: gpus(engine),
+        ports,
+        shared_memory,
+        lambda: socket_paths(Path(tempfile.gettempdir())),
+        lambda: environments(root, engine or detect_engine()),
+        leftovers,
+    )
+    return [diagnosis for look in looked_for for diagnosis in look()]
+
+
+def interpreters() -> list[Diagnosis]:
+    """The driver's Python and one for the stacks."""
+    driver = Diagnosis(name="driver", status="ok", finding=f"Python {sys.version.split()[0]} ({sys.executable})")
+    try:
+        found = find_interpreter(fetch=False)
+    except EnvironmentBroken as error:
+        return [driver, Diagnosis(name="interpreter", status="fail", finding=error.message, next_step=error.next_step)]
+    return [driver, Diagnosis(name="interpreter", status="ok", finding=f"Python {STACK_PYTHON} for stacks: {found}")]
+
+
+def installer() -> list[Diagnosis]:
+    """uv, which makes the environments."""
+    try:
+        said = subprocess.run([uv.find_uv_bin(), "--version"], capture_output=True, text=True, timeout=20, check=True)
+    except (FileNotFoundError, subprocess.SubprocessError) as error:
+        step = "install it into the driver's environment: `pip install uv`"
+        return [Diagnosis(name="uv", status="fail", finding=f"uv does not run ({error})", next_step=step)]
+    return [Diagnosis(name="uv", status="ok", finding=said.stdout.strip())]
+
+
+def disk(root: Path) -> list[Diagnosis]:
+    """Room for one more environment."""
+    free = shutil.disk_usage(root).free
+    finding = f"{free / 1e9:.0f} GB free at {root}; a stack environment takes about {NEEDED_BYTES / 1e9:.0f} GB"
+    if free >= NEEDED_BYTES:
+        return [Diagnosis(name="disk", status="ok", finding=finding)]
+    made = any((root / ".parity" / "envs").glob("*/bin/python"))
+    step = f"free {(NEEDED_BYTES - free) / 1e9:.0f} GB there before an environment is made"
+    return [Diagnosis(name="disk", status="warn" if made else "fail", finding=finding, next_step=step)]
+
+
+def memory(available: int, total: int) -> list[Diagnosis]:
+    """How many engines fit. Sizes in bytes."""
+    engines = max(0, (available - RAY_START_BYTES) // ENGINE_BYTES)
+    finding = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available: {engines} engines with --start ray"
+    if engines >= 2:
+        return [Diagnosis(name="memory", status="ok", finding=finding)]
+    needed = (RAY_START_BYTES + 2 * ENGINE_BYTES) / GIB
+    step = f"two engines need {needed:.1f} GiB: end what else runs here, or use --engines 1 or --start fork"
+    return [Diagnosis(name="memory", status="warn" if engines else "fail", finding=finding, next_step=step)]
+
+
+def cores() -> list[Diagnosis]:
+    """Start-up is bound by them."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if usable >= 2:
+        return [Diagnosis(name="cores", status="ok", finding=f"{usable} usable cores")]
+    step = "expect starts of several minutes, or use a machine with two cores or more"
+    return [Diagnosis(name="cores", status="warn", finding="1 usable core", next_step=step)]
+
+
+def gpus(engine: Engine | None) -> list[Diagnosis]:
+    """What --engine auto would take, and whether a chosen engine can work."""
+    found = list_gpus()
+    if engine == "cuda" and not found:
+        step = "install the driver (nvidia-smi must list the GPU), or use --engine cpu"
+        return [Diagnosis(name="gpus", status="fail", finding="no GPU for --engine cuda", next_step=step)]
+    finding = f"{len(found)} GPUs: {'; '.join(found)}" if found else "no GPU: --engine auto means cpu"
+    return [Diagnosis(name="gpus", status="ok", finding=finding)]
+
+
+def ports() -> list[Diagnosis]:
+    """The fixed loopback ports that SkyRL asks for first. It moves on from a taken one, so a holder is a warning."""
+    taken = {port: holder(port) for port in (*SERVER_PORTS, ROUTER_METRICS_PORT) if not _free(port)}
+    if not taken:
+        named = f"{SERVER_PORTS.start}-{SERVER_PORTS.stop - 1} and {ROUTER_METRICS_PORT}"
+        return [Diagnosis(name="ports", status="ok", finding=f"loopback ports {named} are free")]
+    finding = "; ".join(f"port {port} is held by {who}" for port, who in taken.items())
+    step = "end these processes if they are left over, or give --base-port for the servers of the remote placement"
+    return [Diagnosis(name="ports", status="warn", finding=finding, next_step=step)]
+
+
+def shared_memory() -> list[Diagnosis]:
+    """Ray's object store and vLLM's queues live in /dev/shm."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        step = "mount a tmpfs there, or Ray falls back to files and vLLM's processes cannot talk"
+        return [Diagnosis(name="shared memory", status="fail", finding="there is no /dev/shm", next_step=step)]
+    free = shutil.disk_usage(folder).free
+    finding = f"{free / GIB:.1f} GiB free in /dev/shm"
+    if free >= SHM_BYTES:
+        return [Diagnosis(name="shared memory", status="ok", finding=finding)]
+    step = f"Ray wants {SHM_BYTES // GIB} GiB: start the container with --shm-size={SHM_BYTES // GIB}g or more"
+    return [Diagnosis(name="shared memory", status="warn", finding=finding, next_step=step)]
+
+
+def socket_paths(temporary: Path) -> list[Diagnosis]:
+    """Ray's sockets below the temporary folder must stay under the limit of a Unix socket's path."""
+    length = len(os.fsencode(temporary)) + RAY_SOCKET_TAIL
+    finding = f"sockets below {temporary} get paths of about {length} of {SOCKET_PATH_LIMIT} bytes"
+    if length <= SOCKET_PATH_LIMIT:
+        return [Diagnosis(name="socket paths", status="ok", finding=finding)]
+    step = "set TMPDIR to a shorter folder, such as /tmp"
+    return [Diagnosis(name="socket paths", status="fail", finding=finding, next_step=step)]
+
+
+def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENTS) -> list[Diagnosis]:
+    """Those that are present, whether they match their file, and those that no requirement file asks for any more."""
+    found: list[Diagnosis] = []
+    current: set[Path] = set()
+    of_engine: list[tuple[Engine, Path]] = [("cpu", path) for path in sorted(requirements.glob("*.cpu.txt"))]
+    of_engine += [("cuda", path) for path in sorted(requirements.glob("*.cuda.txt"))]
+    for of, locked in of_engine:
+        name = locked.stem.removesuffix(f".{of}")
+        home = location(name, of, root=root, requirements=requirements)
+        current.add(home)
+        label = f"environment {name}-{of}"
+        if home.exists() and (wrong := problems(home, locked)):
+            step = "make it anew: `parity setup --recreate`"
+            finding = f"{home} is broken: {'; '.join(wrong[:3])}"
+            found.append(Diagnosis(name=label, status="fail", finding=finding, next_step=step))
+        elif home.exists():
+            found.append(Diagnosis(name=label, status="ok", finding=f"{home} matches {locked.name}"))
+        elif of == engine:
+            step = "the first run makes it, or now: `parity setup`"
+            found.append(Diagnosis(name=label, status="warn", finding="not made yet", next_step=step))
+    old = [path for path in _folders(root / ".parity" / "envs") if path not in current]
+    if old:
+        finding = f"made from requirement files that have changed since: {', '.join(map(str, old))}"
+        found.append(
+            Diagnosis(name="old environments", status="warn", finding=finding, next_step="remove these folders")
+        )
+    return found
+
+
+def leftovers() -> list[Diagnosis]:
+    """Processes of a run that nobody watches any more: they carry PARITY_MARKER, and no supervisor is above them."""
+    left = list(_unwatched())
+    if not left:
+        return [Diagnosis(name="leftovers", status="ok", finding="no process of a killed run")]
+    finding = "; ".join(f"{name} (pid {pid})" for pid, name in left[:10])
+    step = f"if no other run is under way, end them: `kill {' '.join(str(pid) for pid, _ in left)}`"
+    return [Diagnosis(name="leftovers", status="warn", finding=f"{len(left)} processes: {finding}", next_step=step)]
+
+
+def _unwatched() -> Iterator[tuple[int, str]]:
+    for process in psutil.process_iter():
+        try:
+            if MARKER in process.environ() and not any(
+                SUPERVISOR in above.cmdline() for above in (process, *process.parents())
+            ):
+                yield process.pid, process.name()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # ended meanwhile, or another user's: not ours to judge
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,88 @@
+"""What a run will start, how long that takes and how much memory it needs, and what this machine cannot hold. Said before it begins.
+
+Estimates of the tiny model on CPU, measured; they are for whoever waits, and no verdict rests on them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import msgspec
+
+from harness.contract import devices
+from harness.contract.topology import Topology
+from harness.machine.memory import available_and_total
+
+GIB = 2**30
+START_CPU_S = {"ray": 105.0, "fork": 30.0}
+"""CPU seconds of a start but for its workers: imports, Ray's daemons."""
+WORKER_CPU_S = {"ray": 40.0, "fork": 15.0}
+SCENARIO_S = 1.6
+"""Seconds that a take of a scenario takes, over all of them."""
+TREE_BYTES = {"ray": int(2.5 * GIB), "fork": int(0.8 * GIB)}
+"""The process tree of a start, without workers (proportional set size)."""
+WORKER_BYTES = GIB
+"""One worker with the tiny model and 256 cache blocks."""
+ORACLE_BYTES = int(0.7 * GIB)
+
+
+@final
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a stack in a topology, and what is driven on it."""
+
+    target: str
+    topology: Topology
+    scenarios: int
+    takes: int
+    """Of each scenario, but for those that spoil the stack: these are driven once."""
+    spoiling: int = 0
+    """How many of the scenarios spoil it: all but the last are followed by a fresh start."""
+    kind: str
+    """ "ray", "fork", or "inline": nothing is started."""
+
+    @property
+    def seconds(self) -> float:
+        if self.kind == "inline":
+            return 0.05 * self.scenarios * self.takes
+        work = START_CPU_S[self.kind] + WORKER_CPU_S[self.kind] * self.topology.world_size
+        starts = max(1, self.spoiling)
+        drives = self.spoiling + (self.scenarios - self.spoiling) * self.takes
+        return starts * work / min(4, os.cpu_count() or 1) + SCENARIO_S * drives
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.kind == "inline" else TREE_BYTES[self.kind] + WORKER_BYTES * self.topology.world_size
+
+    def lacks(self, engine: str, gpus: int, models: int = 1) -> str:
+        """What this machine lacks for it; empty if nothing. So many models have an oracle by then, which stays."""
+        if self.kind == "inline":
+            return ""
+        if engine == "cuda" and (needed := devices.needed(self.topology)) > gpus:
+            return f"needs {needed} GPUs, there are {gpus}"
+        free, _ = available_and_total()
+        needed_bytes = self.bytes + models * ORACLE_BYTES
+        if engine == "cpu" and needed_bytes > free:
+            return f"needs {needed_bytes / GIB:.1f} GiB of memory, {free / GIB:.1f} are free"
+        return ""
+
+
+def lines(starts: Sequence[Start], engine: str, gpus: int) -> Iterator[str]:
+    """The outlook in words: a line a start, what lacks, and the whole."""
+    minutes = sum(start.seconds for start in starts) / 60
+    yield f"{len(starts)} starts, about {max(1, round(minutes))} min, one after the other:"
+    models = set()
+    for start in starts:
+        models.add(start.topology.model)
+        shape = f"{start.topology.engines} engines" if start.topology.engines > 1 else "1 engine"
+        each = start.topology.world_size // start.topology.engines
+        shape += f" of {each} workers" if each > 1 else ""
+        about = f"{start.scenarios} scenarios" + (f" × {start.takes}" if start.takes > 1 else "")
+        about += (
+            f", {start.spoiling - 1} more starts after scenarios that spoil the stack" if start.spoiling > 1 else ""
+        )
+        size = f", {start.bytes / GIB:.1f} GiB" if start.bytes else ""
+        yield f"  {start.target}@{start.topology.name}: {shape}, {about}{size}, {max(1, round(start.seconds / 60))} min"
+        if missing := start.lacks(engine, gpus, len(models)):
+            yield f"    this machine cannot hold it: {missing}"

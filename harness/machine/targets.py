@@ -1,0 +1,173 @@
+"""From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the interpreter that you name.
+
+The registry is `backends/targets.toml`. Nothing is installed or started here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness import PROJECT
+from harness.contract.capability import Capability
+from harness.contract.errors import EnvironmentBroken, UsageError
+from harness.contract.faults import Fault, by_id
+
+REGISTRY = PROJECT / "backends" / "targets.toml"
+IMPORT_DEADLINE_S = 120.0
+LOCAL_NEEDS = ("skyrl", "vllm", "msgspec", "starlette", "uvicorn", "psutil")
+"""What a local interpreter must be able to import: the stack, and what the host needs beside it."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A stack that can be driven: in an `environment`, by a `python` that the user names, or `inline`."""
+
+    name: str
+    about: str
+    adapter: str
+    """ "module:Class"."""
+    environment: str | None = None
+    """Name for `environments.ensure`."""
+    python: Path | None = None
+    """Interpreter of a local target, checked."""
+    variables: dict[str, str] = {}
+    capabilities: frozenset[Capability]
+    """Declared; what is probed may differ, and that is a finding."""
+    inline: bool = False
+    """Made of nothing but Python: driven in the driver's own process, with a model of its own and no checkpoint."""
+    reference: str = "reference"
+    """The target that is asked as the oracle."""
+    faults: str | None = None
+    """ "module:NAME" of the seeded faults that it can be broken with."""
+    stages: str | None = None
+    """ "module:NAME" of what its log says while it starts: pattern of a line → words for the progress line."""
+
+    @property
+    def local(self) -> bool:
+        """Does the user name the interpreter?"""
+        return self.environment is None and not self.inline
+
+    def seeded(self) -> dict[str, Fault]:
+        """Fault id → fault. Raises UsageError for a target that cannot be broken on purpose."""
+        if self.faults is None:
+            raise UsageError(
+                f"no faults are seeded for {self.name!r}", next_step="`parity targets` says which have some"
+            )
+        return by_id(_named(self.faults))
+
+    @property
+    def start_stages(self) -> Mapping[str, str]:
+        """What `stages` names; nothing for a target whose start tells nothing."""
+        return {} if self.stages is None else _named(self.stages)
+
+
+def _named(name: str) -> Any:
+    """What stands under "module:NAME"."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@cache
+def registry(path: Path | None = None) -> dict[str, Target]:
+    """All targets of a file (default: `REGISTRY`) by name, in its order. Local ones have no interpreter yet."""
+    entries: dict[str, dict[str, Any]] = tomllib.loads((path or REGISTRY).read_text())["targets"]
+    found: dict[str, Target] = {}
+    for name, entry in entries.items():
+        fields = dict(entry)
+        if (like := fields.pop("like", None)) is not None:
+            fields = {**entries[like], **fields}
+            fields.pop("environment", None)
+        found[name] = msgspec.convert({"name": name, **fields}, Target)
+    return found
+
+
+def known(name: str) -> Target:
+    """The registry's entry. Raises UsageError for an unknown name, naming close ones."""
+    if (target := registry().get(name)) is not None:
+        return target
+    close = difflib.get_close_matches(name, registry(), cutoff=0.5)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
+    raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
+
+
+def interpreters(given: Sequence[str]) -> dict[str, Path]:
+    """Values of `--python` → local target → interpreter. "PATH" is for all local targets (""), "TARGET=PATH" for one.
+
+    Raises UsageError for a name that is no local target, and for two interpreters of one target.
+    """
+    found: dict[str, Path] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not equals:
+            name, path = "", one
+        elif not known(name).local:
+            raise UsageError(f"--python {one}: {name} is no local target, it has an environment of its own")
+        if name in found:
+            raise UsageError(f"--python names two interpreters for {name or 'all local targets'}")
+        found[name] = Path(path).expanduser().absolute()  # not resolved: a virtual environment's python is a link
+    return found
+
+
+def resolve(name: str, pythons: Mapping[str, Path] | None = None) -> Target:
+    """The target of that name. `pythons` are interpreters of local targets (`interpreters`); other targets have their own.
+
+    Raises UsageError for an unknown name or a local target without an interpreter, and EnvironmentBroken for an
+    interpreter that cannot run a stack.
+    """
+    target = known(name)
+    if not target.local:
+        return target
+    chosen = (pythons or {}).get(name) or (pythons or {}).get("")
+    if chosen is None:
+        raise UsageError(
+            f"target {name!r} needs the interpreter of your own environment",
+            next_step="add --python PATH (pytest: --target-python PATH), a python that can import your skyrl and vllm",
+        )
+    check_interpreter(chosen)
+    return msgspec.structs.replace(target, python=chosen)
+
+
+def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> None:
+    """Can this interpreter import what a stack needs? Asked of the interpreter itself, with a deadline.
+
+    Raises UsageError if it is not there or not executable, EnvironmentBroken if it cannot import the modules.
+    """
+    if not python.is_file():
+        raise UsageError(f"interpreter {python} does not exist", next_step="name a python executable with --python")
+    if not os.access(python, os.X_OK):
+        raise UsageError(f"{python} is not executable", next_step="name a python executable with --python")
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}  # the host sets its own
+    try:
+        said = subprocess.run(
+            [python, "-c", "\n".join(f"import {name}" for name in modules)],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_DEADLINE_S,
+            cwd="/",  # a folder called skyrl where we happen to be is not the package
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentBroken(
+            f"{python} did not import {', '.join(modules)} within {IMPORT_DEADLINE_S:.0f} s",
+            next_step=f"try it by hand: {python} -c 'import skyrl, vllm'",
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"{python} cannot be run: {error.strerror}", next_step="name a python executable with --python"
+        ) from error
+    if said.returncode != 0:
+        last = (said.stderr.strip().splitlines() or [f"exit status {said.returncode}"])[-1]
+        raise EnvironmentBroken(
+            f"{python} cannot run a stack: {last}",
+            next_step=f"install into its environment what is missing of: {', '.join(modules)}",
+        )

@@ -1,0 +1,1 @@
+"""Stacks are broken on purpose: which check catches which fault."""

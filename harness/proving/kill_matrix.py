@@ -1,0 +1,600 @@
+"""The kill matrix: which seeded fault is caught by which check, and whether that is what the fault says. Pure.
+
+Verdicts in, matrix out; `harness/proving/prove.py` drives. A fault's red checks are compared exactly with those that it names, and
+every check that was judged has to be killed by a fault that exists for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from enum import StrEnum
+from typing import Any, Literal, final
+
+import msgspec
+
+from harness.contract.errors import Blame
+from harness.contract.faults import DRIVEN, NOTHING, Fact, Fault, family
+from harness.judging import pace
+from harness.judging.judge import not_driven, raised
+from harness.judging.pace import Timings
+from harness.records.verdict import Conformance, Verdict
+
+CAUGHT_BY_UNTESTABLE = frozenset({"instruments"})
+"""Checks whose very finding is that nothing can be judged. Of all others only `fail` is a catch."""
+EVIDENCE = 2
+"""Pieces of evidence that are kept of a check that turned red."""
+
+
+class Outcome(StrEnum):
+    """What became of a fault. All but `KILLED` are red."""
+
+    KILLED = "killed"
+    """All checks turned red that exist for it, and no other that does not read a fact that it corrupts."""
+    SURVIVED = "survived"
+    """No check turned red."""
+    MISSED = "missed"
+    """A check that exists for it stayed green, was never judged, or only became untestable."""
+    OVERREACH = "overreach"
+    """A check turned red that reads nothing that it corrupts, or a check broke."""
+    UNFIRED = "unfired"
+    """The fault never took effect, or could not be injected: nothing is known."""
+    INCOMPLETE = "incomplete"
+    """Not driven to its end."""
+
+
+class Mark(StrEnum):
+    """What a check did under a fault, beside what it was to do."""
+
+    CAUGHT = "caught"
+    """Red, and it exists for this fault."""
+    ALSO = "also"
+    """Red, and it reads a fact that the fault corrupts."""
+    UNEXPECTED = "unexpected"
+    """Red, and it reads nothing that the fault corrupts."""
+    MISSING = "missing"
+    """It exists for this fault, and is not red."""
+    UNTESTABLE = "untestable"
+    """Could not judge under this fault, and does not exist for it: neither catch nor alarm."""
+
+
+@final
+class Lap(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen while one fault was in a stack, or none."""
+
+    fault: str | None
+    """Its id; None is the control."""
+    verdicts: list[Verdict]
+    """Of the control all, under a fault those that are red."""
+    driven: int
+    """Scenarios that were driven: those that the stack is able to."""
+    fired: int = 0
+    """How often the fault took effect."""
+    error: str = ""
+    """Why it could not be driven to its end."""
+    seconds: float = 0.0
+    timings: Timings = {}
+    """How long the calls took."""
+    called: dict[str, frozenset[str]] = {}
+    """Of the control of a stack of nothing but Python: scenario → the functions in which it came by, of those that faults change."""
+
+
+@final
+class Red(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that turned red in one scenario."""
+
+    check: str
+    """Its family."""
+    labels: list[str]
+    """Full names of the checks of that family, if they have labels."""
+    status: Literal["fail", "untestable", "raised"]
+    reason: str
+    blame: Blame | None
+    facts: int
+
+
+@final
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One scenario under one fault, if anything turned red there."""
+
+    scenario: str
+    reds: list[Red]
+
+
+@final
+class Catch(msgspec.Struct, frozen=True, kw_only=True):
+    """One check under one fault: how it did, and the first scenario in which it turned red."""
+
+    check: str
+    mark: Mark
+    scenarios: int = 0
+    """In how many scenarios it turned red."""
+    first: str = ""
+    reason: str = ""
+    blame: Blame | None = None
+    facts: int = 0
+    evidence: list[dict[str, Any]] = []
+
+
+@final
+class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault: what it was to turn red, what it did turn red, and what follows."""
+
+    id: str
+    breaks: str
+    caught_by: list[str]
+    also: list[str]
+    """Other checks that turned red and read a fact that it corrupts."""
+    outcome: Outcome
+    problem: str = ""
+    """What is wrong, in one sentence; empty for a fault that was killed."""
+    fired: int = 0
+    driven: int = 0
+    """Scenarios driven under it."""
+    seen: list[str] = []
+    """Checks that turned red."""
+    catches: list[Catch] = []
+    """Every check that exists for it or was not green."""
+    cells: list[Cell] = []
+    seconds: float = 0.0
+    command: str = ""
+    """Repeats this one fault."""
+
+
+@final
+class ControlRed(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict on the correct stack that is neither green nor in the ledger."""
+
+    scenario: str
+    check: str
+    status: str
+    reason: str
+    blame: Blame | None
+
+
+@final
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """The correct stack, with the instrument in place and no fault."""
+
+    verdicts: int
+    """Verdicts judged."""
+    known: list[str] = []
+    """Entries of the ledger that explain red ones."""
+    reds: list[ControlRed] = []
+    error: str = ""
+    """Why it could not be driven to its end."""
+
+    @property
+    def green(self) -> bool:
+        return self.verdicts > 0 and not self.reds and not self.error
+
+
+@final
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that was judged on the correct stack."""
+
+    guards: str
+    """The fault that it is for, in words."""
+    scenarios: int
+
+
+@final
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """One stack, correct and under each of its faults."""
+
+    target: str
+    dtype: str
+    """In which engines computed; empty for a stack of nothing but Python."""
+    whole: bool
+    """Was every scenario driven, under every fault that is seeded for the stack?"""
+    scenarios: list[str]
+    """Those that were driven."""
+    unable: list[str]
+    """Those that the stack does not offer what they need."""
+    control: Control
+    checks: dict[str, Judged]
+    """Check → what is known of it, of all that were judged on the correct stack."""
+    faults: list[FaultProof]
+    complete: bool = True
+
+    @property
+    def killed(self) -> list[FaultProof]:
+        return [fault for fault in self.faults if fault.outcome == Outcome.KILLED]
+
+    def killers(self, check: str) -> list[str]:
+        """Faults that were killed and that the check exists for."""
+        return [fault.id for fault in self.killed if check in fault.caught_by]
+
+    @property
+    def checks_killed(self) -> int:
+        return sum(bool(self.killers(check)) for check in self.checks)
+
+    @property
+    def drives(self) -> int:
+        """Scenarios driven under a fault, over all faults."""
+        return sum(fault.driven for fault in self.faults)
+
+
+@final
+class CheckProof(msgspec.Struct, frozen=True, kw_only=True):
+    """One check: which faults show that it can fail."""
+
+    check: str
+    guards: str
+    killed_by: list[str]
+    """ "target fault", as far as they were killed."""
+    required: bool
+    """Was it judged where every scenario was driven under every fault? Only then must there be one."""
+
+    @property
+    def red(self) -> bool:
+        return self.required and not self.killed_by
+
+
+@final
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the matrix comes to."""
+
+    faults: int
+    faults_killed: int
+    checks: int
+    checks_killed: int
+    scenarios: int
+    """Different scenarios driven."""
+    drives: int
+    """Scenarios driven under a fault, over all faults and stacks."""
+    control_green: bool
+
+
+@final
+class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
+    """All stacks of one run."""
+
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    command: str
+    start: str
+    engine: str
+    proofs: list[Proof]
+    outcome: str = "completed"
+    """ "completed", or why the run ended early."""
+    filters: list[str] = []
+    """What the command line left out; empty for a whole run."""
+    seconds: float = 0.0
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.filters)
+
+    @property
+    def checks(self) -> list[CheckProof]:
+        """Every check that was judged on any correct stack, by name."""
+        names = sorted({check for proof in self.proofs for check in proof.checks} - {DRIVEN})
+        return [self._check(name) for name in names]
+
+    def _check(self, name: str) -> CheckProof:
+        judged = [proof for proof in self.proofs if name in proof.checks]
+        return CheckProof(
+            check=name,
+            guards=judged[0].checks[name].guards,
+            killed_by=[f"{proof.target} {fault}" for proof in self.proofs for fault in proof.killers(name)],
+            required=not self.partial and any(proof.whole for proof in judged),
+        )
+
+    @property
+    def figures(self) -> Figures:
+        checks = self.checks
+        return Figures(
+            faults=sum(len(proof.faults) for proof in self.proofs),
+            faults_killed=sum(len(proof.killed) for proof in self.proofs),
+            checks=len(checks),
+            checks_killed=sum(bool(check.killed_by) for check in checks),
+            scenarios=len({name for proof in self.proofs for name in proof.scenarios}),
+            drives=sum(proof.drives for proof in self.proofs),
+            control_green=bool(self.proofs) and all(proof.control.green for proof in self.proofs),
+        )
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is red, worst first."""
+        found = [] if self.outcome == "completed" else [f"the run is incomplete: {self.outcome}"]
+        for proof in self.proofs:
+            found += _of_control(proof)
+        for proof in self.proofs:
+            found += [
+                f"{proof.target}: {fault.id} {fault.outcome}: {fault.problem}"
+                for fault in proof.faults
+                if fault.outcome != Outcome.KILLED
+            ]
+            if not proof.faults:
+                found.append(f"{proof.target}: no fault was driven: nothing is proved")
+        if not self.proofs:
+            found.append("no stack was driven: nothing is proved")
+        found += [f"no fault kills {check.check}, which is for: {check.guards}" for check in self.checks if check.red]
+        return found
+
+    @property
+    def exit_status(self) -> int:
+        """0 only when every fault was killed, every check that must be is, and the correct stacks are green."""
+        return int(bool(self.problems))
+
+
+def _of_control(proof: Proof) -> list[str]:
+    if proof.control.error:
+        return [f"{proof.target}: the correct stack could not be driven to its end: {proof.control.error}"]
+    if proof.control.verdicts == 0:
+        return [f"{proof.target}: nothing was judged on the correct stack"]
+    reds = proof.control.reds
+    shown = [
+        f"{proof.target}: the correct stack is red: {red.check} in {red.scenario}: {red.reason}" for red in reds[:5]
+    ]
+    more = [f"{proof.target}: and {len(reds) - 5} more red verdicts on the correct stack"] if len(reds) > 5 else []
+    return shown + more
+
+
+# --- from verdicts to the matrix
+
+
+def settled(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The verdicts, with one of the check `DRIVEN` in place of those of a scenario that did not reach its end."""
+    found: list[Verdict] = []
+    ended: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        if not not_driven(verdict):
+            found.append(verdict)
+        elif verdict.scenario not in ended or verdict.known is None:  # known only if all of them are
+            ended[verdict.scenario] = verdict
+    return found + [msgspec.structs.replace(verdict, check=DRIVEN, fault="") for verdict in ended.values()]
+
+
+@final
+class Baseline:
+    """The control's verdicts, in the form in which each fault is compared with them."""
+
+    def __init__(self, verdicts: Sequence[Verdict], error: str = "") -> None:
+        judged = [v for v in settled(verdicts) if v.status != Conformance.MISSING]
+        self._red = {(v.scenario, v.check): v.reason for v in judged if v.status != Conformance.PASS}
+        self._families: dict[str, set[str]] = {}
+        self._guards: dict[str, str] = {}
+        for verdict in judged:
+            if verdict.check != DRIVEN:
+                self._families.setdefault(verdict.scenario, set()).add(family(verdict.check))
+                self._guards.setdefault(family(verdict.check), verdict.fault)
+        self.control = Control(
+            verdicts=len(judged),
+            known=sorted({v.known for v in judged if v.known is not None}),
+            reds=[
+                ControlRed(scenario=v.scenario, check=v.check, status=v.status, reason=v.reason, blame=v.blame)
+                for v in judged
+                if v.red
+            ],
+            error=error,
+        )
+        self.unable = sorted({v.scenario for v in verdicts if v.status == Conformance.MISSING})
+
+    def families(self, scenarios: Iterable[str] | None = None) -> dict[str, Judged]:
+        """The checks that were judged in these scenarios (default all), by name."""
+        names = self._families if scenarios is None else {*scenarios, pace.SCENARIO}
+        counts: dict[str, int] = {}
+        for scenario in names:
+            for name in self._families.get(scenario, ()):
+                counts[name] = counts.get(name, 0) + 1
+        return {name: Judged(guards=self._guards[name], scenarios=counts[name]) for name in sorted(counts)}
+
+    def turned(self, verdict: Verdict) -> bool:
+        """Is it red under a fault, and not for the reason for which it is red without one?"""
+        if verdict.status not in (Conformance.FAIL, Conformance.UNTESTABLE):
+            return False
+        return self._red.get((verdict.scenario, verdict.check)) != verdict.reason
+
+
+def judge_fault(
+    fault: Fault,
+    lap: Lap | None,
+    baseline: Baseline,
+    *,
+    reads: Mapping[str, Fact],
+    scenarios: Iterable[str],
+    filtered: bool,
+    command: str = "",
+) -> FaultProof:
+    """Compare what turned red under a fault with what may and what must.
+
+    `lap` None: it was not driven to its end. `reads`: check → the facts that it reads. `scenarios` are those that were to be
+    driven. `filtered`: the command line left some out, so that a check that must be red may have been red only there; then one
+    catch is enough.
+    """
+    caught_by = sorted(fault.caught_by)
+    if lap is None:
+        return FaultProof(
+            id=fault.id, breaks=fault.breaks, caught_by=caught_by, also=[], command=command,
+            outcome=Outcome.INCOMPLETE, problem="it was not driven to its end",
+        )  # fmt: skip
+    turned = [v for v in settled(lap.verdicts) if baseline.turned(v)]
+    seen = {family(v.check) for v in turned if _caught(v)}
+    broken = {family(v.check) for v in turned if raised(v)}
+    judged = baseline.families(scenarios).keys() | seen | {DRIVEN}
+    must = (filtered and fault.caught_by & seen) or fault.caught_by
+    also = {check for check in seen - fault.caught_by if reads.get(check, NOTHING) & fault.corrupts}
+    missed, unexpected = must - seen, seen - must - also - broken
+    differences = [
+        f"no driven scenario judges {_listed(missed - judged)}" if missed - judged else "",
+        f"not red: {_listed(missed & judged)}" if missed & judged else "",
+        f"red, and reads nothing that it corrupts: {_listed(unexpected)}" if unexpected else "",
+        f"broke, and a check may not raise: {_listed(broken)}" if broken else "",
+    ]
+    outcome, problem = _outcome(lap, seen | broken, missed, unexpected | broken, differences)
+    return FaultProof(
+        id=fault.id,
+        breaks=fault.breaks,
+        caught_by=caught_by,
+        also=sorted(also),
+        outcome=outcome,
+        problem=problem,
+        fired=lap.fired,
+        driven=lap.driven,
+        seen=sorted(seen | broken),
+        catches=_catches(fault, also, turned, seen, broken),
+        cells=_cells(turned),
+        seconds=round(lap.seconds, 3),
+        command=command,
+    )
+
+
+def _caught(verdict: Verdict) -> bool:
+    return verdict.status == Conformance.FAIL or (family(verdict.check) in CAUGHT_BY_UNTESTABLE and not raised(verdict))
+
+
+def _outcome(
+    lap: Lap, seen: Set[str], missed: Set[str], unexpected: Set[str], differences: Iterable[str]
+) -> tuple[Outcome, str]:
+    if lap.error:
+        return Outcome.UNFIRED, f"it could not be driven: {lap.error}"
+    if lap.fired <= 0:
+        return Outcome.UNFIRED, "it never took effect, so nothing is known"
+    problem = "; ".join(filter(None, differences))
+    if not seen:
+        return Outcome.SURVIVED, f"no check turned red; {problem}" if problem else "no check turned red"
+    if missed:
+        return Outcome.MISSED, problem
+    return (Outcome.OVERREACH if unexpected else Outcome.KILLED), problem
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _catches(fault: Fault, also: Set[str], turned: Sequence[Verdict], seen: Set[str], broken: Set[str]) -> list[Catch]:
+    by_family: dict[str, list[Verdict]] = {}
+    for verdict in sorted(turned, key=lambda v: (not _caught(v), v.scenario, v.check)):
+        by_family.setdefault(family(verdict.check), []).append(verdict)
+    return [
+        _catch(name, _mark(fault, also, name, seen, broken), by_family.get(name, []))
+        for name in sorted(fault.caught_by | by_family.keys())
+    ]
+
+
+def _mark(fault: Fault, also: Set[str], name: str, seen: Set[str], broken: Set[str]) -> Mark:
+    if name in broken:
+        return Mark.UNEXPECTED
+    if name not in seen:
+        return Mark.MISSING if name in fault.caught_by else Mark.UNTESTABLE
+    if name in fault.caught_by:
+        return Mark.CAUGHT
+    return Mark.ALSO if name in also else Mark.UNEXPECTED
+
+
+def _catch(name: str, mark: Mark, verdicts: Sequence[Verdict]) -> Catch:
+    if not verdicts:
+        return Catch(check=name, mark=mark)
+    first = verdicts[0]
+    return Catch(
+        check=name,
+        mark=mark,
+        scenarios=len({v.scenario for v in verdicts}),
+        first=first.scenario,
+        reason=first.reason,
+        blame=first.blame,
+        facts=first.facts,
+        evidence=first.evidence[:EVIDENCE],
+    )
+
+
+def _cells(turned: Sequence[Verdict]) -> list[Cell]:
+    found: dict[str, dict[str, list[Verdict]]] = {}
+    for verdict in turned:
+        found.setdefault(verdict.scenario, {}).setdefault(family(verdict.check), []).append(verdict)
+    return [
+        Cell(scenario=scenario, reds=[_red(name, families[name]) for name in sorted(families)])
+        for scenario, families in sorted(found.items())
+    ]
+
+
+def _red(name: str, verdicts: Sequence[Verdict]) -> Red:
+    first = min(verdicts, key=lambda v: not _caught(v))
+    return Red(
+        check=name,
+        labels=[v.check for v in verdicts if v.check != name],
+        status="fail" if first.status == Conformance.FAIL else "raised" if raised(first) else "untestable",
+        reason=first.reason,
+        blame=first.blame,
+        facts=first.facts,
+    )
+
+
+def together(laps: Sequence[Lap]) -> Lap:
+    """The laps of one fault in several topologies as one."""
+    return Lap(
+        fault=laps[0].fault,
+        verdicts=[verdict for lap in laps for verdict in lap.verdicts],
+        driven=sum(lap.driven for lap in laps),
+        fired=sum(lap.fired for lap in laps),
+        error=next((lap.error for lap in laps if lap.error), ""),
+        seconds=sum(lap.seconds for lap in laps),
+        timings={key: times for lap in laps for key, times in lap.timings.items()},
+        called={name: functions for lap in laps for name, functions in lap.called.items()},
+    )
+
+
+def paced(lap: Lap, control: Timings) -> Lap:
+    """The lap with a verdict on its pace beside the control's, if both hold enough like calls: the one check that needs
+    two recordings."""
+    measured = pace.between(control, lap.timings)
+    if not measured.enough:
+        return lap
+    target = lap.verdicts[0].target if lap.verdicts else ""
+    compared = pace.verdict(
+        measured, pace.Pace(pairs=0, ratio=0.0), baseline=target, candidate=target, topology="all", wave=0
+    )
+    status = Conformance.FAIL if compared.red else Conformance.PASS
+    return msgspec.structs.replace(
+        lap, verdicts=[*lap.verdicts, msgspec.structs.replace(compared, status=status, baseline=None)]
+    )
+
+
+def prove_target(
+    target: str,
+    faults: Iterable[Fault],
+    laps: Mapping[str | None, Lap],
+    *,
+    reads: Mapping[str, Fact],
+    plan: Mapping[str, Sequence[str]],
+    scenarios: Sequence[str],
+    unable: Sequence[str] = (),
+    dtype: str = "",
+    whole: bool,
+    filtered: bool,
+    commands: Mapping[str, str] | None = None,
+) -> Proof:
+    """One stack's part of the matrix.
+
+    `laps` are those that were driven to their end, by fault id, the control's under None. `plan` says which scenarios each
+    fault was to be driven in, `scenarios` which the control; `unable` are those that were left out because the stack does
+    not declare what they need. `reads`: check → the facts that it reads.
+    """
+    control = laps.get(None)
+    baseline = Baseline([] if control is None else control.verdicts, "" if control is None else control.error)
+    every_unable = sorted({*unable, *baseline.unable})
+    proofs = [
+        judge_fault(
+            fault,
+            laps.get(fault.id) if control is not None else None,
+            baseline,
+            reads=reads,
+            scenarios=plan[fault.id],
+            filtered=filtered,
+            command=(commands or {}).get(fault.id, ""),
+        )
+        for fault in faults
+    ]
+    return Proof(
+        target=target,
+        dtype=dtype,
+        whole=whole,
+        scenarios=[] if control is None else [name for name in scenarios if name not in every_unable],
+        unable=every_unable,
+        control=baseline.control,
+        checks=baseline.families(),
+        faults=proofs,
+        complete=control is not None and all(p.outcome != Outcome.INCOMPLETE for p in proofs),
+    )

@@ -1,0 +1,561 @@
+"""Drive a stack correct and under each of its seeded faults. What follows from it is decided in `harness/proving/kill_matrix.py`.
+
+Stacks of nothing but Python are driven in worker processes, a fresh stack for each fault. Any other is started once, and its
+faults are injected one after the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import CodeType, FrameType
+from typing import Literal, Protocol, final
+
+import msgspec
+from _pytest.mark.expression import Expression, ExpressionMatcher
+
+from harness import PROJECT
+from harness.contract.errors import HarnessError, StackError, UsageError
+from harness.contract.faults import Fault
+from harness.contract.messages import DEFAULT_DTYPE, Dtype
+from harness.driving.stack import Stack
+from harness.judging import ledger, pace
+from harness.judging.judge import not_driven
+from harness.judging.pace import Timings
+from harness.machine.progress import Progress, silent
+from harness.machine.targets import Target, known, resolve
+from harness.proving.kill_matrix import (
+    Baseline,
+    Control,
+    FaultProof,
+    KillMatrix,
+    Lap,
+    Proof,
+    judge_fault,
+    paced,
+    prove_target,
+    together,
+)
+from harness.records.recording import ScenarioTrace
+from harness.records.run_folder import RunFolder, stem
+from harness.records.verdict import Conformance, Verdict
+from harness.running import catalogue
+from harness.running.session import Options, Seat, Session
+from harness.suite.scenario import Scenario
+
+MINIATURES = ("miniature", "miniature:retry")
+"""What is proved unless the command line names others."""
+STALLED_S = 600.0
+"""How long the workers may bring nothing before the run is given up."""
+
+
+@final
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for."""
+
+    stacks: tuple[str, ...] = MINIATURES
+    faults: tuple[str, ...] = ()
+    """Patterns of fault ids or names; a fault is taken if one of them matches. Empty: all."""
+    expression: str = ""
+    """Scenarios, as pytest's -k takes them. Empty: all."""
+    run_dir: Path | None = None
+    start: Literal["ray", "fork"] = "ray"
+    engine: Literal["cpu", "cuda"] = "cpu"
+    engines: int = 2
+    dtype: Dtype | Literal["auto"] | None = None
+    """As `Options.dtype`; miniatures are exact."""
+    jobs: int = 0
+    """Worker processes for stacks of nothing but Python; 0: one a core."""
+    command: str = "parity prove"
+
+    @property
+    def filters(self) -> list[str]:
+        """What is left out, in the command line's words."""
+        return [f"--fault {pattern}" for pattern in self.faults] + [f"-k {self.expression}"] * bool(self.expression)
+
+
+@final
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is driven on one stack."""
+
+    target: str
+    inline: bool
+    faults: tuple[Fault, ...]
+    seats: tuple[tuple[Seat, tuple[str, ...]], ...]
+    """Each topology with the scenarios that are driven in it."""
+    unable: tuple[str, ...]
+    """Scenarios that need what the target does not declare."""
+    whole: bool
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        return tuple(name for _, names in self.seats for name in names)
+
+    def of(self, fault: Fault | None) -> tuple[tuple[Seat, tuple[str, ...]], ...]:
+        """Where a fault is driven; None is the control, which is driven wherever any fault is."""
+        if fault is None or not fault.scenarios:
+            return self.seats
+        chosen = ((seat, tuple(name for name in names if name in fault.scenarios)) for seat, names in self.seats)
+        return tuple((seat, names) for seat, names in chosen if names)
+
+
+class Driver(Protocol):
+    """What is used of a `Session`."""
+
+    def inject(self, seat: Seat, fault: Fault | None) -> int: ...
+
+    def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]: ...
+
+    def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]: ...
+
+    def close(self, outcome: str = "completed") -> None: ...
+
+
+Begin = Callable[[Options, Progress], Driver]
+"""Makes the session that drives: `Session`, or what stands in for it in tests."""
+Told = Callable[[str, FaultProof | Control], None]
+"""Is told of each fault of a target as soon as it is judged, and of the control before."""
+
+
+# --- what is to be driven
+
+
+def plan(request: Request, target: Target) -> Plan:
+    """Faults, scenarios and topologies of one stack.
+
+    Raises UsageError for a target without faults, a pattern or expression that matches nothing, and a fault that names a
+    scenario that does not exist.
+    """
+    seeded = tuple(target.seeded().values())
+    faults = tuple(fault for fault in seeded if not request.faults or _matches(fault, request.faults))
+    declared = catalogue.declared()
+    if lost := sorted({name for fault in faults for name in fault.scenarios if name not in declared}):
+        raise UsageError(
+            f"faults of {target.name} name scenarios that do not exist: {', '.join(lost)}",
+            next_step=f"correct `scenarios` of the fault in {target.faults}",
+        )
+    selected = _selected(request.expression, declared.values())
+    narrowed = tuple(f for f in faults if not f.scenarios or f.scenarios & {s.name for s in selected})
+    every = any(not fault.scenarios for fault in narrowed)
+    named = {name for fault in narrowed for name in fault.scenarios}
+    wanted = [s for s in selected if every or s.name in named]
+    able = [s for s in wanted if s.needs <= target.capabilities]
+    seats: dict[Seat, list[str]] = {}
+    for scenario in able:
+        seats.setdefault(_seat(target.name, scenario, request.engines), []).append(scenario.name)
+    return Plan(
+        target=target.name,
+        inline=target.inline,
+        faults=narrowed,
+        seats=tuple((seat, tuple(names)) for seat, names in seats.items()),
+        unable=tuple(s.name for s in wanted if s not in able),
+        whole=every and not request.filters,
+    )
+
+
+def _matches(fault: Fault, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (fault.id, fault.name) for pattern in patterns)
+
+
+def _selected(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Scenarios that pytest's -k would select by their names. Raises UsageError."""
+    if not expression:
+        return list(scenarios)
+    try:
+        compiled = Expression.compile(expression)
+    except SyntaxError as e:
+        raise UsageError(
+            f"-k {expression}: {e.msg}", next_step="write it as for pytest: -k 'routing and not remote'"
+        ) from e
+    found = [s for s in scenarios if compiled.evaluate(_in(s.name))]
+    if not found:
+        raise UsageError(f"-k {expression} selects no scenario", next_step="docs/contract.md lists them")
+    return found
+
+
+def _in(name: str) -> ExpressionMatcher:
+    def matches(word: str, /, **_arguments: str | int | bool | None) -> bool:
+        return word.lower() in name.lower()
+
+    return matches
+
+
+def _seat(target: str, scenario: Scenario, engines: int) -> Seat:
+    """A scenario is proved in the first of its topologies."""
+    return Seat(target=target, topology=scenario.driven_in(engines)[0])
+
+
+def plans(request: Request) -> list[Plan]:
+    """One plan a stack. Raises UsageError where nothing would be driven, and for what `plan` raises."""
+    found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
+    for pattern in request.faults:
+        if not any(_matches(fault, [pattern]) for name in request.stacks for fault in known(name).seeded().values()):
+            raise UsageError(
+                f"--fault {pattern} matches no fault of {', '.join(request.stacks)}",
+                next_step="names and patterns are those of docs/proving.md, such as 'session_moves*'",
+            )
+    found = [one for one in found if one.faults and one.scenarios]
+    if not found:
+        raise UsageError(
+            f"nothing is left to drive of {', '.join(request.stacks)}",
+            next_step="choose --fault and -k so that a fault has a scenario",
+        )
+    return found
+
+
+# --- driving
+
+
+@final
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process drives: one fault, or none, on a fresh stack."""
+
+    options: Options
+    fault: Fault | None
+    seats: tuple[tuple[Seat, tuple[str, ...]], ...]
+    watch: frozenset[str] = frozenset()
+    """Functions whose calls are watched in each scenario."""
+
+    @property
+    def may_be_narrowed(self) -> bool:
+        """Is it known what the fault changes?"""
+        return self.fault is not None and bool(self.fault.changes)
+
+    def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
+        """Without the scenarios in which nothing is called that the fault changes."""
+        if self.fault is None or not self.may_be_narrowed:
+            return self
+        changes = self.fault.changes
+        some = ((seat, tuple(name for name in names if changes & called[name])) for seat, names in self.seats)
+        return msgspec.structs.replace(self, seats=tuple((seat, names) for seat, names in some if names))
+
+
+@contextmanager
+def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
+    """Yields what says which of these functions (by their qualified names) were called since it was last asked."""
+    called: set[CodeType] = set()
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    def since() -> frozenset[str]:
+        seen = list(called)  # first, since looking at it is a call as well
+        called.clear()
+        return frozenset(functions & {code.co_qualname for code in seen})
+
+    if not functions:
+        yield frozenset
+        return
+    sys.setprofile(see)
+    try:
+        yield since
+    finally:
+        sys.setprofile(None)
+
+
+def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, watch: Set[str] = frozenset()) -> Lap:
+    """Drive scenarios on a seat under a fault, or under none; `watch` which of them call these functions."""
+    began = time.monotonic()
+    verdicts: list[Verdict] = []
+    timings: Timings = {}
+    called: dict[str, frozenset[str]] = {}
+    fired, error = 0, ""
+    try:
+        with _watched(watch) as since:
+            session.inject(seat, fault)
+            always = since()
+            for name in names:
+                scenario = catalogue.declared()[name]
+                verdicts += session.drive(scenario, seat, catalogue.body(name))
+                called[name] = always | since()
+                timings |= pace.timings(session.driven(scenario, seat))
+            fired = session.inject(seat, None)
+    except StackError as e:
+        error = f"{type(e).__name__}: {e.message}"
+    able = {v.scenario for v in verdicts if v.status != Conformance.MISSING}
+    kept = verdicts if fault is None else [_slim(v) for v in verdicts if v.red]
+    return Lap(
+        fault=None if fault is None else fault.id,
+        verdicts=kept,
+        driven=len(able),
+        fired=fired,
+        error=error,
+        seconds=time.monotonic() - began,
+        timings=timings,
+        called=called if watch else {},
+    )
+
+
+def _slim(verdict: Verdict) -> Verdict:
+    return msgspec.structs.replace(
+        verdict, evidence=verdict.evidence[:1] if not_driven(verdict) else verdict.evidence[:2]
+    )
+
+
+_KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
+"""Model → what its oracle has answered in this process: the answers do not depend on the stack that is asked about."""
+
+
+def _knowing(options: Options, progress: Progress) -> Driver:
+    """A session that knows what the oracle answered to those before it."""
+    session = Session(options, progress, _KNOWN)
+    gc.collect()
+    gc.freeze()  # hundreds of thousands of answers, which no collection needs to look at again
+    return session
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: it takes a quarter of a fault's time, and the next job collects before it begins."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
+    """A job's laps as one, in a session of its own."""
+    try:
+        session = begin(job.options, silent)
+        try:
+            with _uncollected():
+                laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+                return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
+        finally:
+            session.close()
+            if job.options.run_dir is not None:
+                shutil.rmtree(job.options.run_dir, ignore_errors=True)
+    except HarnessError as e:  # in words: not every error comes whole out of another process
+        fault = None if job.fault is None else job.fault.id
+        return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides, and ends its workers
+
+
+def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin = _knowing) -> Iterator[Lap]:
+    """The laps of all jobs, as they are done; in this process for one worker. Raises HarnessError if they stall.
+
+    The control says which scenarios a fault cannot change: those are left out. Faults that may change any are begun beside it.
+    """
+    if workers == 1:
+        correct = drive_job(control, begin)
+        yield correct
+        yield from (drive_job(job if correct.error else job.narrowed(correct.called), begin) for job in faults)
+        return
+    done: SimpleQueue[Lap | BaseException] = SimpleQueue()
+    with multiprocessing.get_context("spawn").Pool(workers, _ignore_interrupts) as pool:
+
+        def begin_job(job: Job) -> None:
+            pool.apply_async(drive_job, (job,), callback=done.put, error_callback=done.put)
+
+        begin_job(control)
+        for job in faults:
+            if not job.may_be_narrowed:
+                begin_job(job)
+        for _ in (control, *faults):
+            try:
+                found = done.get(timeout=STALLED_S)
+            except Empty:
+                raise HarnessError(
+                    f"no fault was driven to its end within {STALLED_S:.0f} s",
+                    next_step="drive the next one alone, in this process: --fault … --jobs 1",
+                ) from None
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+            if found.fault is None:
+                for job in faults:
+                    if job.may_be_narrowed:
+                        begin_job(job if found.error else job.narrowed(found.called))
+
+
+def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
+    """The laps of a stack that is started once a topology."""
+    for seat, names in planned.seats:
+        yield lap(session, seat, names, None)
+        for fault in planned.faults:
+            here = [n for n in names if not fault.scenarios or n in fault.scenarios]
+            if here:
+                yield lap(session, seat, here, fault)
+
+
+def told(target: str, news: FaultProof | Control) -> str:
+    """One line on what was just judged."""
+    if isinstance(news, Control):
+        said = "green" if news.green else f"red: {news.error or f'{len(news.reds)} of {news.verdicts} verdicts'}"
+        return f"{target}: correct stack: {said}"
+    return (
+        f"{target}: {news.id}: {news.outcome}"
+        + (f": {news.problem}" if news.problem else "")
+        + f" ({news.seconds:.1f} s)"
+    )
+
+
+@final
+class Collected:
+    """The laps of one stack as they come in; each fault is judged once it and the control are whole."""
+
+    def __init__(self, request: Request, planned: Plan, tell: Told) -> None:
+        self._request, self._plan, self._tell = request, planned, tell
+        parts = 1 if planned.inline else None
+        self._due = {f.id: parts or len(planned.of(f)) for f in planned.faults}
+        self._control_due = parts or len(planned.seats)
+        self._parts: dict[str | None, list[Lap]] = {}
+        self._laps: dict[str | None, Lap] = {}
+        self._baseline: Baseline | None = None
+
+    def add(self, found: Lap) -> None:
+        """Take a lap in, and tell what became of the faults that can be judged now."""
+        parts = self._parts.setdefault(found.fault, [])
+        parts.append(found)
+        due = self._control_due if found.fault is None else self._due[found.fault]
+        if len(parts) < due:
+            return
+        whole = together(parts)
+        self._laps[found.fault] = whole
+        if found.fault is not None:
+            self._settle([found.fault])
+            return
+        whole = paced(whole, whole.timings)
+        explained, _ = ledger.apply(ledger.load(), whole.verdicts, datetime.now(UTC).date())
+        self._laps[None] = msgspec.structs.replace(whole, verdicts=explained)
+        self._baseline = Baseline(explained, whole.error)
+        self._tell(self._plan.target, self._baseline.control)
+        self._settle([fault.id for fault in self._plan.faults if fault.id in self._laps])
+
+    def _settle(self, ids: Iterable[str]) -> None:
+        if self._baseline is None:
+            return
+        for fault in self._plan.faults:
+            if fault.id in ids:
+                self._laps[fault.id] = paced(self._laps[fault.id], self._laps[None].timings)
+                self._tell(self._plan.target, self._judged(fault, self._baseline))
+
+    def _judged(self, fault: Fault, baseline: Baseline) -> FaultProof:
+        names = [name for _, names in self._plan.of(fault) for name in names]
+        filtered = bool(self._request.expression)
+        reads = catalogue.facts_read()
+        return judge_fault(fault, self._laps.get(fault.id), baseline, reads=reads, scenarios=names, filtered=filtered)
+
+    def proof(self) -> Proof:
+        """What is known by now."""
+        planned = self._plan
+        return prove_target(
+            planned.target,
+            planned.faults,
+            self._laps,
+            reads=catalogue.facts_read(),
+            plan={f.id: [name for _, names in planned.of(f) for name in names] for f in planned.faults},
+            scenarios=planned.scenarios,
+            unable=planned.unable,
+            dtype="" if planned.inline else self._request.dtype or DEFAULT_DTYPE[self._request.engine],
+            whole=planned.whole,
+            filtered=bool(self._request.expression),
+            commands={f.id: command(planned, f, self._request) for f in planned.faults},
+        )
+
+
+def command(planned: Plan, fault: Fault, request: Request) -> str:
+    """Repeats one fault of one stack."""
+    words = f"parity prove --stack {planned.target} --fault {fault.id}"
+    if planned.inline:
+        return words
+    dtype = f" --dtype {request.dtype}" if request.dtype else ""
+    return f"{words} --start {request.start} --engine {request.engine}{dtype}"
+
+
+def options(request: Request, target: str, folder: Path) -> Options:
+    """How a stack is driven to be proved: alone, once, with the instrument in place, nothing recorded."""
+    return Options(
+        baseline=target,
+        candidate=target,
+        stacks=[target],
+        engine=request.engine,
+        start=request.start,
+        engines=request.engines,
+        dtype=request.dtype,
+        run_dir=folder,
+        repeat=1,
+        twin=False,
+        fault_taps=True,
+        record=False,
+        command=request.command,
+    )
+
+
+def _laps(request: Request, planned: Plan, folder: Path, progress: Progress, begin: Begin | None) -> Iterator[Lap]:
+    base = folder / "stacks" / stem(planned.target, "all")
+    if planned.inline:
+        control, *faults = [
+            Job(options=options(request, planned.target, base / str(n)), fault=fault, seats=planned.of(fault))
+            for n, fault in enumerate((None, *planned.faults))
+        ]
+        watched = frozenset(name for fault in planned.faults for name in fault.changes)
+        control = msgspec.structs.replace(control, watch=watched)
+        workers = min(request.jobs or os.cpu_count() or 1, 1 + len(faults))
+        yield from inline_laps(control, faults, workers, begin or _knowing)
+        return
+    session = (begin or Session)(options(request, planned.target, base), progress)
+    outcome = "interrupted"
+    try:
+        yield from started_laps(planned, session)
+        outcome = "completed"
+    finally:
+        session.close(outcome)
+
+
+@final
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. `error` is the named error that ended it, if one did."""
+
+    matrix: KillMatrix
+    folder: Path
+    error: HarnessError | None = None
+
+
+def prove(request: Request, planned: Sequence[Plan], progress: Progress, tell: Told, begin: Begin | None = None) -> Run:
+    """Drive all plans. Ctrl-C and named errors end the driving: what is there is judged, and the run is incomplete."""
+    began = time.monotonic()
+    created_at = datetime.now(UTC).isoformat(timespec="seconds")
+    folder = RunFolder.create(request.run_dir, root=PROJECT)
+    collected = [Collected(request, one, tell) for one in planned]
+    outcome, error = "completed", None
+    try:
+        for one, into in zip(planned, collected, strict=True):
+            for found in _laps(request, one, folder.path, progress, begin):
+                into.add(found)
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+    except HarnessError as e:
+        outcome, error = f"{type(e).__name__}: {e.message}", e
+    finally:
+        folder.close()
+    matrix = KillMatrix(
+        run_id=folder.run_id,
+        created_at=created_at,
+        command=request.command,
+        start=request.start,
+        engine=request.engine,
+        proofs=[into.proof() for into in collected],
+        outcome=outcome,
+        filters=request.filters,
+        seconds=round(time.monotonic() - began, 2),
+    )
+    return Run(matrix=matrix, folder=folder.path, error=error)

@@ -1,0 +1,274 @@
+"""The oracle's answers about one model, kept beside the recordings in ``reference.jsonl``, so that judging needs no oracle.
+
+JSON Lines: a header with the model's hash, then one line for each query. Lines are only ever appended, so a book that
+was cut off in the middle of a line is refused by name, and one that was cut off between lines lacks answers: the
+verdicts that need them become `untestable`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar, final
+
+import msgspec
+
+from harness.contract.errors import RecordingError, UsageError
+from harness.contract.messages import Message
+from harness.records.reference import (
+    METHOD_OF,
+    QUERIES,
+    Answer,
+    DecodeRequest,
+    EncodeRequest,
+    ExpectedDigests,
+    ExpectedDigestsRequest,
+    Experts,
+    ExpertsRequest,
+    Next,
+    NextRequest,
+    Noise,
+    NoiseRequest,
+    Query,
+    Refusal,
+    RenderRequest,
+    Score,
+    ScoreRequest,
+    Text,
+    Tokens,
+    UnansweredQuery,
+    key,
+)
+from harness.records.run_folder import references_in
+
+FORMAT = 1
+"""Version of this file format. A reader refuses any other."""
+
+ROUNDING = 1e-4
+"""By how much a number may differ between two machines' answers to one query, in nats. Below it the checks see a tie."""
+
+_NOISE = f"{METHOD_OF[NoiseRequest]}:"
+
+_A = TypeVar("_A", bound=Message)
+
+
+class BookHeader(msgspec.Struct, frozen=True, kw_only=True, tag_field="book", tag="reference"):
+    """The first line. `model_sha256` is the hash of the checkpoint that answered."""
+
+    format: int = FORMAT
+    model_sha256: str
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One answered query. Both are kept as JSON until they are asked for."""
+
+    key: str
+    query: msgspec.Raw
+    answer: msgspec.Raw
+
+
+_header_decoder = msgspec.json.Decoder(BookHeader)
+_entry_decoder = msgspec.json.Decoder(Entry)
+_encoder = msgspec.json.Encoder()
+
+
+def _read(path: Path) -> tuple[BookHeader, Iterator[Entry]]:
+    """A book's header, and its entries as they are read. Raises `RecordingError` for what is not a whole book."""
+    lines = _lines(path)
+    header = next(lines, None)
+    if not isinstance(header, BookHeader):
+        raise RecordingError(f"{path} is empty: not a reference book", next_step="run it again")
+    return header, (line for line in lines if isinstance(line, Entry))
+
+
+def _lines(path: Path) -> Iterator[BookHeader | Entry]:
+    """The header, then the entries. Raises `RecordingError` with the line's number."""
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise RecordingError(f"cannot read {path}: {e.strerror}", next_step="judge a run's own folder") from e
+    with file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                raise RecordingError(
+                    f"{path}:{number}: reference answers are cut off in the middle of a line",
+                    next_step="the run was killed or the disk is full; run it again",
+                )
+            try:
+                line = _header_decoder.decode(raw) if number == 1 else _entry_decoder.decode(raw)
+            except msgspec.DecodeError as e:
+                raise RecordingError(f"{path}:{number}: not a line of a reference book: {e}") from e
+            if isinstance(line, BookHeader) and line.format != FORMAT:
+                raise RecordingError(
+                    f"{path} has format {line.format}, this harness reads {FORMAT}",
+                    next_step="judge it with the harness that recorded it",
+                )
+            yield line
+
+
+def _agree(left: Any, right: Any) -> bool:
+    """True if two JSON values are equal, but for floats that are as near as `ROUNDING`."""
+    match left, right:
+        case dict(), dict():
+            return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
+        case list(), list():
+            return len(left) == len(right) and all(map(_agree, left, right))
+        case float(), float():
+            return math.isclose(left, right, rel_tol=0, abs_tol=ROUNDING)
+        case _:
+            return bool(left == right)
+
+
+@final
+class Book:
+    """A `ReferenceBook` in a file: `create` one while driving, `load` it to judge. Leaving the context closes it."""
+
+    def __init__(self, path: Path, model_sha256: str, answers: dict[str, msgspec.Raw], file: IO[bytes] | None) -> None:
+        self.path = path
+        self.model_sha256 = model_sha256
+        self._answers = answers
+        self._file = file
+
+    @classmethod
+    def create(cls, path: Path, model_sha256: str, known: dict[str, msgspec.Raw] | None = None) -> Self:
+        """A new book. Raises `RecordingError` if the file exists: answers of two runs are never mixed.
+
+        `known` are answers of the same oracle by key, which go into no file; what is added to the book is added there.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("xb")
+        except FileExistsError as e:
+            raise RecordingError(f"{path} exists already", next_step="give another --run-dir") from e
+        book = cls(path, model_sha256, {} if known is None else known, file)
+        book._write(BookHeader(model_sha256=model_sha256))
+        return book
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a whole book. Raises `RecordingError` with the line's number for anything else."""
+        header, entries = _read(path)
+        return cls(path, header.model_sha256, {entry.key: entry.answer.copy() for entry in entries}, None)
+
+    @classmethod
+    def unite(cls, path: Path, books: Sequence[Path]) -> None:
+        """Write one book at `path` with the answers of all `books`. The first answer to each query stands.
+
+        They are about one model. Raises `RecordingError` for a book that is not whole, and for two answers to one query
+        that differ by more than rounding. What rounding moves is each machine's own: there the first answer stands as well.
+        """
+        origins: dict[str, Path] = {}
+        with cls.create(path, _read(books[0])[0].model_sha256) as united:
+            for source in books:
+                for entry in _read(source)[1]:
+                    name = entry.key
+                    if name not in origins:
+                        united._write(entry)
+                        united._answers[name] = entry.answer.copy()
+                        origins[name] = source
+                    elif not name.startswith(_NOISE) and not _agree(
+                        msgspec.json.decode(united._answers[name]), msgspec.json.decode(entry.answer)
+                    ):
+                        raise RecordingError(
+                            f"{source} and {origins[name]} answer {name} differently",
+                            next_step="make the runs with one reference environment",
+                        )
+
+    @classmethod
+    def of(cls, model_sha256: str, folder: Path) -> Self:
+        """The book in a folder that answers about this model; an empty one where there is none.
+
+        Raises `RecordingError` for a book that is not whole, and UsageError where all that there are answer about others.
+        """
+        books = [cls.load(path) for path in references_in(folder)]
+        found = next((book for book in books if book.model_sha256 == model_sha256), None)
+        if books and found is None:
+            raise UsageError(
+                f"{folder} answers for another model than was recorded: {', '.join(b.path.name for b in books)}",
+                next_step="judge a recording with the reference answers of its own run",
+            )
+        return found or cls.empty()
+
+    @classmethod
+    def empty(cls) -> Self:
+        """A book without answers and without a file: whatever needs the oracle is untestable."""
+        return cls(Path("reference.jsonl"), "", {}, None)
+
+    def add(self, query: Query, answer: Answer | Refusal) -> None:
+        """Keep an answer. A query that is known already is not written again.
+
+        Raises TypeError if the answer is not of the query's kind.
+        """
+        name = key(query)
+        _, expected = QUERIES[name.partition(":")[0]]
+        if not isinstance(answer, expected | Refusal):
+            raise TypeError(f"{name} is answered by {expected.__name__}, not by {type(answer).__name__}")
+        if name not in self._answers:
+            raw = msgspec.Raw(_encoder.encode(answer))
+            self._write(Entry(key=name, query=msgspec.Raw(_encoder.encode(query)), answer=raw))
+            self._answers[name] = raw
+
+    def missing(self, queries: Iterable[Query]) -> list[Query]:
+        """Those that have no answer yet, each once, in order."""
+        unknown = {name: query for query in queries if (name := key(query)) not in self._answers}
+        return list(unknown.values())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def score(self, request: ScoreRequest) -> Score:
+        return self._answer(request, Score)
+
+    def next(self, request: NextRequest) -> Next:
+        return self._answer(request, Next)
+
+    def experts(self, request: ExpertsRequest) -> Experts:
+        return self._answer(request, Experts)
+
+    def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]:
+        return self._answer(request, ExpectedDigests).digests
+
+    def noise(self, request: NoiseRequest) -> Noise:
+        return self._answer(request, Noise)
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._answer(RenderRequest(messages=messages), Tokens).tokens
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return self._answer(DecodeRequest(tokens=tokens, skip_special_tokens=skip_special_tokens), Text).text
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._answer(EncodeRequest(text=text, add_special_tokens=add_special_tokens), Tokens).tokens
+
+    def _answer(self, query: Query, kind: type[_A]) -> _A:
+        name = key(query)
+        raw = self._answers.get(name)
+        if raw is None:
+            raise UnansweredQuery(f"the reference was not asked {name}")
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.DecodeError as e:
+            with suppress(msgspec.DecodeError):
+                refusal = msgspec.json.decode(raw, type=Refusal)
+                raise UnansweredQuery(f"the reference failed at {name}: {refusal.reason}") from None
+            raise RecordingError(f"{self.path}: the answer to {name} is not a {kind.__name__}: {e}") from e
+
+    def _write(self, line: BookHeader | Entry) -> None:
+        if self._file is None:
+            raise RecordingError(f"{self.path} is not open for writing")
+        self._file.write(_encoder.encode(line) + b"\n")
+        self._file.flush()

@@ -1,0 +1,354 @@
+"""Recordings: the only thing that passes from driving to judging. JSON Lines: header, events, footer.
+
+A recording is readable while it is being written (each line is flushed whole) and refused by name when it was cut off.
+One file holds everything that was driven on one start of one target in one topology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self
+
+import msgspec
+
+from harness.contract.capability import Capability
+from harness.contract.errors import RecordingError
+from harness.contract.messages import Start
+from harness.contract.topology import Topology
+from harness.contract.vocabulary import TINY, Vocabulary
+
+FORMAT = 2
+"""Version of this file format. A reader refuses any other."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="header"):
+    """Identities: what was driven, made of what, on what. Written once the stack is up."""
+
+    format: int = FORMAT
+    harness_version: str
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    target: str
+    topology: Topology
+    start: Start
+    engine: Literal["cpu", "cuda"]
+    capabilities: list[Capability]
+    packages: dict[str, str]
+    """Package → version in the stack's environment (skyrl, vllm, ray, torch, …)."""
+    commit: str | None = None
+    """Commit of the harness's checkout, or of the local stack under test; None outside a checkout."""
+    model: dict[str, str]
+    """"name", "sha256" of the checkpoint, "dtype"."""
+    cuda_graphs: bool = False
+    batch_invariant: bool = False
+    """Both as in `StartRequest`. Engines of older recordings were eager and not batch-invariant."""
+    vocabulary: Vocabulary = TINY
+    """Recordings from before this field are of tiny models."""
+    hardware: dict[str, str]
+    seed: int
+    servers: list[str]
+    patches: list[dict[str, str]] = []
+    notes: list[str] = []
+
+    @property
+    def model_sha256(self) -> str:
+        """What tells the checkpoint from all others; empty if it was not recorded."""
+        return self.model.get("sha256", "")
+
+
+class CallError(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call ended badly. `kind` is the exception's class name on the stack's side."""
+
+    kind: str
+    message: str
+    status: int | None = None
+    blame: str = "stack"
+
+
+class ScenarioStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="scenario_start"):
+    scenario: str
+    take: int = 1
+    """1, or 2 for the baseline's twin: the same scenario driven again on the same start."""
+    at_ns: int
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="call"):
+    """One call through the contract. `phase` tells the scenario's own calls from the clean room before it."""
+
+    id: int
+    method: str
+    request: dict[str, Any]
+    result: dict[str, Any] | None = None
+    error: CallError | None = None
+    started_ns: int
+    ended_ns: int
+    phase: Literal["clean_room", "scenario"] = "scenario"
+    label: str | None = None
+    """The name that the scenario gave to this call, for checks that compare calls."""
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="observation"):
+    """What an engine tap saw, out of band. `kind` and `data`:
+
+    =================  ==================================================================================
+    `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
+    `late_request`     the same, of a batch that had failed in an earlier scenario: not this one's
+    `step`             one engine step: tokens = {request_id: [new token ids]}
+    `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
+    `abort`            the frontend dropped requests: request_ids
+    `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
+                       of add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}
+    =================  ==================================================================================
+    """
+
+    kind: str
+    server: str
+    at_ns: int
+    data: dict[str, Any]
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="mark"):
+    """A moment or a result that the scenario itself names: an event of its schedule, a figure of a training step.
+
+    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward.
+    """
+
+    name: str
+    step: int
+    at_ns: int
+    numbers: dict[str, float] = {}
+
+
+class ScenarioEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="scenario_end"):
+    scenario: str
+    take: int = 1
+    outcome: Literal["completed", "failed"]
+    attempts: int = 1
+    """How often it was begun: again where requests ended before they could be caught in flight."""
+    allowed_s: float | None = None
+    """How long driving might take: the scenario's deadline, times how slow the engines were. None if it was not begun."""
+    error: CallError | None = None
+    """Set when `outcome` is "failed": why the scenario could not be driven to its end."""
+    at_ns: int
+
+
+class Footer(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="footer"):
+    """The last line. `events` counts the lines between header and footer: a reader compares."""
+
+    events: int
+    outcome: Literal["completed", "failed"]
+
+
+Event = ScenarioStart | Call | Observation | Mark | ScenarioEnd
+Line = Header | ScenarioStart | Call | Observation | Mark | ScenarioEnd | Footer
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+class Recorder:
+    """Writes one recording. A context manager; leaving it writes the footer ("failed" after an exception)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: Header
+        self._file: IO[bytes] | None = None
+        self._events = 0
+
+    def open(self, header: Header) -> Self:
+        """Create the file and write its header. An existing file is never overwritten."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = self.path.open("xb")
+        except FileExistsError as e:
+            raise RecordingError(
+                f"{self.path} exists already", next_step="give another --run-dir; a recording is never overwritten"
+            ) from e
+        self._write(header)
+        self.header = header
+        return self
+
+    def add(self, event: Event) -> None:
+        """Append one event and flush its line."""
+        self._write(event)
+        self._events += 1
+
+    def close(self, outcome: Literal["completed", "failed"] = "completed") -> None:
+        """Write the footer. Without it a reader refuses the recording."""
+        if self._file is not None:
+            self._write(Footer(events=self._events, outcome=outcome))
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: Line) -> None:
+        if self._file is None:
+            raise RecordingError(f"{self.path} is not open for writing")
+        self._file.write(_encoder.encode(line) + b"\n")
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close("failed" if kind else "completed")
+
+
+class Unwritten(Recorder):
+    """A recorder that keeps the header and writes nothing: for drives whose verdicts alone are wanted."""
+
+    def open(self, header: Header) -> Self:
+        self.header = header
+        return self
+
+    def add(self, event: Event) -> None:
+        pass
+
+
+class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was recorded of one scenario: what the checks are given."""
+
+    header: Header
+    scenario: str
+    take: int
+    calls: tuple[Call, ...]
+    observations: tuple[Observation, ...]
+    end: ScenarioEnd
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def began_ns(self) -> int:
+        """When the last clean room was done: what was before that is not the scenario's, an attempt given up included."""
+        return max((c.ended_ns for c in self.calls if c.phase == "clean_room"), default=0)
+
+    @property
+    def own_calls(self) -> list[Call]:
+        """The scenario's own calls, in the order in which they ended: those after the last clean room."""
+        cleaned = max((at for at, c in enumerate(self.calls) if c.phase == "clean_room"), default=-1)
+        return list(self.calls[cleaned + 1 :])
+
+    @property
+    def own_marks(self) -> list[Mark]:
+        """What the scenario marked, in order of time; not what it did in an attempt given up."""
+        return [mark for mark in self.marks if mark.at_ns >= self.began_ns]
+
+
+def walk(
+    path: Path, decode: Callable[[bytes], Line | None], *, live: bool = False
+) -> Iterator[tuple[bytes, Line | None]]:
+    """Yield each line of a recording, raw and as `decode` gives it: None stands for an event that it leaves undecoded.
+
+    Raises what `read` raises; whatever `decode` leaves undecoded is counted, not parsed.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise RecordingError(
+            f"cannot read {path}: {e.strerror}", next_step="name a recording (*.jsonl) of a run"
+        ) from e
+    with file:
+        events, footer = 0, None
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                if live:
+                    return
+                raise RecordingError(
+                    f"{path}:{number}: recording is cut off in the middle of a line",
+                    next_step="the run was killed or the disk is full; run that target again",
+                )
+            try:
+                line = decode(raw)
+            except msgspec.DecodeError as e:
+                raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
+            _check_place(path, number, line, footer)
+            if isinstance(line, Footer):
+                footer = line
+            elif number > 1:
+                events += 1
+            yield raw, line
+        if live:
+            return
+        if footer is None:
+            raise RecordingError(
+                f"{path} has no footer: it was cut off after {events} events",
+                next_step="the run was killed before it finished; run that target again",
+            )
+        if footer.events != events:
+            raise RecordingError(f"{path}: footer counts {footer.events} events, the file holds {events}")
+
+
+def _check_place(path: Path, number: int, line: Line | None, footer: Footer | None) -> None:
+    """A header first and only there, nothing after the footer."""
+    if number == 1:
+        if not isinstance(line, Header):
+            raise RecordingError(f"{path}: the first line is not a header", next_step="name a recording (*.jsonl)")
+        if line.format != FORMAT:
+            raise RecordingError(
+                f"{path} has format {line.format}, this harness reads {FORMAT}",
+                next_step="judge it with the harness that recorded it",
+            )
+    elif footer is not None:
+        raise RecordingError(f"{path}:{number}: lines after the footer")
+    elif isinstance(line, Header):
+        raise RecordingError(f"{path}:{number}: a second header")
+
+
+def decode_line(raw: bytes) -> Line:
+    """One line of a recording. Raises `msgspec.DecodeError`."""
+    return _decoder.decode(raw)
+
+
+def read(path: Path, *, live: bool = False) -> Iterator[Line]:
+    """Yield the lines of a recording, header first.
+
+    Raises `RecordingError` with the line's number for anything that is not a whole recording: another format, a
+    line that does not parse, a missing footer, a footer that counts other lines than there are. With `live` the
+    footer may still be missing and a last line without its newline is left alone: for looking at a run in progress.
+    """
+    for _, line in walk(path, decode_line, live=live):
+        if line is not None:
+            yield line
+
+
+def traces(path: Path) -> Iterator[ScenarioTrace]:
+    """Yield each scenario of a whole recording, in the order in which they were driven. Holds one scenario in memory.
+
+    Raises `RecordingError` as `read` does, and for a scenario without an end or without a start.
+    """
+    header: Header | None = None
+    start: ScenarioStart | None = None
+    calls: list[Call] = []
+    observations: list[Observation] = []
+    marks: list[Mark] = []
+    for line in read(path):
+        match line:
+            case Header():
+                header = line
+            case ScenarioStart():
+                if start is not None:
+                    raise RecordingError(f"{path}: {start.scenario} has no end before {line.scenario} starts")
+                start, calls, observations, marks = line, [], [], []
+            case Call():
+                calls.append(line)
+            case Observation():
+                observations.append(line)
+            case Mark():
+                marks.append(line)
+            case ScenarioEnd():
+                if start is None or header is None or (start.scenario, start.take) != (line.scenario, line.take):
+                    raise RecordingError(f"{path}: end of {line.scenario}, which did not start")
+                yield ScenarioTrace(
+                    header=header,
+                    scenario=line.scenario,
+                    take=line.take,
+                    calls=tuple(calls),
+                    observations=tuple(observations),
+                    end=line,
+                    marks=tuple(marks),
+                )
+                start = None
+            case Footer():
+                if start is not None:
+                    raise RecordingError(f"{path}: {start.scenario} was cut off")

@@ -1,0 +1,285 @@
+"""Verdicts: what judge and parity say, with blame. The report, the ledger and the gate read nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from harness.contract.capability import Capability
+from harness.contract.errors import Blame
+from harness.records.recording import CallError
+
+
+class Conformance(StrEnum):
+    """One stack against the contract."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    MISSING = "missing"
+    """The stack does not declare a capability that the scenario needs. Red only where the comparison says so."""
+    UNTESTABLE = "untestable"
+    """Could not be judged; blame says why. Red."""
+
+
+class Parity(StrEnum):
+    """Two stacks against each other; the table of the architecture."""
+
+    PARITY = "parity"
+    """Both conform, outputs equal, or closer than the baseline is to its own twin."""
+    OPEN = "open"
+    """Both conform and differ where the contract leaves it open. Shown, named, not red by itself."""
+    REGRESSION = "regression"
+    """The baseline conforms, the candidate does not. Red."""
+    BASELINE_DEFECT = "baseline-defect"
+    """The candidate conforms, the baseline does not. Red on the baseline's side only."""
+    BOTH_WRONG = "both-wrong"
+    """Neither conforms: no parity credit, however equal. Red."""
+    MISSING = "missing"
+    """The baseline is able, the candidate is not. Red."""
+    ADDED = "added"
+    """The candidate is able, the baseline is not: judged for conformance alone."""
+    UNTESTABLE = "untestable"
+    """One of the two could not be judged. Red."""
+
+
+RED: frozenset[str] = frozenset({Conformance.FAIL, Conformance.UNTESTABLE, Parity.REGRESSION, Parity.BOTH_WRONG})
+"""Statuses that are red in either kind of verdict. `missing` is red in a comparison only: see `Verdict.red`."""
+
+
+class Margin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a numeric check measured, above what it turns red, and what seeded faults would have made it measure.
+
+    A fault is seeded offline into what was recorded: one whose size is not above `bound` would have passed.
+    """
+
+    unit: str
+    measured: float
+    bound: float
+    faults: dict[str, float] = {}
+    """Name of each seeded fault → what the check would have measured. One that cannot be seeded here is left out."""
+    false_alarm_rate: float | None = None
+    """How often a correct stack is called wrong, where chance is judged."""
+    power: float | None = None
+    """How probably the weakest fault is found, where chance is judged."""
+
+    @property
+    def weakest(self) -> str | None:
+        """Name of the seeded fault that comes nearest to passing."""
+        return min(self.faults, key=self.faults.__getitem__, default=None)
+
+
+UNTESTABLE_HERE = "untestable here"
+"""What is said of a scenario that the target offers and this start cannot show, such as one that needs a GPU."""
+
+
+class Severity(StrEnum):
+    """How bad it is that something is open to a caller who shows no credentials."""
+
+    CRITICAL = "critical"
+    """Code of the caller's own runs."""
+    HIGH = "high"
+    """Control or weights where callers of generation are, or a port that other machines reach."""
+    MEDIUM = "medium"
+    """Control or weights at a server's own address."""
+    LOW = "low"
+    """Information."""
+
+
+class Exposure(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is open to a caller without credentials. Critical and high ones fail their check."""
+
+    severity: Severity
+    where: str
+    """The address, or the process that holds a socket."""
+    what: str
+    by: list[str]
+    """Routes with the status of their answer, or addresses."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement about one check (or one compared facet) of one scenario."""
+
+    scenario: str
+    wave: int
+    task: int
+    promise: str
+    topology: str
+    """Name of the topology ("disaggregated")."""
+    check: str
+    """Name of the check; for compared outputs the facet ("outputs.tokens", "outputs.logprobs", …)."""
+    target: str
+    """The stack judged; in a comparison the candidate."""
+    baseline: str | None = None
+    """Set in a comparison."""
+    status: str
+    """A `Conformance` value, or a `Parity` value when `baseline` is set."""
+    blame: Blame | None = None
+    reason: str = ""
+    """One sentence, the same from run to run for the same cause. Numbers that vary are in `numbers` and `evidence`."""
+    facts: int = 0
+    """How many facts were compared."""
+    numbers: dict[str, float] = {}
+    margin: Margin | None = None
+    """Set by a numeric check that found nothing wrong."""
+    takes: int = 1
+    """How many takes this stands for: the worst of them."""
+    alike: int = 1
+    """In how many of these takes the status was this one."""
+    evidence: list[dict[str, Any]] = []
+    """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
+    exposures: list[Exposure] = []
+    """What the check found open, red or not."""
+    fault: str = ""
+    """The fault that the check exists for."""
+    source: str = ""
+    """Where the rule is written."""
+    next_step: str = ""
+    known: str | None = None
+    """Id of the ledger entry that explains this verdict."""
+
+    @property
+    def red(self) -> bool:
+        """Does this verdict fail the run? One that the ledger explains does not."""
+        if self.known is not None:
+            return False
+        return self.status in RED or (self.baseline is not None and self.status == Parity.MISSING)
+
+    @property
+    def id(self) -> str:
+        """Stable name: scenario@topology::check[target] or [baseline~target]."""
+        pair = f"{self.baseline}~{self.target}" if self.baseline else self.target
+        return f"{self.scenario}@{self.topology}::{self.check}[{pair}]"
+
+
+class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one numeric check over a whole run: what correct stacks measure, what is allowed, and what faults measure."""
+
+    check: str
+    """The check without its label, or the compared facet."""
+    unit: str
+    floor: float
+    """The largest value that passed; for a facet, between the baseline and its own twin."""
+    bound: float
+    """What is red above."""
+    weakest_fault: float | None = None
+    """The smallest value that a seeded fault makes; None where none was measured."""
+    faults: dict[str, float] = {}
+    """Name of each seeded fault → what it makes of this run's recordings, where it is hardest to see."""
+    facts: int = 0
+    false_alarm_rate: float | None = None
+    """Of one verdict, where chance is judged: the largest."""
+    power: float | None = None
+    """How probably the weakest fault is found in one verdict: the smallest."""
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """The trainer's log-probabilities minus the rollouts', in nats, over all tokens of one training step."""
+
+    step: int
+    tokens: int
+    mean: float
+    """Mean absolute difference."""
+    p99: float
+    """99th percentile of the absolute difference."""
+    largest: float
+    outside: float
+    """Share of tokens whose importance ratio, exp(trainer - rollout), is outside 1 ± 0.1."""
+    k3: float
+    """The k3 estimate of the KL divergence (Schulman, "Approximating KL Divergence"): mean of r - 1 - log r, where r is that ratio."""
+
+
+class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The gap by step, of one scenario that trained on one stack: its first take."""
+
+    scenario: str
+    topology: str
+    target: str
+    bound: float | None
+    """Nats that no token may be off by; None where rollouts may be older than the policy that is trained."""
+    steps: list[Gap]
+
+
+def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
+    """What a recording's header says of its engines' arithmetic, in words. Only GPUs have CUDA graphs."""
+    if "dtype" in header.get("model", {}):
+        yield header["model"]["dtype"]
+    if header.get("engine") == "cuda":
+        yield "CUDA graphs" if header.get("cuda_graphs") else "eager"
+    if header.get("batch_invariant"):
+        yield "batch-invariant"
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run: enough to reproduce it and to say what the verdicts rest on."""
+
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    command: str
+    """A command line that repeats the run."""
+    baseline: str | None
+    candidate: str | None
+    start: str
+    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack): only "ray" can say that legacy may go."""
+    engine: str
+    headers: list[dict[str, Any]] = []
+    """The headers of the recordings that were judged, as JSON."""
+    seconds: dict[str, float] = {}
+    """Wall time by stage: environment, start, drive, judge, report."""
+    outcome: str = "completed"
+    """"completed", or why the run ended early."""
+    whole_waves: list[int] = []
+    """Waves that were run unfiltered: only of those can be said what was never driven or exercised."""
+    selected: dict[str, list[str]] = {}
+    """Topology → the scenarios that were selected there. Shards of a run add up to its whole waves by them."""
+    declared: dict[str, list[Capability]] = {}
+    """What each target declares before it is started: a scenario that needs more is missing without a start."""
+    not_started: dict[str, CallError] = {}
+    """"target@topology" of each stack that did not come up, and why."""
+
+    @property
+    def computed(self) -> str:
+        """How engines computed, such as "cuda, bfloat16, eager". Where they differ, each way names its stacks. The engine alone
+        where nothing was recorded."""
+        stacks: dict[str, dict[str, None]] = {}
+        for header in self.headers:
+            stacks.setdefault(", ".join([self.engine, *_arithmetic(header)]), {})[str(header.get("target"))] = None
+        if len(stacks) < 2:
+            return next(iter(stacks), self.engine)
+        return "; ".join(f"{way} ({', '.join(names)})" for way, names in sorted(stacks.items()))
+
+
+class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a ledger entry in the light of this run: stale, expired, over its cap, reason changed. Red."""
+
+    entry: str
+    problem: str
+    next_step: str
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """May the legacy stack be removed? `reasons` names everything that stands against it, worst first."""
+
+    may_remove_legacy: bool
+    reasons: list[str]
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a report shows, and nothing that it has to compute."""
+
+    run: RunInfo
+    verdicts: list[Verdict]
+    ledger_problems: list[LedgerProblem] = []
+    noise: list[NoiseFloor] = []
+    gaps: list[GapCurve] = []
+    gate: Gate | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0 only when everything judged is green or in the ledger, and something was judged at all."""
+        if not self.verdicts or self.ledger_problems or self.run.outcome != "completed":
+            return 1
+        return int(any(v.red for v in self.verdicts))

@@ -1,0 +1,112 @@
+"""http() calls read as what they are: completion() and chat_completion() over the stack's OpenAI address. Pure.
+
+Checks and comparisons read both alike: a body sent as bytes keeps the promises of a body that was handed over. Server-sent
+events are put together to the one body that they stand for (vLLM documentation, OpenAI-Compatible Server: streaming).
+"""
+
+from __future__ import annotations
+
+import http
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from harness.records.recording import Call, CallError
+
+ROUTES = {"/v1/completions": "completion", "/v1/chat/completions": "chat_completion"}
+"""Route of the OpenAI address → call of the contract."""
+SESSION = "x-session-id"
+"""The header that names a request's session (SkyRL #1014, task 6)."""
+DONE = "[DONE]"
+"""The last event of a stream."""
+
+
+def body_of(text: str) -> dict[str, Any]:
+    """A JSON object, empty for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def header(headers: dict[str, str], name: str) -> str | None:
+    """A header's value, whatever the case of its name."""
+    return next((value for key, value in headers.items() if key.lower() == name), None)
+
+
+def as_openai(call: Call) -> Call:
+    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for; any other as it is.
+
+    A status of 400 and more is the error body that came with it, or, where none did, an exception named by the status.
+    """
+    method = ROUTES.get(call.request["path"]) if call.method == "http" and call.request["method"] == "POST" else None
+    if method is None:
+        return call
+    session = header(call.request["headers"], SESSION)
+    request = {"body": body_of(call.request["body"]), "headers": {} if session is None else {SESSION: session}}
+    read = msgspec.structs.replace(call, method=method, request=request, result=None)
+    if call.result is None:
+        return read
+    status, text = call.result["status"], call.result["body"]
+    body = streamed(text) if streams(call.result) else body_of(text)
+    if status >= http.HTTPStatus.BAD_REQUEST and not body.get("error"):
+        error = CallError(kind=f"HTTP{status}", message=text[:2000] or reason(status), status=status)
+        return msgspec.structs.replace(read, error=error)
+    return msgspec.structs.replace(read, result={"body": body})
+
+
+def reason(status: int) -> str:
+    """The words of a status line."""
+    return http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "unknown status"
+
+
+def streams(result: dict[str, Any]) -> bool:
+    """Did the answer come as server-sent events?"""
+    return (header(result["headers"], "content-type") or "").startswith("text/event-stream")
+
+
+def events(text: str) -> Iterator[str]:
+    """The data of each event, in order."""
+    for block in text.replace("\r\n", "\n").split("\n\n"):
+        lines = [line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:")]
+        if lines:
+            yield "\n".join(lines)
+
+
+def streamed(text: str) -> dict[str, Any]:
+    """The body that a stream of chunks stands for, or the error that broke it off. Empty without any chunk."""
+    chunks = [body_of(data) for data in events(text) if data != DONE]
+    if not chunks:
+        return {}
+    broken = next((chunk for chunk in chunks if chunk.get("error")), None)
+    if broken is not None:
+        return broken
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for piece in chunk.get("choices") or ():
+            _add(choices.setdefault(piece.get("index", 0), {"index": piece.get("index", 0)}), piece)
+    usage = next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None)
+    return {
+        **{name: chunks[0].get(name) for name in ("id", "created", "model")},
+        "object": str(chunks[0].get("object")).removesuffix(".chunk"),
+        "choices": [choices[index] for index in sorted(choices)],
+        "usage": usage,
+    }
+
+
+def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
+    """One chunk's piece of a choice is joined to what came before."""
+    if "delta" in piece:
+        message = choice.setdefault("message", {"role": "assistant", "content": ""})
+        message["content"] += piece["delta"].get("content") or ""
+    else:
+        choice["text"] = choice.get("text", "") + (piece.get("text") or "")
+    if piece.get("token_ids") is not None:
+        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
+    for name, values in (piece.get("logprobs") or {}).items():
+        kept = choice.setdefault("logprobs", {})
+        kept[name] = (kept.get(name) or []) + values if isinstance(values, list) else kept.get(name)
+    choice["finish_reason"] = piece.get("finish_reason") or choice.get("finish_reason")

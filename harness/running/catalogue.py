@@ -1,0 +1,66 @@
+"""All scenarios that the project declares, by name: imported without pytest and without any stack."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import cache
+
+import scenarios
+from fixtures.prompts import Prompts
+from harness.checks.always import ALWAYS
+from harness.contract.errors import UsageError
+from harness.contract.faults import DRIVEN, NOTHING, Fact, family
+from harness.driving.stack import Stack
+from harness.suite.scenario import Scenario, declaration
+
+
+@cache
+def functions() -> dict[str, Callable[..., Awaitable[None]]]:
+    """Name → function, of every scenario in scenarios/wave*. Raises UsageError for a name given twice."""
+    found: dict[str, Callable[..., Awaitable[None]]] = {}
+    for module in pkgutil.walk_packages(scenarios.__path__, "scenarios."):
+        if not module.name.startswith("scenarios.wave") or module.ispkg:
+            continue
+        for function in vars(importlib.import_module(module.name)).values():
+            scenario = declaration(function)
+            if scenario is None or function.__module__ != module.name:
+                continue
+            if scenario.name in found:
+                raise UsageError(
+                    f"two scenarios are named {scenario.name}", next_step="module and function name one; rename either"
+                )
+            found[scenario.name] = function
+    return found
+
+
+def body(name: str) -> Callable[[Stack], Awaitable[None]]:
+    """What a scenario does to a stack, with its own prompts: as pytest would call it, without pytest."""
+    function = functions()[name]
+    return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary))
+
+
+@cache
+def facts_read() -> dict[str, Fact]:
+    """Check → the facts that it reads, of every check of every scenario. A scenario may also end at a wrong answer."""
+    found = {DRIVEN: Fact.ANSWERS}
+    for check in (*ALWAYS, *(check for scenario in declared().values() for check in scenario.checks)):
+        found[family(check.name)] = found.get(family(check.name), NOTHING) | check.reads
+    return found
+
+
+@cache
+def declared() -> dict[str, Scenario]:
+    """Name → declaration, of every test function in scenarios/wave*. Raises UsageError for a name given twice."""
+    return {name: scenario for name, function in functions().items() if (scenario := declaration(function))}
+
+
+def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:
+    """Waves whose every declared scenario was selected, in every topology that it names. `selected`: topology → scenarios."""
+    scenarios = declared().values()
+    return [
+        wave
+        for wave in sorted({s.wave for s in scenarios})
+        if all(s.name in selected.get(topology, ()) for s in scenarios if s.wave == wave for topology in s.topologies)
+    ]

@@ -1,0 +1,654 @@
+"""One run: which stacks are started when, what is driven on them, and what is kept of it.
+
+Stacks run one after the other; all scenarios of one target and topology share one start. The oracle runs beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+import harness
+from fixtures import models as checkpoints
+from harness import PROJECT
+from harness.checks.base import Evidence
+from harness.contract import devices
+from harness.contract.clock import SimulatedLoop
+from harness.contract.errors import Blame, CallFailed, StackError, UsageError
+from harness.contract.faults import Fault
+from harness.contract.messages import DEFAULT_DTYPE, Description, Dtype, Empty, Start, StartRequest
+from harness.contract.topology import Architecture, Topology
+from harness.contract.vocabulary import Vocabulary
+from harness.driving import allowance, models
+from harness.driving.inline import InlineHost
+from harness.driving.stack import HostProcess, Stack
+from harness.judging import judge, parity
+from harness.judging.noise import noise_floors
+from harness.judging.takes import merge
+from harness.machine import environments
+from harness.machine.progress import Progress, silent
+from harness.machine.targets import Target, known, resolve
+from harness.records.book import Book
+from harness.records.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
+from harness.records.reference import METHOD_OF, NoiseRequest, Query, Refusal
+from harness.records.run_folder import RUNNING, RunFolder
+from harness.records.verdict import Conformance, NoiseFloor, RunInfo, Verdict
+from harness.running.catalogue import whole_waves
+from harness.suite.scenario import Scenario
+
+MAX_STARTS = 4
+"""How often a stack that dies is started anew for the scenarios that are left."""
+QUERY_DEADLINE_S = 60.0
+"""For one question to the oracle about the tiny model. Others get as many times longer as the engines take for a token, and one pass
+over all weights."""
+NOISE_DEADLINE_S = 900.0
+"""An engine is started for it: as long as that takes."""
+ORACLE_START_DEADLINE_S = 180.0
+SEED = 0
+"""Seed of the engines. Scenarios give their own to requests."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for."""
+
+    baseline: str
+    candidate: str
+    stacks: list[str] = []
+    """Judge only these, compare nothing."""
+    engine: Literal["cpu", "cuda"]
+    start: Literal["ray", "fork"] = "ray"
+    engines: int = 2
+    model: str | None = None
+    """A checkpoint folder, or a name in `harness.driving.models.NAMED`."""
+    run_dir: Path | None = None
+    target_python: dict[str, Path] = {}
+    """Local target → its interpreter; "" → that of all others."""
+    reference_python: Path | None = None
+    """Interpreter of the oracle, on a machine where its environment cannot be made."""
+    dtype: Dtype | Literal["auto"] | None = None
+    """In which engines compute. "auto": as the checkpoint says; None: float32 on CPU, bfloat16 on CUDA."""
+    cuda_graphs: bool = False
+    batch_invariant: bool = False
+    """Both as in `StartRequest`, and on CUDA only."""
+    repeat: int = 1
+    twin: bool = True
+    base_port: int | None = None
+    ledger: Path | None = None
+    command: str = ""
+    fault_taps: bool = False
+    """Start the stacks with the fault instrument (`Session.inject`)."""
+    record: bool = True
+    """Write recordings; without them only the verdicts of this session remain."""
+
+    @property
+    def targets(self) -> list[str]:
+        """Targets in the order in which they are driven."""
+        return self.stacks or [self.baseline, self.candidate]
+
+    @property
+    def compares(self) -> bool:
+        return not self.stacks
+
+    def takes(self, target: str, *, spoils: bool = False) -> int:
+        """How often a scenario is driven on a target: on the baseline once more, for its twin, unless that costs a start."""
+        twin = self.compares and self.twin and target == self.baseline and not spoils
+        return max(self.repeat, 2 if twin else 1)
+
+    def compared(self, target: str) -> int:
+        """How many of its takes are compared with anything: no other is kept in memory."""
+        return 2 if self.compares and target == self.baseline else 1
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A target in a topology: what shares one start and one recording."""
+
+    target: str
+    topology: Topology
+
+    @property
+    def name(self) -> str:
+        return f"{self.target}@{self.topology.name}"
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and the hash that tells it from all others."""
+
+    path: Path
+    sha256: str
+
+
+class Oracle(msgspec.Struct, frozen=True, kw_only=True):
+    """Who answers about one model, and the book of the answers."""
+
+    host: HostProcess | InlineHost
+    book: Book
+
+
+class Session:
+    """Owns the run's folder, the live stack, the oracles and the recordings."""
+
+    def __init__(
+        self, options: Options, progress: Progress, known: dict[str, dict[str, msgspec.Raw]] | None = None
+    ) -> None:
+        """`known`: model → what its oracle has answered to earlier sessions, and will have to this one."""
+        self.options = options
+        self._known = {} if known is None else known
+        _refuse_two_models(options)
+        self.folder = RunFolder.create(options.run_dir, root=PROJECT)
+        self.seconds: dict[str, float] = {}
+        self.selected: dict[str, list[str]] = {}
+        """Topology → the scenarios that are to be driven there. A gap in a fully selected wave is red."""
+        self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._progress = progress
+        self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.targets}
+        self._inline = all(target.inline for target in self._targets.values())
+        self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
+        self._pythons: dict[str, Path] = {}
+        self._models: dict[Architecture | None, Model] = {}
+        self._seat: Seat | None = None
+        self._stack: Stack | None = None
+        self._recorder: Recorder | None = None
+        self._starts: dict[str, int] = {}
+        self._deaths: dict[str, int] = {}
+        self._fired: dict[str, int] = {}
+        """Seat → how often its fault took effect on stacks that scenarios spoiled meanwhile."""
+        self._fault: Fault | None = None
+        self.not_started: dict[str, CallError] = {}
+        """Seats whose very first start failed: they have no recording."""
+        self._hopeless: dict[str, CallError] = {}
+        self._oracles: dict[str, Oracle] = {}
+        """Hash of a model → its oracle."""
+        self._vocabularies: dict[str, Vocabulary] = {}
+        """Hash of a model → what its oracle says of its tokens."""
+        self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
+        self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
+        self._noise: list[NoiseFloor] | None = None
+        self.folder.write_info(self.info(RUNNING))
+
+    # --- what is known before anything starts
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the block's wall time to a stage of the run."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
+
+    def info(self, outcome: str) -> RunInfo:
+        """The run as it stands."""
+        options = self.options
+        return RunInfo(
+            run_id=self.folder.run_id,
+            created_at=self._created_at,
+            command=options.command,
+            baseline=options.baseline if options.compares else None,
+            candidate=options.candidate if options.compares else None,
+            start=self._start_kind,
+            engine=options.engine,
+            declared={name: sorted(self._target(name).capabilities) for name in options.targets},
+            seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
+            outcome=outcome,
+            whole_waves=whole_waves(self.selected),
+            selected=self.selected,
+            not_started=self.not_started,
+        )
+
+    @property
+    def _start_kind(self) -> Start:
+        return "inline" if self._inline else self.options.start
+
+    def _target(self, name: str) -> Target:
+        if name not in self._targets:
+            self._targets[name] = resolve(name, self.options.target_python)
+        return self._targets[name]
+
+    def _python(self, name: str) -> Path:
+        """The interpreter of a target, its environment made first if need be."""
+        target = self._target(name)
+        if target.python is not None:
+            return target.python
+        if name == self._oracle_name and self.options.reference_python is not None:
+            return self.options.reference_python
+        assert target.environment is not None
+        if target.environment not in self._pythons:
+            with self.timed("environment"):
+                self._pythons[target.environment] = environments.ensure(
+                    target.environment, self.options.engine, root=PROJECT, progress=self._progress
+                )
+        return self._pythons[target.environment]
+
+    def _model(self, topology: Topology) -> Model:
+        """What a topology is driven with: the user's checkpoint if it fits, or a tiny one, made on the spot and kept."""
+        if topology.model not in self._models:
+            self._models[topology.model] = self._own_model() if self._inline else self._checkpoint(topology.model)
+        return self._models[topology.model]
+
+    def _own_model(self) -> Model:
+        """The one that an inline target has of its own, whatever the topology."""
+        sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
+        return Model(path=Path("miniature"), sha256=sha256)
+
+    def _checkpoint(self, architecture: Architecture | None) -> Model:
+        path = None
+        if self.options.model is not None:
+            python = self._python("reference")
+            with self.timed("environment"):
+                path = models.checkpoint(self.options.model, python, self._progress)
+        if path is None or architecture not in (None, checkpoints.architecture(path)):
+            python = self._python("reference")
+            with self.timed("environment"):
+                path = models.tiny_model(python, self._progress, architecture or "qwen2")
+        return Model(path=path, sha256=checkpoints.checkpoint_hash(path))
+
+    # --- driving
+
+    def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
+        """Drive a scenario on a seat, as often as asked, and judge what was recorded. Its conformance verdicts.
+
+        One that needs what the target does not even declare is `missing`, without a start.
+        """
+        lacking = judge.missing(scenario, seat.target, seat.topology.name, self._target(seat.target).capabilities)
+        if lacking:
+            self._verdicts[scenario.name, seat.name] = lacking
+            return lacking
+        self._sit(seat)
+        if self._recorder is None:
+            error = self.not_started[seat.name]
+            verdicts = judge.absent(
+                scenario, seat.target, seat.topology.name, f"did not start: {error.kind}", Blame(error.blame)
+            )
+            self._verdicts[scenario.name, seat.name] = verdicts
+            return verdicts
+        able, declared = self._recorder.header.capabilities, self._target(seat.target).capabilities
+        lacking = judge.missing(scenario, seat.target, seat.topology.name, able, declared)
+        if lacking:
+            self._verdicts[scenario.name, seat.name] = lacking
+            return lacking
+        kept: list[ScenarioTrace] = []
+        judged: list[list[Verdict]] = []
+        for take in range(1, self.options.takes(seat.target, spoils=scenario.spoils) + 1):
+            trace = self._take(scenario, seat, take, body)
+            self._ask_the_oracle(scenario, trace)
+            with self.timed("judge"):
+                judged.append(judge.judge(scenario, trace, self._reference(seat)))
+            kept += [trace] if take <= self.options.compared(seat.target) else []
+        verdicts = merge(judged)
+        self._traces[scenario.name, seat.name] = kept
+        self._verdicts[scenario.name, seat.name] = verdicts
+        return verdicts
+
+    def _take(
+        self, scenario: Scenario, seat: Seat, take: int, body: Callable[[Stack], Awaitable[None]]
+    ) -> ScenarioTrace:
+        stack = self._live(seat)
+        if stack is None:
+            return self._not_driven(scenario, take, self._hopeless[seat.name])
+        with self.timed("drive"):
+            driving = stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
+            return self._runner.run(driving)
+
+    def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> ScenarioTrace:
+        recorder = self._recorder
+        assert recorder is not None
+        now = time.time_ns()
+        end = ScenarioEnd(scenario=scenario.name, take=take, outcome="failed", error=error, at_ns=now)
+        recorder.add(ScenarioStart(scenario=scenario.name, take=take, at_ns=now))
+        recorder.add(end)
+        return ScenarioTrace(
+            header=recorder.header, scenario=scenario.name, take=take, calls=(), observations=(), end=end
+        )
+
+    def _live(self, seat: Seat) -> Stack | None:
+        """The running stack of the current seat; started anew if it died, None once that is hopeless."""
+        if self._stack is not None and self._stack.alive:
+            return self._stack
+        self._bury(seat)
+        if seat.name not in self._hopeless:
+            if self._deaths.get(seat.name, 0) < MAX_STARTS:
+                error = self._start(seat)
+            else:
+                error = CallError(
+                    kind="StackDied", message=f"started {MAX_STARTS} times, died each time", blame=Blame.STACK
+                )
+            if error is not None:
+                self._hopeless[seat.name] = error
+            elif self._stack is not None and self._recorder is not None:
+                self._stack.record_to(self._recorder)
+        return self._stack
+
+    def _bury(self, seat: Seat) -> None:
+        """End what is left of a stack that died, or that a scenario spoiled, and count its deaths and its fault."""
+        if self._stack is not None:
+            self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
+            self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
+            self._runner.run(self._stack.close())
+            self._stack = None
+
+    def _last_fired(self, stack: Stack) -> int:
+        """How often the fault took effect on a stack that a scenario spoiled; once if it had to be ended and cannot say."""
+        if self._fault is None or not stack.spoiled:
+            return 0
+        with suppress(StackError):
+            return self._runner.run(stack.inject(None))
+        return 1
+
+    def _sit(self, seat: Seat) -> None:
+        """Make `seat` the one that is driven: end the other, start this one, open its recording."""
+        if self._seat == seat:
+            return
+        self._rise()
+        self._consult(seat.topology)
+        self._seat = seat
+        error = self._start(seat)
+        if error is not None or self._stack is None or self._stack.description is None:
+            assert error is not None
+            self.not_started[seat.name] = error
+            return
+        header = self._header(seat, self._stack.description)
+        kind = Recorder if self.options.record else Unwritten
+        self._recorder = kind(self.folder.recording(seat.target, seat.topology)).open(header)
+        self._stack.record_to(self._recorder)
+
+    def _start(self, seat: Seat) -> CallError | None:
+        """Start the seat's stack; what went wrong, if anything did."""
+        assigned: devices.Devices | None = None
+        if self.options.engine == "cuda" and not self._target(seat.target).inline:
+            gpus = len(environments.list_gpus())
+            if devices.needed(seat.topology) > gpus:
+                message = f"untestable here: needs {devices.needed(seat.topology)} GPUs, there are {gpus}"
+                return CallError(kind="TooFewGPUs", message=message, blame=Blame.ENVIRONMENT)
+            assigned = devices.assign(seat.topology, gpus)
+        number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
+        logs = self.folder.logs(seat.target, seat.topology)
+        if number > 1 and not self._inline:
+            logs /= f"start-{number}"
+        host = self._host(seat.target, logs)
+        request = StartRequest(
+            target=seat.target,
+            topology=seat.topology,
+            capabilities=sorted(self._target(seat.target).capabilities),
+            start=self._start_kind,
+            engine=self.options.engine,
+            model_path=str(self._model(seat.topology).path),
+            dtype=self._dtype(self._model(seat.topology)),
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
+            devices=assigned,
+            seed=SEED,
+            scratch=str(host.scratch),
+            logs=str(logs.absolute()),
+            base_port=self.options.base_port,
+            fault_taps=self.options.fault_taps,
+            policies=str(self.folder.policies),
+        )
+        stages = self._target(seat.target).start_stages
+        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
+        try:
+            with self.timed("start"):
+                self._runner.run(stack.start(self._progress if not self._inline else silent))
+                if self._fault is not None:
+                    self._runner.run(stack.inject(self._fault.id))
+        except StackError as e:
+            self._runner.run(stack.close())
+            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
+        except BaseException:
+            self._runner.run(stack.close())
+            raise
+        self._stack = stack
+        return None
+
+    def _host(self, name: str, logs: Path) -> HostProcess | InlineHost:
+        """A host for a target's adapter, not launched yet."""
+        target = self._target(name)
+        if target.inline:
+            return InlineHost(adapter=target.adapter, logs=logs)
+        python = self._python(name)
+        cache = PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3]
+        variables = {**target.variables, "VLLM_CACHE_ROOT": str(cache)}
+        return HostProcess(python=python, adapter=target.adapter, variables=variables, logs=logs)
+
+    def inject(self, seat: Seat, fault: Fault | None) -> int:
+        """Drive `seat` under this fault from now on; how often the one before took effect since it was injected.
+
+        A death of the stack under it counts as one. Needs `Options.fault_taps`. A dead stack is started anew first.
+        Raises StackError if the stack cannot be started or has no fault instrument.
+        """
+        self._sit(seat)
+        self._hopeless.pop(seat.name, None)
+        before = self._deaths.pop(seat.name, 0)  # so that it may be started again, however often it died
+        if fault is None and self._stack is not None and not self._stack.alive:
+            self._bury(seat)  # nothing is to be driven under no fault yet: it is started when something is
+            self._fault = None
+            return before + self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
+        stack = self._live(seat)
+        before += self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
+        if stack is None:
+            error = self._hopeless.get(seat.name) or self.not_started[seat.name]
+            raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
+        self._fault = fault
+        fired = self._runner.run(stack.inject(None if fault is None else fault.id))
+        if self._inline:
+            stack.put_together_anew()
+        return before + fired
+
+    def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
+        """What was last recorded of a scenario on a seat: one trace a take that is kept."""
+        return self._traces.get((scenario.name, seat.name), [])
+
+    def _rise(self, outcome: Literal["completed", "failed"] = "completed") -> None:
+        """End the current seat: its recording first, then its processes."""
+        if self._recorder is not None:
+            self._recorder.close(outcome)
+            self._recorder = None
+        if self._stack is not None:
+            progress = silent if self._inline else self._progress
+            with progress(f"{self._seat.name if self._seat else 'stack'}: taking it down"), self.timed("stop"):
+                self._runner.run(self._stack.close())
+            self._stack = None
+        self._seat = None
+
+    def _header(self, seat: Seat, description: Description) -> Header:
+        model = self._model(seat.topology)
+        return Header(
+            harness_version=harness.__version__,
+            run_id=self.folder.run_id,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            target=seat.target,
+            topology=seat.topology,
+            start=self._start_kind,
+            engine=self.options.engine,
+            capabilities=description.capabilities,
+            packages=description.packages,
+            commit=_commit(),
+            vocabulary=self._vocabularies[model.sha256],
+            model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
+            hardware=hardware(),
+            seed=SEED,
+            servers=[server.name for server in description.servers],
+            patches=description.patches,
+            notes=description.notes,
+        )
+
+    def _dtype(self, model: Model) -> Dtype:
+        if self._inline:
+            return "float32"  # its numbers are exact
+        if self.options.dtype == "auto":
+            return models.checkpoint_dtype(model.path)
+        return self.options.dtype or DEFAULT_DTYPE[self.options.engine]
+
+    # --- the oracle
+
+    @property
+    def _oracle_name(self) -> str:
+        """The target that answers as the oracle: the same for all targets of a run."""
+        return self._target(self.options.targets[0]).reference
+
+    def _consult(self, topology: Topology) -> None:
+        """Start the oracle of a topology's model and open its book, once."""
+        model = self._model(topology)
+        if model.sha256 in self._oracles:
+            return
+        file = self.folder.reference_of(topology.model)
+        logs = self.folder.path / "logs" / file.stem
+        oracle = Oracle(
+            host=self._host(self._oracle_name, logs),
+            book=Book.create(file, model.sha256, self._known.setdefault(model.sha256, {})),
+        )
+        self._oracles[model.sha256] = oracle
+        request = StartRequest(
+            target=self._oracle_name,
+            topology=Topology(engines=1),
+            capabilities=sorted(self._target(self._oracle_name).capabilities),
+            engine=self.options.engine,
+            model_path=str(model.path),
+            dtype=self._dtype(model),
+            cuda_graphs=self.options.cuda_graphs,
+            batch_invariant=self.options.batch_invariant,
+            scratch=str(oracle.host.scratch),
+            logs=str(logs.absolute()),
+            policies=str(self.folder.policies),
+        )
+        progress = silent if self._inline else self._progress
+        with progress("reference: loading the model"), self.timed("start"):
+            self._runner.run(oracle.host.launch())
+            loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
+            self._runner.run(oracle.host.call("start", request, loading_s))
+            vocabulary: Vocabulary = self._runner.run(oracle.host.call("vocabulary", Empty(), QUERY_DEADLINE_S))
+        if not vocabulary.template:
+            raise UsageError(
+                f"{model.path} has no chat template", next_step="name a model that is made for conversations"
+            )
+        self._vocabularies[model.sha256] = vocabulary
+        with progress("reference: measuring what rounding moves, with a bare engine"), self.timed("reference"):
+            self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, NOISE_DEADLINE_S))
+
+    def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
+        """Ask everything that the scenario's checks want to know, until nothing new comes up."""
+        oracle = self._oracles[trace.header.model_sha256]
+        with self.timed("reference"):
+            while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
+                self._runner.run(self._ask(new, oracle, self._query_deadline_s(trace)))
+
+    def _query_deadline_s(self, trace: ScenarioTrace) -> float:
+        slowness = 1.0 if self._stack is None else self._stack.slowness
+        return QUERY_DEADLINE_S * slowness + allowance.for_weights(self._model(trace.header.topology).path)
+
+    async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float) -> None:
+        for query in queries:
+            try:
+                answer = await oracle.host.call(METHOD_OF[type(query)], query, deadline_s)
+            except CallFailed as e:
+                answer = Refusal(reason=str(e))
+            oracle.book.add(query, answer)
+
+    def _reference(self, seat: Seat) -> Book:
+        return self._oracles[self._model(seat.topology).sha256].book
+
+    # --- comparing
+
+    def compare(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
+        """Compare the two recordings of a scenario; drives nothing."""
+        with self.timed("judge"):
+            sides = [self._side(scenario, Seat(target=name, topology=topology)) for name in self.options.targets]
+            baseline = Seat(target=self.options.baseline, topology=topology)
+            takes = self._traces.get((scenario.name, baseline.name), [])
+            twin = takes[1] if len(takes) > 1 else None
+            return parity.compare(scenario, sides[0], sides[1], twin, self._floors())
+
+    def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
+        """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
+        seats = [Seat(target=name, topology=topology) for name in self.options.targets]
+        return [verdict for seat in seats for verdict in self._verdicts.get((scenario.name, seat.name), [])]
+
+    def _side(self, scenario: Scenario, seat: Seat) -> parity.Side:
+        verdicts = self._verdicts.get((scenario.name, seat.name))
+        traces = self._traces.get((scenario.name, seat.name))
+        if verdicts is None:
+            return parity.Absent(
+                target=seat.target,
+                topology=seat.topology.name,
+                reason="it was not driven in this run",
+                blame=Blame.SETUP,
+            )
+        if traces is None:
+            return _why_not_driven(seat, verdicts)
+        return parity.Judged(evidence=Evidence(traces[0], self._reference(seat)), verdicts=verdicts)
+
+    def _floors(self) -> list[NoiseFloor]:
+        if self._noise is None:
+            self._noise = noise_floors((t[0], t[1]) for t in self._traces.values() if len(t) > 1)
+        return self._noise
+
+    # --- the end
+
+    def close(self, outcome: str = "completed") -> None:
+        """End everything that runs and write down how the run went. Safe to call twice."""
+        with ExitStack() as last:  # each of these, whatever becomes of the others
+            last.callback(self.folder.close)
+            last.callback(lambda: self.folder.write_info(self.info(outcome)))
+            last.callback(self._runner.close)
+            for oracle in self._oracles.values():
+                last.callback(self._runner.run, oracle.host.close())
+                last.callback(oracle.book.close)
+            self._oracles.clear()
+            self._rise("completed" if outcome == "completed" else "failed")
+
+
+def _refuse_two_models(options: Options) -> None:
+    """Raises UsageError for targets that no oracle knows both: they do not run the same model."""
+    oracles = {known(name).reference for name in options.targets}
+    if len(oracles) > 1:
+        raise UsageError(
+            f"{' and '.join(options.targets)} run different models: nothing can be compared",
+            next_step="drive them in runs of their own (--stack)",
+        )
+
+
+def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
+    first, topology = verdicts[0], seat.topology.name
+    if first.status == Conformance.MISSING:
+        return parity.Missing(target=seat.target, topology=topology, reason=first.reason)
+    return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
+
+
+def hardware() -> dict[str, str]:
+    """What the run ran on, for the header."""
+    found = {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.0f}",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    if gpus := environments.list_gpus():
+        found["gpus"] = f"{len(gpus)} × {gpus[0].partition(': ')[2].partition(' (')[0]}"
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the harness's checkout, marked if there are changes; None outside a checkout."""
+    git = shutil.which("git")
+    if git is None or not (PROJECT / ".git").exists():
+        return None
+    head = subprocess.run([git, "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    if head.returncode != 0:
+        return None
+    dirty = subprocess.run([git, "status", "--porcelain"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

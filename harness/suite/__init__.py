@@ -1,0 +1,1 @@
+"""What a scenario and the rollout plan are."""

@@ -1,0 +1,121 @@
+"""What a scenario is: one asynchronous test function, a promise, the abilities it needs and the checks that judge it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar, final
+
+import msgspec
+
+from harness.checks.base import Check
+from harness.contract.capability import Capability
+from harness.contract.topology import Topology, colocated, in_order, topology
+
+
+@final
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """The declaration beside a scenario's function. `name` is "module.function", the same on every stack."""
+
+    name: str
+    wave: int
+    task: int
+    """Task of the rollout plan (SkyRL #1014)."""
+    promise: str
+    needs: frozenset[Capability]
+    checks: tuple[Check, ...]
+    topologies: tuple[str, ...]
+    """Where it is driven: names of ``scenarios/topologies.toml``, in their order there."""
+    deadline_s: float
+    source: str
+    """The function's docstring: where the promise is written."""
+    fixed_placement: bool = False
+    """True if the promise is about where the engines live: `--colocate` does not move it."""
+    spoils: bool = False
+    """Does it break the stack, so that the next one has to wait for a fresh start? It is driven last, and once."""
+
+    def driven_in(self, engines: int, wanted: Iterable[str] = (), *, colocate: bool = False) -> list[Topology]:
+        """Its topologies, or the wanted ones of them. `engines` is their number where the table leaves it open.
+
+        `colocate`: colocated engines take the place of disaggregated ones.
+        """
+        places = [topology(name, engines) for name in self.topologies]
+        if colocate and not self.fixed_placement:
+            places = list({place.name: place for place in map(colocated, places)}.values())
+        chosen = set(wanted)
+        return [place for place in places if not chosen or place.name in chosen]
+
+
+F = TypeVar("F", bound=Callable[..., Awaitable[None]])
+
+ATTRIBUTE = "__scenario__"
+
+
+def scenario(
+    *,
+    task: int,
+    promise: str,
+    checks: Iterable[Check],
+    needs: Iterable[Capability] = (),
+    topologies: Iterable[str] = ("disaggregated",),
+    deadline_s: float = 60.0,
+    fixed_placement: bool = False,
+    spoils: bool = False,
+) -> Callable[[F], F]:
+    """Declare a test function as a scenario.
+
+    `task` is the plan's task that it belongs to, `promise` one sentence, `checks` what judges its recording (at
+    least one), `needs` the capabilities without which it is `missing`, `topologies` where it is driven
+    (names of ``scenarios/topologies.toml``), `fixed_placement` whether the promise
+    is about these places, `deadline_s` how long driving may take in all, `spoils` whether it
+    leaves a stack that the next one has to wait for (always with `KILL_SERVER`). The function's
+    docstring names the source of the promise.
+
+    Raises ValueError for a scenario without checks, docstring or topology: it could not go red; UsageError for an
+    unknown topology.
+    """
+    judged_by = tuple(checks)
+    placed = tuple(topologies)
+    needed = frozenset(needs)
+    for one in placed:
+        topology(one)
+
+    def declare(function: F) -> F:
+        name = f"{function.__module__.rpartition('.')[2].removeprefix('test_')}.{function.__name__}"
+        source = inspect.cleandoc(function.__doc__ or "")
+        if not judged_by:
+            raise ValueError(f"scenario {name} has no checks: it could not go red")
+        if not source:
+            raise ValueError(f"scenario {name} has no docstring: say where the promise is written")
+        if not placed:
+            raise ValueError(f"scenario {name} is driven in no topology")
+        names = [check.name for check in judged_by]
+        if len(set(names)) != len(names):
+            raise ValueError(f"scenario {name} names a check twice: {names}")
+        wave = int(function.__module__.split(".wave")[1][0]) if ".wave" in function.__module__ else 0
+        setattr(
+            function,
+            ATTRIBUTE,
+            Scenario(
+                name=name,
+                wave=wave,
+                task=task,
+                promise=promise,
+                needs=needed,
+                checks=judged_by,
+                topologies=tuple(in_order(placed)),
+                deadline_s=deadline_s,
+                source=source,
+                fixed_placement=fixed_placement,
+                spoils=spoils or Capability.KILL_SERVER in needed,
+            ),
+        )
+        return function
+
+    return declare
+
+
+def declaration(function: Any) -> Scenario | None:
+    """The scenario that a function was declared as, or None."""
+    found = getattr(function, ATTRIBUTE, None)
+    return found if isinstance(found, Scenario) else None
