@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.contract.runtime import GIB, Runtime
 from harness.machine import doctor
-from harness.machine.doctor import GIB, MARKER, Diagnosis
+from harness.machine.doctor import MARKER, Diagnosis
 from harness.machine.environments import STAMP, location
+from harness.machine.targets import runtimes
 
 
 def test_everything_that_is_examined_says_what_to_do_unless_it_is_well(tmp_path: Path):
@@ -27,34 +29,31 @@ def test_everything_that_is_examined_says_what_to_do_unless_it_is_well(tmp_path:
         assert bool(diagnosis.next_step) == (diagnosis.status != "ok"), diagnosis
 
 
-def test_a_taken_port_names_its_holder(monkeypatch: pytest.MonkeyPatch):
+def test_a_taken_port_names_its_holder():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(doctor, "SERVER_PORTS", range(port, port + 1))
-        (taken,) = doctor.ports()
+        (taken,) = doctor.ports([Runtime(ports=(port,))])
     assert (taken.status, f"port {port} is held by" in taken.finding) == ("warn", True)
     assert f"(pid {os.getpid()})" in taken.finding
 
 
-def test_free_ports_are_well(monkeypatch: pytest.MonkeyPatch):
+def test_free_ports_are_well():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setattr(doctor, "SERVER_PORTS", range(port, port + 1))
-    monkeypatch.setattr(doctor, "ROUTER_METRICS_PORT", port)
-    assert doctor.ports()[0].status == "ok"
+    assert doctor.ports([Runtime(ports=(port,))])[0].status == "ok"
 
 
 @pytest.mark.parametrize(
     ("available_gib", "status", "engines"), [(24, "ok", 20), (5.5, "ok", 2), (5.0, "warn", 1), (3.0, "fail", 0)]
 )
 def test_memory_is_told_in_engines(available_gib: float, status: str, engines: int):
-    (memory,) = doctor.memory(int(available_gib * GIB), 24 * GIB)
+    (memory,) = doctor.memory(int(available_gib * GIB), 24 * GIB, runtimes())
     assert (memory.status, f": {engines} engines" in memory.finding) == (status, True)
 
 
 def test_a_long_temporary_folder_is_red_before_ray_meets_it(tmp_path: Path):
-    assert doctor.socket_paths(Path("/tmp"))[0].status == "ok"
-    assert doctor.socket_paths(tmp_path / ("x" * 60))[0].status == "fail"
+    assert doctor.socket_paths(Path("/tmp"), runtimes())[0].status == "ok"
+    assert doctor.socket_paths(tmp_path / ("x" * 60), runtimes())[0].status == "fail"
 
 
 def test_a_chosen_engine_without_its_hardware_is_red(monkeypatch: pytest.MonkeyPatch):

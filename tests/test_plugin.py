@@ -99,12 +99,12 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
-        'stages = "toy_stages:STAGES"\n'
+        'runtime = "toy_runtime:RUNTIME"\n'
         for name, adapter in ADAPTERS.items()
     )
     files = {
         "targets.toml": "\n".join(targets),
-        "toy_stages.py": r"STAGES = {r'step (\d)': r'at step \1'}",
+        "toy_runtime.py": r"from harness.contract.runtime import Runtime; RUNTIME = Runtime(stages={r'step (\d)': r'at step \1'})",
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,
         "scenarios/topologies.toml": TOPOLOGIES,

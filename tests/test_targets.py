@@ -13,7 +13,7 @@ from harness.contract.capability import Capability
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import targets
 from harness.machine.environments import requirement_file
-from harness.machine.targets import LOCAL_NEEDS, interpreters, registry, resolve
+from harness.machine.targets import HOST_NEEDS, interpreters, known, registry, resolve
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
@@ -81,7 +81,7 @@ def test_an_interpreter_is_only_for_local_targets_and_they_need_one():
 @pytest.fixture
 def interpreter(tmp_path: Path) -> Path:
     """A link to a script that is this Python with empty modules of the stack's names."""
-    for name in LOCAL_NEEDS:
+    for name in (*known("local:http").runs_on.modules, *HOST_NEEDS):
         (tmp_path / f"{name}.py").touch()
     script = tmp_path / "python-with-stack"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')

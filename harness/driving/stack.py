@@ -87,6 +87,7 @@ from harness.contract.messages import (
     WorldSizeResult,
     capabilities_of,
 )
+from harness.contract.runtime import Runtime
 from harness.contract.topology import Topology
 from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance
@@ -121,7 +122,7 @@ LAST_WORD_S = 1.0
 DEATH_S = 5.0
 """How long a host whose connection broke may take to be gone: then its exit status is known."""
 LONGEST_TMPDIR = 20
-"""Ray's sockets lie 67 characters below the scratch folder, and the path of a socket has 107 at most (Linux)."""
+"""Characters. A stack's sockets lie up to 87 below the temporary folder, and a socket's path has 107 at most (Linux)."""
 CLEAN_ROOM_DEADLINE_S = 60.0
 CLEAN_ROOM_PASSES = 2
 """A clean room may sync the weights, and hashes them."""
@@ -131,8 +132,6 @@ CANARY_S = 0.02
 LOG_TAIL_LINES = 25
 CANCEL_DEADLINE_S = 10.0
 """How long what a scenario left running may take to end once it is cancelled."""
-
-PLUGIN_SITE = PROJECT / "backends" / "vllm" / "plugin_site"
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
@@ -202,10 +201,12 @@ class HostProcess:
     """One adapter in its own process group and environment, below a supervisor.
 
     `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` what the target adds
-    to the environment. `logs` is kept, the scratch folder is not.
+    to the environment, `runtime` what its processes need of the machine. `logs` is kept, the scratch folder is not.
     """
 
-    def __init__(self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path) -> None:
+    def __init__(
+        self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path, runtime: Runtime | None = None
+    ) -> None:
         self.logs = logs
         usual = tempfile.gettempdir()
         self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
@@ -213,6 +214,7 @@ class HostProcess:
         """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
         self._socket = self.scratch / "host.sock"
         self._python, self._adapter, self._variables = python, adapter, variables
+        self._runtime = runtime or Runtime()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._client: httpx.AsyncClient | None = None
         self._farewell: Farewell | None = None
@@ -232,12 +234,14 @@ class HostProcess:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_", "VIRTUAL_ENV"))}
         environment |= {
             **self._variables,
-            "PYTHONPATH": os.pathsep.join((str(PROJECT), str(PLUGIN_SITE))),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(PROJECT), str(PROJECT / self._runtime.import_path)))),
             "PYTHONUNBUFFERED": "1",
             "PARITY_MARKER": secrets.token_hex(8),
             "TMPDIR": str(self.scratch),
         }
         environment.pop("PYTHONHOME", None)
+        if self._runtime.cache_variable:
+            environment[self._runtime.cache_variable] = str(PROJECT / ".parity" / "cache" / self._python.parts[-3])
         command = [
             str(self._python),
             "-m",
@@ -248,7 +252,12 @@ class HostProcess:
             str(self._socket),
         ]
         job = Job(
-            command=command, environment=environment, log=str(self.log), scratch=str(self.scratch), keep=str(self.logs)
+            command=command,
+            environment=environment,
+            log=str(self.log),
+            scratch=str(self.scratch),
+            keep=str(self.logs),
+            more_logs=self._runtime.logs,
         )
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "harness.driving.supervisor", msgspec.json.encode(job).decode()],
@@ -395,7 +404,7 @@ class Stack:
         vocabulary: Vocabulary = TINY,
         stages: Mapping[str, str] | None = None,
     ) -> None:
-        """`stages`: as of `Target.start_stages`."""
+        """`stages`: as of `Runtime`."""
         self._host = host
         self._stages = stages or {}
         self._request = request

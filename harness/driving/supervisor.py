@@ -42,7 +42,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     scratch: str
     keep: str
-    """Folder into which Ray's session logs are copied before the scratch folder goes."""
+    """Folder into which more logs are copied before the scratch folder goes."""
+    more_logs: str = ""
+    """Pattern of the folders, below the scratch folder, that hold them."""
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,12 +198,13 @@ def _signal(process: psutil.Process, number: int) -> None:
         return
 
 
-def _keep_ray_logs(scratch: Path, keep: Path) -> None:
-    for logs in scratch.glob("ray/session_2*/logs"):
+def _keep_more_logs(scratch: Path, pattern: str, keep: Path) -> None:
+    into = keep / pattern.partition("/")[0]
+    for logs in scratch.glob(pattern) if pattern else ():
         try:
-            shutil.copytree(logs, keep / "ray", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
+            shutil.copytree(logs, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
         except OSError as e:  # a full disk, say: what was copied stays, and the scratch folder goes all the same
-            print(f"[supervisor] Ray's logs were not kept whole: {e}", file=sys.stderr)  # noqa: T201
+            print(f"[supervisor] {logs} was not kept whole: {e}", file=sys.stderr)  # noqa: T201
 
 
 def supervise(job: Job) -> Farewell:
@@ -222,7 +225,7 @@ def supervise(job: Job) -> Farewell:
             with Path(job.log).open("a") as log:
                 print(f"[supervisor] shared memory was left behind and is removed: {', '.join(removed)}", file=log)
         scratch = Path(job.scratch)
-        _keep_ray_logs(scratch, Path(job.keep))
+        _keep_more_logs(scratch, job.more_logs, Path(job.keep))
         shutil.rmtree(scratch, ignore_errors=True)
     return Farewell(exit_code=exit_code, killed=killed, shared_memory=removed)
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ import psutil
 import uv
 
 from harness.contract.errors import EnvironmentBroken
+from harness.contract.runtime import GIB, Runtime
 from harness.machine.environments import (
     NEEDED_BYTES,
     REQUIREMENTS,
@@ -29,20 +30,10 @@ from harness.machine.environments import (
 from harness.machine.interpreters import STACK_PYTHON, find_interpreter
 from harness.machine.memory import available_and_total
 from harness.machine.ports import holder
+from harness.machine.targets import runtimes
 
-GIB = 2**30
-ENGINE_BYTES = GIB
-"""One engine with the tiny model, 256 cache blocks and the "uni" executor."""
-RAY_START_BYTES = int(3.5 * GIB)
-"""The process tree of Ray's start, without engines."""
-SERVER_PORTS = range(8000, 8011)
-"""Where SkyRL's servers look for a port first."""
-ROUTER_METRICS_PORT = 29000
-SHM_BYTES = 2 * GIB
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux."""
-RAY_SOCKET_TAIL = len("/parity-12345678/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-"""What Ray puts below the temporary folder."""
 MARKER = "PARITY_MARKER"
 """Set in the environment of every process of a run."""
 SUPERVISOR = "harness.driving.supervisor"
@@ -62,16 +53,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
     """Everything that a run on this machine rests on. `root` is the project's folder. Takes a few seconds."""
+    stacks = runtimes()
     looked_for: tuple[Callable[[], list[Diagnosis]], ...] = (
         interpreters,
         installer,
         lambda: disk(root),
-        lambda: memory(*available_and_total()),
+        lambda: memory(*available_and_total(), stacks),
         cores,
         lambda: gpus(engine),
-        ports,
-        shared_memory,
-        lambda: socket_paths(Path(tempfile.gettempdir())),
+        lambda: ports(stacks),
+        lambda: shared_memory(stacks),
+        lambda: socket_paths(Path(tempfile.gettempdir()), stacks),
         lambda: environments(root, engine or detect_engine()),
         leftovers,
     )
@@ -109,13 +101,14 @@ def disk(root: Path) -> list[Diagnosis]:
     return [Diagnosis(name="disk", status="warn" if made else "fail", finding=finding, next_step=step)]
 
 
-def memory(available: int, total: int) -> list[Diagnosis]:
-    """How many engines fit. Sizes in bytes."""
-    engines = max(0, (available - RAY_START_BYTES) // ENGINE_BYTES)
+def memory(available: int, total: int, stacks: Sequence[Runtime]) -> list[Diagnosis]:
+    """How many engines of the largest stack fit. Sizes in bytes."""
+    start, engine = max(stack.start_bytes for stack in stacks), max(stack.engine_bytes for stack in stacks)
+    engines = max(0, (available - start) // engine)
     finding = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available: {engines} engines with --start ray"
     if engines >= 2:
         return [Diagnosis(name="memory", status="ok", finding=finding)]
-    needed = (RAY_START_BYTES + 2 * ENGINE_BYTES) / GIB
+    needed = (start + 2 * engine) / GIB
     step = f"two engines need {needed:.1f} GiB: end what else runs here, or use --engines 1 or --start fork"
     return [Diagnosis(name="memory", status="warn" if engines else "fail", finding=finding, next_step=step)]
 
@@ -139,34 +132,40 @@ def gpus(engine: Engine | None) -> list[Diagnosis]:
     return [Diagnosis(name="gpus", status="ok", finding=finding)]
 
 
-def ports() -> list[Diagnosis]:
-    """The fixed loopback ports that SkyRL asks for first. It moves on from a taken one, so a holder is a warning."""
-    taken = {port: holder(port) for port in (*SERVER_PORTS, ROUTER_METRICS_PORT) if not _free(port)}
+def ports(stacks: Sequence[Runtime]) -> list[Diagnosis]:
+    """The fixed loopback ports that stacks ask for first. They move on from a taken one, so a holder is a warning."""
+    wanted = sorted({port for stack in stacks for port in stack.ports})
+    taken = {port: holder(port) for port in wanted if not _free(port)}
     if not taken:
-        named = f"{SERVER_PORTS.start}-{SERVER_PORTS.stop - 1} and {ROUTER_METRICS_PORT}"
-        return [Diagnosis(name="ports", status="ok", finding=f"loopback ports {named} are free")]
+        named = f"{wanted[0]} to {wanted[-1]}"
+        return [
+            Diagnosis(
+                name="ports", status="ok", finding=f"all {len(wanted)} fixed ports of loopback are free ({named})"
+            )
+        ]
     finding = "; ".join(f"port {port} is held by {who}" for port, who in taken.items())
     step = "end these processes if they are left over, or give --base-port for the servers of the remote placement"
     return [Diagnosis(name="ports", status="warn", finding=finding, next_step=step)]
 
 
-def shared_memory() -> list[Diagnosis]:
-    """Ray's object store and vLLM's queues live in /dev/shm."""
+def shared_memory(stacks: Sequence[Runtime]) -> list[Diagnosis]:
+    """Object stores and queues between processes live in /dev/shm."""
+    wanted = max(stack.shared_memory_bytes for stack in stacks)
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        step = "mount a tmpfs there, or Ray falls back to files and vLLM's processes cannot talk"
+        step = "mount a tmpfs there: processes of a stack talk through it"
         return [Diagnosis(name="shared memory", status="fail", finding="there is no /dev/shm", next_step=step)]
     free = shutil.disk_usage(folder).free
     finding = f"{free / GIB:.1f} GiB free in /dev/shm"
-    if free >= SHM_BYTES:
+    if free >= wanted:
         return [Diagnosis(name="shared memory", status="ok", finding=finding)]
-    step = f"Ray wants {SHM_BYTES // GIB} GiB: start the container with --shm-size={SHM_BYTES // GIB}g or more"
+    step = f"stacks want {wanted // GIB} GiB: start the container with --shm-size={wanted // GIB}g or more"
     return [Diagnosis(name="shared memory", status="warn", finding=finding, next_step=step)]
 
 
-def socket_paths(temporary: Path) -> list[Diagnosis]:
-    """Ray's sockets below the temporary folder must stay under the limit of a Unix socket's path."""
-    length = len(os.fsencode(temporary)) + RAY_SOCKET_TAIL
+def socket_paths(temporary: Path, stacks: Sequence[Runtime]) -> list[Diagnosis]:
+    """Sockets below the temporary folder must stay under the limit of a Unix socket's path."""
+    length = len(os.fsencode(temporary)) + max(len(stack.socket) for stack in stacks)
     finding = f"sockets below {temporary} get paths of about {length} of {SOCKET_PATH_LIMIT} bytes"
     if length <= SOCKET_PATH_LIMIT:
         return [Diagnosis(name="socket paths", status="ok", finding=finding)]

@@ -21,11 +21,12 @@ from harness import PROJECT
 from harness.contract.capability import Capability
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.contract.faults import Fault, by_id
+from harness.contract.runtime import Runtime
 
 REGISTRY = PROJECT / "backends" / "targets.toml"
 IMPORT_DEADLINE_S = 120.0
-LOCAL_NEEDS = ("skyrl", "vllm", "msgspec", "starlette", "uvicorn", "psutil")
-"""What a local interpreter must be able to import: the stack, and what the host needs beside it."""
+HOST_NEEDS = ("msgspec", "starlette", "uvicorn", "psutil")
+"""What a local interpreter must be able to import beside the stack: the host is made of it."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +49,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The target that is asked as the oracle."""
     faults: str | None = None
     """ "module:NAME" of the seeded faults that it can be broken with."""
-    stages: str | None = None
-    """ "module:NAME" of what its log says while it starts: pattern of a line → words for the progress line."""
+    runtime: str | None = None
+    """ "module:NAME" of its `Runtime`."""
 
     @property
     def local(self) -> bool:
@@ -65,9 +66,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return by_id(_named(self.faults))
 
     @property
-    def start_stages(self) -> Mapping[str, str]:
-        """What `stages` names; nothing for a target whose start tells nothing."""
-        return {} if self.stages is None else _named(self.stages)
+    def runs_on(self) -> Runtime:
+        """What `runtime` names; for a target without it, what needs nothing."""
+        return Runtime() if self.runtime is None else _named(self.runtime)
 
 
 def _named(name: str) -> Any:
@@ -88,6 +89,11 @@ def registry(path: Path | None = None) -> dict[str, Target]:
             fields.pop("environment", None)
         found[name] = msgspec.convert({"name": name, **fields}, Target)
     return found
+
+
+def runtimes() -> list[Runtime]:
+    """Those of all targets, each once."""
+    return [target.runs_on for target in {t.runtime: t for t in registry().values() if t.runtime}.values()]
 
 
 def known(name: str) -> Target:
@@ -130,13 +136,17 @@ def resolve(name: str, pythons: Mapping[str, Path] | None = None) -> Target:
     if chosen is None:
         raise UsageError(
             f"target {name!r} needs the interpreter of your own environment",
-            next_step="add --python PATH (pytest: --target-python PATH), a python that can import your skyrl and vllm",
+            next_step=f"add --python PATH (pytest: --target-python PATH), a python that can import {_modules(target)}",
         )
-    check_interpreter(chosen)
+    check_interpreter(chosen, (*target.runs_on.modules, *HOST_NEEDS))
     return msgspec.structs.replace(target, python=chosen)
 
 
-def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> None:
+def _modules(target: Target) -> str:
+    return " and ".join(target.runs_on.modules)
+
+
+def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
     """Can this interpreter import what a stack needs? Asked of the interpreter itself, with a deadline.
 
     Raises UsageError if it is not there or not executable, EnvironmentBroken if it cannot import the modules.
@@ -153,13 +163,13 @@ def check_interpreter(python: Path, modules: tuple[str, ...] = LOCAL_NEEDS) -> N
             capture_output=True,
             text=True,
             timeout=IMPORT_DEADLINE_S,
-            cwd="/",  # a folder called skyrl where we happen to be is not the package
+            cwd="/",  # a folder of a module's name where we happen to be is not the package
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentBroken(
             f"{python} did not import {', '.join(modules)} within {IMPORT_DEADLINE_S:.0f} s",
-            next_step=f"try it by hand: {python} -c 'import skyrl, vllm'",
+            next_step=f"try it by hand: {python} -c 'import {', '.join(modules)}'",
         ) from None
     except OSError as error:
         raise UsageError(

@@ -396,7 +396,7 @@ class Session:
             fault_taps=self.options.fault_taps,
             policies=str(self.folder.policies),
         )
-        stages = self._target(seat.target).start_stages
+        stages = self._target(seat.target).runs_on.stages
         stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
         try:
             with self.timed("start"):
@@ -417,10 +417,13 @@ class Session:
         target = self._target(name)
         if target.inline:
             return InlineHost(adapter=target.adapter, logs=logs)
-        python = self._python(name)
-        cache = PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3]
-        variables = {**target.variables, "VLLM_CACHE_ROOT": str(cache)}
-        return HostProcess(python=python, adapter=target.adapter, variables=variables, logs=logs)
+        return HostProcess(
+            python=self._python(name),
+            adapter=target.adapter,
+            variables=target.variables,
+            logs=logs,
+            runtime=target.runs_on,
+        )
 
     def inject(self, seat: Seat, fault: Fault | None) -> int:
         """Drive `seat` under this fault from now on; how often the one before took effect since it was injected.

@@ -62,8 +62,13 @@ async def up(name: str, engines: int, folder: Path) -> AsyncIterator[Live]:
     target, progress = resolve(name), console_progress()
     python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
     model = tiny_model(python, progress)
-    variables = {**target.variables, "VLLM_CACHE_ROOT": str(PROJECT / ".parity" / "cache" / "vllm" / python.parts[-3])}
-    host = HostProcess(python=python, adapter=target.adapter, variables=variables, logs=folder / "logs")
+    host = HostProcess(
+        python=python,
+        adapter=target.adapter,
+        variables=target.variables,
+        logs=folder / "logs",
+        runtime=target.runs_on,
+    )
     topology = Topology(engines=engines)
     request = StartRequest(
         target=name,
