@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding
+from harness.checks.instruments import blind
 from harness.contract.capability import Capability
 from harness.contract.messages import (
     DetokenizeRequest,
@@ -293,7 +294,8 @@ def judge(
         announced |= {key(q): q for q in _asks(check, recorded, oracle.asked(announced.values()))}
         if len(announced) == known:
             break
-    return check.judge(Evidence(recorded, oracle.asked(announced.values())))
+    evidence = Evidence(recorded, oracle.asked(announced.values()))
+    return blind(evidence, check.tap) or check.judge(evidence)
 
 
 def _asks(check: Check, recorded: ScenarioTrace, book: FakeReference) -> Iterator[Query]:

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
 from harness.contract.faults import Fact
@@ -166,8 +165,6 @@ def _tensors(seen: Observation) -> dict[str, int] | None:
 
 def _judge_travels(evidence: Evidence) -> Finding:
     """What reached each engine while an adapter was loaded. A load beside a sync says nothing: both are on the way."""
-    if not tap_works(evidence):
-        return untestable(BLIND)
     syncs = evidence.calls("sync_weights")
     loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
     if not loads:
@@ -203,5 +200,6 @@ ONLY_ADAPTER_TRAVELS = Check(
     fault="loading an adapter sends weights of the model along, or reaches some of the servers only",
     reads=Fact.ADAPTERS,
     source='SkyRL #1014, task 11: "Only LoRA weights synced"',
+    tap=Tap.READ,
     judge=_judge_travels,
 )

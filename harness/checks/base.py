@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, TypeVar, final
 
@@ -217,6 +218,16 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
 
 
 @final
+class Tap(Enum):
+    """Whether a check reads what the engine tap saw. One that does is untestable where the tap saw nothing."""
+
+    UNREAD = "unread"
+    READ = "read"
+    """The tap must have seen the clean room's canary request."""
+    READ_EVERYWHERE = "read everywhere"
+    """The same, and something of every server."""
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One promise, judged on one scenario of one stack.
 
@@ -230,6 +241,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
     reads: Fact = NOTHING
     """Facts that must be true for the check to pass. A fault that corrupts one of them may turn it red."""
+    tap: Tap = Tap.UNREAD
     judge: Callable[[Evidence], Finding | None]
     """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()

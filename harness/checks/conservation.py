@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
 from harness.checks.matching import DATA_PLANE, Assignment, Row, assignment, queries
 from harness.contract.faults import Fact
 
@@ -42,8 +41,6 @@ def _empty(row: Row) -> bool:
 def _judge(evidence: Evidence) -> Finding | None:
     if not any(evidence.calls(method) for method in DATA_PLANE):
         return None
-    if not tap_works(evidence):
-        return untestable(BLIND)
     found = assignment(evidence)
     facts = len(found.rows) + len(evidence.executions)
     if facts == 0:
@@ -76,6 +73,7 @@ CONSERVATION = Check(
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
+    tap=Tap.READ,
     judge=_judge,
     queries=queries,
 )

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
-from harness.checks.instruments import BLIND, tap_works
 from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
 from harness.checks.pausing import NOTHING_PAUSED, SAME_AS_UNINTERRUPTED, same
@@ -135,8 +134,6 @@ def _shown(row: Row, attempts: list[Execution]) -> dict[str, Any]:
 
 
 def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
     facts, continued = 0, 0
     wrong: list[tuple[str, dict[str, Any]]] = []
     for row in assignment(evidence).rows:
@@ -167,6 +164,7 @@ def continuation(*moments: Moment) -> Check:
         fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
         reads=Fact.ANSWERS | Fact.PAUSES,
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
+        tap=Tap.READ,
         judge=lambda evidence: _judge(evidence, moments),
         queries=queries,
     )

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.checks.echo import CONTROL_OPS, reached
-from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 
 
 def _judge_fan_out(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
-    if silent := silent_servers(evidence):
-        return untestable(SILENT, evidence=[{"servers": silent}])
     calls = [c for method in CONTROL_OPS for c in evidence.calls(method) if c.error is None]
     if not calls:
         return untestable("no control call succeeded")
@@ -43,6 +38,7 @@ FAN_OUT = Check(
     fault="a control call reaches only some servers, or one of them twice",
     reads=Fact.PAUSES,
     source='SkyRL #904, "Control plane (fan-out)"; SkyRL #899, "Control plane fan-out … hit all servers"',
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_fan_out,
 )
 
@@ -161,10 +157,6 @@ PAUSE_STATES = Check(
 
 
 def _judge_no_sleep(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
-    if silent := silent_servers(evidence):
-        return untestable(SILENT, evidence=[{"servers": silent}])
     slept = [c for op in ("sleep", "wake_up") for c in evidence.controls(op) if c.at_ns >= evidence.began_ns]
     facts = len(evidence.header.servers)
     if slept:
@@ -177,5 +169,6 @@ NO_SLEEP = Check(
     name="no_sleep",
     fault="disaggregated engines are put to sleep around a sync",
     source='SkyRL #1014, task 2: "No sleep/wake needed (separate GPUs)"',
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_no_sleep,
 )

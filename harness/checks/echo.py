@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
@@ -177,8 +176,6 @@ def _judge(evidence: Evidence) -> Finding | None:
     methods = (*DATA_PLANE, *CONTROL_ARGUMENTS)
     if not any(c.error is None for method in methods for c in evidence.calls(method)):
         return None
-    if not tap_works(evidence):
-        return untestable(BLIND)
     found = assignment(evidence)
     facts, wrong = 0, []
     for row in found.rows:
@@ -235,6 +232,7 @@ ECHO = Check(
     fault="an argument is dropped or changed between the caller and the engine",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
+    tap=Tap.READ,
     judge=_judge,
     queries=queries,
 )

@@ -11,8 +11,7 @@ from typing import Any
 
 from harness.checks import matching
 from harness.checks.answers import short, unexpected
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import Fact
@@ -31,8 +30,6 @@ Rule = Callable[[Trajectory, dict[str, Any]], tuple[int, str | None, dict[str, A
 
 def _rows(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]]]:
     """What must be beside what came back; or why nothing can be judged."""
-    if not tap_works(evidence):
-        return untestable(BLIND)
     calls = evidence.calls("gym_generate")
     if not calls:
         return untestable("no call of gym_generate was recorded")
@@ -70,7 +67,9 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
         return passed(facts)
 
     reads = Fact.ANSWERS | Fact.TEXT
-    return Check(name=name, fault=fault, source=source, reads=reads, judge=judge, queries=matching.queries)
+    return Check(
+        name=name, fault=fault, source=source, reads=reads, tap=Tap.READ, judge=judge, queries=matching.queries
+    )
 
 
 def _shown(trajectory: Trajectory) -> dict[str, Any]:
@@ -214,6 +213,7 @@ LOGPROBS = Check(
     fault="log-probabilities of another turn, shifted against the tokens, or on tokens that the policy did not make",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
+    tap=Tap.READ,
     judge=_judge_logprobs,
     queries=_asks,
 )
@@ -245,6 +245,7 @@ METRICS = Check(
     fault="metrics that leave trajectories or turns out",
     reads=Fact.ANSWERS | Fact.TEXT,
     source="SkyRL, get_rollout_metrics",
+    tap=Tap.READ,
     judge=_judge_metrics,
     queries=matching.queries,
 )

@@ -6,7 +6,7 @@ must have seen its prompt.
 
 from __future__ import annotations
 
-from harness.checks.base import Check, Evidence, Finding, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, passed, untestable
 
 BLIND = "the engine tap did not see the clean room's canary request"
 SILENT = "the tap of a server saw nothing at all"
@@ -29,9 +29,16 @@ def silent_servers(evidence: Evidence) -> list[str]:
     return [server for server in evidence.header.servers if server not in heard]
 
 
-def _judge(evidence: Evidence) -> Finding | None:
-    if not tap_works(evidence):
+def blind(evidence: Evidence, tap: Tap) -> Finding | None:
+    """Why a check that reads the tap like this can judge nothing; None if it can."""
+    if tap is not Tap.UNREAD and not tap_works(evidence):
         return untestable(BLIND)
+    if tap is Tap.READ_EVERYWHERE and (silent := silent_servers(evidence)):
+        return untestable(SILENT, evidence=[{"servers": silent}])
+    return None
+
+
+def _judge(evidence: Evidence) -> Finding | None:
     return passed(len(evidence.all_executions))
 
 
@@ -39,5 +46,6 @@ INSTRUMENTS = Check(
     name="instruments",
     fault="the engine tap is not installed or cannot be read, and every check that reads it would judge nothing",
     source="architecture, rule 7: each instrument has a canary",
+    tap=Tap.READ,
     judge=_judge,
 )

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, generation, passed, untestable
-from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, passed, untestable
 from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
@@ -103,16 +102,7 @@ def _step_time_ns(evidence: Evidence) -> int:
     return gaps[len(gaps) // 2] if gaps else 0
 
 
-def _blind(evidence: Evidence) -> Finding | None:
-    if not tap_works(evidence):
-        return untestable(BLIND)
-    silent = silent_servers(evidence)
-    return untestable(SILENT, evidence=[{"servers": silent}]) if silent else None
-
-
 def _judge_frozen(evidence: Evidence) -> Finding:
-    if blind := _blind(evidence):
-        return blind
     steps, step_time = _steps(evidence), _step_time_ns(evidence)
     facts, short, wrong = 0, 0, []
     most, latest_ns, running = 0, 0, math.inf
@@ -156,6 +146,7 @@ FROZEN = Check(
     fault="pause() returns before generation has stopped, or a server goes on through it",
     reads=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_frozen,
 )
 
@@ -238,8 +229,6 @@ def _judge_same(evidence: Evidence) -> Finding:
 
 def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], otherwise: str) -> Finding:
     """Does each "paused" row equal its "uninterrupted" one? `put_to_the_test` of the paused rows, `otherwise` why not."""
-    if blind := _blind(evidence):
-        return blind
     pairs = list(_pair(evidence))
     different = [(a, b) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
     if different:
@@ -257,6 +246,7 @@ SAME_AS_UNINTERRUPTED = Check(
     fault="tokens are lost, doubled or changed where a pause interrupted a request",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE | Fact.PAUSES,
     source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_same,
     queries=queries_of_same,
 )
@@ -277,8 +267,6 @@ def _queries_of_aborted(evidence: Evidence) -> Iterator[Query]:
 
 
 def _judge_aborted(evidence: Evidence) -> Finding:
-    if blind := _blind(evidence):
-        return blind
     pairs = {(paused.call.id, paused.index): (plain, paused) for plain, paused in _pair(evidence)}
     caught = _caught(evidence)
     if not pairs or not caught:
@@ -314,14 +302,13 @@ ABORTED = Check(
     fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_aborted,
     queries=_queries_of_aborted,
 )
 
 
 def _judge_waited(evidence: Evidence) -> Finding:
-    if blind := _blind(evidence):
-        return blind
     facts, late = 0, []
     latest_ns = waited_ns = 0
     gone = dropped(evidence)
@@ -359,6 +346,7 @@ WAITED = Check(
     fault="pause(wait) does not wait, or cuts requests short",
     reads=Fact.PAUSES,
     source='vLLM documentation, /pause: "wait": wait for in-flight requests to complete',
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_waited,
 )
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
@@ -50,8 +49,6 @@ def _placed(evidence: Evidence) -> Iterator[tuple[Row, tuple[str, ...]]]:
 
 
 def _judge_sticky(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
     sessions: dict[tuple[str, SessionId], list[tuple[Row, tuple[str, ...]]]] = defaultdict(list)
     for row, servers in _placed(evidence):
         if row.session is not None:
@@ -81,14 +78,13 @@ STICKY = Check(
     fault="a session moves to another server on a later turn, and its KV cache is lost",
     reads=Fact.ROUTES,
     source='SkyRL #899, "Session-aware hashing: Sticky routing for multi-turn conversations"; SkyRL #934',
+    tap=Tap.READ,
     judge=_judge_sticky,
     queries=queries,
 )
 
 
 def _judge_alias(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
     groups: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row, servers in _placed(evidence):
         if row.session is not None:
@@ -111,6 +107,7 @@ SAME_SESSION = Check(
     fault='the session ids 7 and "7", which the type allows side by side, are routed as two sessions',
     reads=Fact.ROUTES,
     source="SkyRL #899, review of the session id: hash_with_sha256(str(session_id))",
+    tap=Tap.READ,
     judge=_judge_alias,
     queries=queries,
 )
@@ -123,8 +120,6 @@ def false_alarm_rate(units: int, servers: int) -> float:
 
 def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Finding:
     """Is every server used by some unit? A unit is what is routed as one: a session, a request, a call of sample()."""
-    if not tap_works(evidence):
-        return untestable(BLIND)
     placed = [unit for unit in units if unit]
     if not placed:
         return untestable(UNSEEN)
@@ -163,6 +158,7 @@ SESSIONS_SPREAD = Check(
     fault="every session is hashed to the same server",
     reads=Fact.ROUTES,
     source="SkyRL #899, session-aware hashing; SkyRL #934: hash_with_sha256(session_id) % num_engines",
+    tap=Tap.READ,
     judge=_judge_sessions_spread,
     queries=queries,
 )
@@ -194,6 +190,7 @@ SESSIONLESS_SPREAD = Check(
     fault="all requests without a session run on one server",
     reads=Fact.ROUTES,
     source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',
+    tap=Tap.READ,
     judge=_judge_sessionless_spread,
     queries=queries,
 )

@@ -17,8 +17,7 @@ import msgspec
 
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -72,8 +71,6 @@ def _executions(evidence: Evidence, calls: list[Call]) -> list[Execution]:
 
 def _unfit(evidence: Evidence) -> Finding | None:
     """Why no schedule can be judged."""
-    if not tap_works(evidence):
-        return untestable(BLIND)
     found = steps(evidence)
     if len(found) < 3 or not any(step.train for step in found.values()):
         return untestable("fewer than three steps were trained and rolled out")
@@ -120,6 +117,7 @@ OVERLAP = Check(
     name="schedule.overlap",
     fault="training and generation wait for each other: engines stand still while a step is trained",
     source=f'{SOURCE}: "Generation step N+1 overlaps training step N"',
+    tap=Tap.READ,
     judge=_judge_overlap,
     queries=matching.queries,
 )
@@ -155,6 +153,7 @@ STAGES = Check(
     name="schedule.stages",
     fault="weights move while a generation is in flight, before sync_weights() is called or after it has returned",
     source=f'{SOURCE}: "Weight sync between pipeline stages"',
+    tap=Tap.READ,
     judge=_judge_stages,
     queries=matching.queries,
 )
@@ -205,6 +204,7 @@ ACKNOWLEDGED = Check(
     name="schedule.acknowledged",
     fault="generation_ack or sync_finished come before what they say has happened",
     source=f'{SOURCE}: "generation_ack and sync_finished events work"',
+    tap=Tap.READ,
     judge=_judge_acknowledged,
     queries=matching.queries,
 )
@@ -286,6 +286,7 @@ VERSIONS = Check(
     fault="a rollout is older than one step, or newer than its schedule says: the trainer weighs it wrongly",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=f"{SOURCE}; SkyRL's AsyncRayPPOTrainer: one batch lies between generator and trainer",
+    tap=Tap.READ,
     judge=_judge_versions,
     queries=_queries,
 )

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, SILENT, silent_servers, tap_works
+from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.contract.faults import Fact
 from harness.contract.messages import WorkersResult
 from harness.records.recording import Call, Observation
@@ -38,10 +37,6 @@ def _problem(ops: Counter[str]) -> str | None:
 
 
 def _judge_native(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
-    if silent := silent_servers(evidence):
-        return untestable(SILENT, evidence=[{"servers": silent}])
     syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
     wrong: list[tuple[str, dict[str, Any]]] = []
     for call in syncs:
@@ -62,6 +57,7 @@ NATIVE_TRANSFER = Check(
     fault="weights are loaded by a method that the stack has put into the engine's workers",
     reads=Fact.POLICY,
     source="SkyRL #1014, task 14: Native weight sync; vLLM documentation, Weight Transfer",
+    tap=Tap.READ_EVERYWHERE,
     judge=_judge_native,
 )
 

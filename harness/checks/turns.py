@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
-from harness.checks.instruments import BLIND, tap_works
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.faults import Fact
 from harness.contract.messages import SessionId
@@ -110,8 +109,6 @@ def _parting(given: tuple[int, ...], read: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _judge(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
     conversations = _conversations(evidence)
     if not conversations:
         return untestable(NO_TURNS)
@@ -129,6 +126,7 @@ TURNS_KEEP_TOKENS = Check(
     fault="between two turns token ids become text and other ids again",
     reads=Fact.ANSWERS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
+    tap=Tap.READ,
     judge=_judge,
     queries=_asks,
 )
@@ -152,8 +150,6 @@ def _drift(before: Execution, after: Row) -> int:
 
 
 def _judge_text(evidence: Evidence) -> Finding:
-    if not tap_works(evidence):
-        return untestable(BLIND)
     conversations = _text_conversations(evidence)
     if not conversations:
         return untestable(NO_TEXT_TURNS)
@@ -182,6 +178,7 @@ TEXT_TURNS = Check(
     reads=Fact.ANSWERS | Fact.TEXT,
     source='SkyRL #1014, task 6: "Chat template applied correctly"; SkyRL 0.1.0, _generate_single_with_retry: the text path '
     '"re-encodes in each new request": how many tokens that changes is shown',
+    tap=Tap.READ,
     judge=_judge_text,
     queries=queries,
 )

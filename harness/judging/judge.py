@@ -10,6 +10,7 @@ import msgspec
 
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check, Evidence, Finding, untestable
+from harness.checks.instruments import blind
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
 from harness.records.recording import CallError, ScenarioTrace
@@ -88,7 +89,7 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
 def run(check: Check, evidence: Evidence) -> Finding | None:
     """One check, with every way in which it can judge nothing turned into `untestable`. None: nothing of its kind."""
     try:
-        finding: Finding | None = check.judge(evidence)
+        finding = blind(evidence, check.tap) or check.judge(evidence)
         if finding is None:
             return None
         if finding.status == "pass" and finding.facts <= 0:
