@@ -10,7 +10,7 @@ from typing import final
 import msgspec
 
 from harness.records.verdict import (
-    UNTESTABLE_HERE,
+    Cause,
     Conformance,
     Exposure,
     Gap,
@@ -148,13 +148,13 @@ def tally(verdicts: Iterable[Verdict]) -> str:
     counted: dict[str, int] = {}
     for verdict in verdicts:
         counted[_word(verdict)] = counted.get(_word(verdict), 0) + 1
-    here = sorted(word for word in counted if word.startswith(UNTESTABLE_HERE))
+    here = sorted(word for word in counted if word.startswith(Cause.NOT_HERE))
     order = ("red", "untestable", *here, "missing", "known", "defect", "open", "ok")
     return ", ".join(f"{counted[word]} {word}" for word in order if word in counted)
 
 
 def _word(verdict: Verdict) -> str:
-    if verdict.status == Conformance.MISSING and verdict.reason.startswith(f"is {UNTESTABLE_HERE}"):
+    if verdict.cause == Cause.NOT_HERE:
         return verdict.reason.removeprefix("is ")
     if verdict.status == Parity.BASELINE_DEFECT and verdict.known is None:
         return "defect"

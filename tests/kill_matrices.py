@@ -14,7 +14,7 @@ from harness.contract.faults import NOTHING, Fact, Fault
 from harness.machine.targets import Target
 from harness.proving.kill_matrix import KillMatrix, Lap, prove_target
 from harness.proving.prove import Plan
-from harness.records.verdict import Verdict
+from harness.records.verdict import Cause, Verdict
 from harness.running import catalogue
 from harness.running.session import Seat
 
@@ -197,5 +197,5 @@ def _spoil(seeded: list[Fault], laps: dict[str | None, Lap], names: list[str]) -
     laps[blind] = replace(
         laps[blind], verdicts=[*laps[blind].verdicts, *(verdict(n, "conservation", "untestable") for n in names[4:40])]
     )
-    broken = verdict(names[5], "numbers", "untestable", "check numbers raised KeyError")
+    broken = verdict(names[5], "numbers", "untestable", "check numbers raised KeyError", cause=Cause.RAISED)
     laps[broke] = replace(laps[broke], verdicts=[*laps[broke].verdicts, broken])

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -22,6 +23,7 @@ from harness.machine.targets import registry
 from harness.proving import prove
 from harness.proving.kill_matrix import Baseline, FaultProof, KillMatrix, Lap, Mark, Outcome, judge_fault, prove_target
 from harness.proving.prove import Request, plan, plans
+from harness.records.verdict import Cause
 from harness.running import catalogue
 from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
@@ -91,7 +93,7 @@ def test_a_fault_is_killed_by_all_checks_that_exist_for_it_and_others_that_read_
             [
                 verdict(A, "ordering", "fail"),
                 verdict(B, "tokens", "fail"),
-                verdict(B, "routing", "untestable", "check routing raised KeyError"),
+                verdict(B, "routing", "untestable", "check routing raised KeyError", cause=Cause.RAISED),
             ],
             Outcome.OVERREACH,
             "broke, and a check may not raise: routing",
@@ -150,7 +152,10 @@ def test_a_named_check_that_no_driven_scenario_judges_is_told_from_one_that_stay
 
 def test_a_scenario_that_the_fault_ended_is_one_red_and_not_one_a_check():
     fault = Fault(name="hang", breaks="a call never returns", caught_by=frozenset({DRIVEN}))
-    hung = [verdict(A, check, "fail", "could not be driven: CallTimedOut") for check in ("ordering", "tokens:late")]
+    ended: dict[str, Any] = {"cause": Cause.NOT_DRIVEN}
+    hung = [
+        verdict(A, check, "fail", "could not be driven: CallTimedOut", **ended) for check in ("ordering", "tokens:late")
+    ]
     proof = under(*hung, fault=fault)
     assert (proof.outcome, proof.seen) == (Outcome.KILLED, [DRIVEN])
     assert under(*hung).problem == f"not red: ordering; red, and reads nothing that it corrupts: {DRIVEN}"

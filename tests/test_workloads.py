@@ -33,9 +33,9 @@ from harness.exploring.explore import (
     told,
 )
 from harness.exploring.scripts import load
-from harness.judging.judge import NOT_DRIVEN
 from harness.machine.targets import known
 from harness.proving.prove import MINIATURES
+from harness.records.verdict import Cause
 from tests.kill_matrices import verdict
 
 SEED = 0
@@ -316,7 +316,7 @@ def test_a_sequence_without_anything_judged_is_a_finding():
 
 
 def test_a_failed_a_broken_and_a_blind_check_are_findings():
-    broken = verdict("found", "tokens", "untestable", "check tokens raised KeyError")
+    broken = verdict("found", "tokens", "untestable", "check tokens raised KeyError", cause=Cause.RAISED)
     blind = verdict("found", "instruments", "untestable", "the tap saw nothing")
     failed = verdict("found", "text", "fail", "text is wrong")
     idle = verdict("found", "routing", "untestable", "no session")
@@ -324,7 +324,7 @@ def test_a_failed_a_broken_and_a_blind_check_are_findings():
 
 
 def test_a_sequence_that_did_not_reach_its_end_is_one_finding():
-    verdicts = [verdict("found", check, "fail", f"{NOT_DRIVEN}CallTimedOut") for check in ("tokens", "text")]
+    verdicts = [verdict("found", check, "fail", "timed out", cause=Cause.NOT_DRIVEN) for check in ("tokens", "text")]
     assert [v.check for v in findings(verdicts)] == [DRIVEN]
 
 

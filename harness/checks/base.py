@@ -14,7 +14,7 @@ from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import METHODS, Generation, Message
 from harness.records.recording import Call, Mark, Observation, ScenarioTrace
 from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
-from harness.records.verdict import Exposure, Margin
+from harness.records.verdict import Cause, Exposure, Margin
 from harness.records.wire import as_openai
 
 _M = TypeVar("_M", bound=Message)
@@ -40,6 +40,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What a numeric check could have seen. A pass that would have let its weakest seeded fault pass becomes `untestable`."""
     exposures: list[Exposure] = []
     """What was found open to callers without credentials, of any severity."""
+    cause: Cause | None = None
+    """Set by what runs checks, where none was run to its end."""
 
 
 def passed(facts: int, *, margin: Margin | None = None, **numbers: float) -> Finding:

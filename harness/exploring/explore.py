@@ -29,11 +29,10 @@ from harness.contract.topology import Topology
 from harness.exploring import workloads
 from harness.exploring.scripts import Body
 from harness.exploring.workloads import Workload
-from harness.judging.judge import raised
 from harness.machine.progress import silent
 from harness.machine.targets import Target, known
 from harness.proving.kill_matrix import CAUGHT_BY_UNTESTABLE, settled
-from harness.records.verdict import Conformance, Verdict
+from harness.records.verdict import Cause, Conformance, Verdict
 from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario
 
@@ -125,7 +124,7 @@ def findings(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _wrong(verdict: Verdict) -> bool:
     blind = verdict.status == Conformance.UNTESTABLE and family(verdict.check) in CAUGHT_BY_UNTESTABLE
-    return verdict.status == Conformance.FAIL or verdict.check == DRIVEN or blind or raised(verdict)
+    return verdict.status == Conformance.FAIL or verdict.check == DRIVEN or blind or verdict.cause == Cause.RAISED
 
 
 @final

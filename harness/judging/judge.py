@@ -15,7 +15,7 @@ from harness.contract.capability import Capability
 from harness.contract.errors import Blame
 from harness.records.recording import CallError, ScenarioTrace
 from harness.records.reference import Query, ReferenceBook, UnansweredQuery
-from harness.records.verdict import UNTESTABLE_HERE, Conformance, Verdict
+from harness.records.verdict import Cause, Conformance, Verdict
 from harness.suite.scenario import Scenario
 
 NEXT_STEP = {
@@ -25,19 +25,6 @@ NEXT_STEP = {
     Blame.HARNESS: "nothing is known about the stack: mend the scenario, the check or the instrument, and run again",
     Blame.DEPENDENCY: "look for the error in the dependency's own tracker; the stack may not be at fault",
 }
-
-NOT_DRIVEN = "could not be driven: "
-"""How the reason of every check of a scenario begins that did not reach its end; the error's name follows."""
-
-
-def not_driven(verdict: Verdict) -> bool:
-    """Does the verdict say only that its scenario did not reach its end?"""
-    return verdict.status in (Conformance.FAIL, Conformance.UNTESTABLE) and verdict.reason.startswith(NOT_DRIVEN)
-
-
-def raised(verdict: Verdict) -> bool:
-    """Does the verdict say that its check itself broke?"""
-    return verdict.status == Conformance.UNTESTABLE and verdict.reason.startswith(f"check {verdict.check} raised ")
 
 
 def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> list[Query]:
@@ -101,15 +88,12 @@ def run(check: Check, evidence: Evidence) -> Finding | None:
         )
     except Exception as e:  # noqa: BLE001 - a check may raise anything; it becomes a verdict, never a pass
         frames = traceback.extract_tb(e.__traceback__)[-3:]
-        return untestable(
-            f"check {check.name} raised {type(e).__name__}",
-            evidence=[
-                {
-                    "exception": f"{type(e).__name__}: {e}",
-                    "traceback": [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames],
-                }
-            ],
-        )
+        shown = {
+            "exception": f"{type(e).__name__}: {e}",
+            "traceback": [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames],
+        }
+        broke = untestable(f"check {check.name} raised {type(e).__name__}", evidence=[shown])
+        return msgspec.structs.replace(broke, cause=Cause.RAISED)
 
 
 def missing(
@@ -126,13 +110,14 @@ def missing(
     lacks = sorted(scenario.needs - frozenset(offered))
     if not lacks:
         return []
-    reason = f"does not declare {', '.join(lacks)}"
+    cause, reason = Cause.NOT_OFFERED, f"does not declare {', '.join(lacks)}"
     if set(lacks) <= set(declared):
-        reason = f"is {UNTESTABLE_HERE}: needs {', '.join(lacks)}"
-    return [
+        cause, reason = Cause.NOT_HERE, f"is {Cause.NOT_HERE}: needs {', '.join(lacks)}"
+    verdicts = (
         _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason)
         for check in scenario.checks
-    ]
+    )
+    return [msgspec.structs.replace(verdict, cause=cause) for verdict in verdicts]
 
 
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
@@ -168,7 +153,8 @@ def _not_driven(trace: ScenarioTrace) -> Finding:
     return Finding(
         status="fail" if blame == Blame.STACK else "untestable",
         facts=0,
-        reason=f"{NOT_DRIVEN}{error.kind}",
+        reason=f"could not be driven: {error.kind}",
+        cause=Cause.NOT_DRIVEN,
         evidence=[{"error": error.kind, "message": error.message, "status": error.status, **_last_call(trace)}],
         blame=blame,
     )
@@ -199,6 +185,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         evidence=finding.evidence,
         margin=finding.margin,
         exposures=finding.exposures,
+        cause=finding.cause,
     )
 
 

@@ -15,9 +15,8 @@ import msgspec
 from harness.contract.errors import Blame
 from harness.contract.faults import DRIVEN, NOTHING, Fact, Fault, family
 from harness.judging import pace
-from harness.judging.judge import not_driven, raised
 from harness.judging.pace import Timings
-from harness.records.verdict import Conformance, Verdict
+from harness.records.verdict import Cause, Conformance, Verdict
 
 CAUGHT_BY_UNTESTABLE = frozenset({"instruments"})
 """Checks whose very finding is that nothing can be judged. Of all others only `fail` is a catch."""
@@ -340,11 +339,11 @@ def settled(verdicts: Iterable[Verdict]) -> list[Verdict]:
     found: list[Verdict] = []
     ended: dict[str, Verdict] = {}
     for verdict in verdicts:
-        if not not_driven(verdict):
+        if verdict.cause != Cause.NOT_DRIVEN:
             found.append(verdict)
         elif verdict.scenario not in ended or verdict.known is None:  # known only if all of them are
             ended[verdict.scenario] = verdict
-    return found + [msgspec.structs.replace(verdict, check=DRIVEN, fault="") for verdict in ended.values()]
+    return found + [msgspec.structs.replace(verdict, check=DRIVEN, fault="", cause=None) for verdict in ended.values()]
 
 
 @final
@@ -412,7 +411,7 @@ def judge_fault(
         )  # fmt: skip
     turned = [v for v in settled(lap.verdicts) if baseline.turned(v)]
     seen = {family(v.check) for v in turned if _caught(v)}
-    broken = {family(v.check) for v in turned if raised(v)}
+    broken = {family(v.check) for v in turned if v.cause == Cause.RAISED}
     judged = baseline.families(scenarios).keys() | seen | {DRIVEN}
     must = (filtered and fault.caught_by & seen) or fault.caught_by
     also = {check for check in seen - fault.caught_by if reads.get(check, NOTHING) & fault.corrupts}
@@ -442,7 +441,9 @@ def judge_fault(
 
 
 def _caught(verdict: Verdict) -> bool:
-    return verdict.status == Conformance.FAIL or (family(verdict.check) in CAUGHT_BY_UNTESTABLE and not raised(verdict))
+    if verdict.cause == Cause.RAISED:
+        return False
+    return verdict.status == Conformance.FAIL or family(verdict.check) in CAUGHT_BY_UNTESTABLE
 
 
 def _outcome(
@@ -515,7 +516,11 @@ def _red(name: str, verdicts: Sequence[Verdict]) -> Red:
     return Red(
         check=name,
         labels=[v.check for v in verdicts if v.check != name],
-        status="fail" if first.status == Conformance.FAIL else "raised" if raised(first) else "untestable",
+        status="fail"
+        if first.status == Conformance.FAIL
+        else "raised"
+        if first.cause == Cause.RAISED
+        else "untestable",
         reason=first.reason,
         blame=first.blame,
         facts=first.facts,

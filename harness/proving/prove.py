@@ -31,7 +31,6 @@ from harness.contract.faults import Fault
 from harness.contract.messages import DEFAULT_DTYPE, Dtype
 from harness.driving.stack import Stack
 from harness.judging import ledger, pace
-from harness.judging.judge import not_driven
 from harness.judging.pace import Timings
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, known, resolve
@@ -49,7 +48,7 @@ from harness.proving.kill_matrix import (
 )
 from harness.records.recording import ScenarioTrace
 from harness.records.run_folder import RunFolder, stem
-from harness.records.verdict import Conformance, Verdict
+from harness.records.verdict import Cause, Conformance, Verdict
 from harness.running import catalogue
 from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario
@@ -300,7 +299,7 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, 
 
 def _slim(verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(
-        verdict, evidence=verdict.evidence[:1] if not_driven(verdict) else verdict.evidence[:2]
+        verdict, evidence=verdict.evidence[:1] if verdict.cause == Cause.NOT_DRIVEN else verdict.evidence[:2]
     )
 
 

@@ -71,8 +71,17 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.faults, key=self.faults.__getitem__, default=None)
 
 
-UNTESTABLE_HERE = "untestable here"
-"""What is said of a scenario that the target offers and this start cannot show, such as one that needs a GPU."""
+class Cause(StrEnum):
+    """Why a verdict says nothing that its check found."""
+
+    NOT_DRIVEN = "not driven"
+    """The scenario did not reach its end."""
+    RAISED = "raised"
+    """The check itself broke."""
+    NOT_OFFERED = "not offered"
+    """The target does not offer what the scenario needs."""
+    NOT_HERE = "untestable here"
+    """The target offers it, and this start cannot show it: it needs a GPU, say."""
 
 
 class Severity(StrEnum):
@@ -119,6 +128,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     blame: Blame | None = None
     reason: str = ""
     """One sentence, the same from run to run for the same cause. Numbers that vary are in `numbers` and `evidence`."""
+    cause: Cause | None = None
+    """None if the check judged."""
     facts: int = 0
     """How many facts were compared."""
     numbers: dict[str, float] = {}
