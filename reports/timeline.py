@@ -16,36 +16,18 @@ from harness.checks.base import Evidence
 from harness.checks.instruments import tap_works
 from harness.checks.matching import assignment
 from harness.checks.pausing import pauses
-from harness.contract.messages import FIRST_TRAINED, SessionId
+from harness.contract.messages import DATA_PLANE, FIRST_TRAINED, METHODS, Plane, SessionId
 from harness.records.recording import Call
 from harness.records.verdict import GapCurve
 from harness.records.wire import SESSION
 
 Kind = Literal["call", "pause", "memory", "weights", "training", "other"]
 
-GENERATING = frozenset({"generate", "sample", "completion", "chat_completion", "gym_generate", "http"})
-"""Calls that make engines generate: the callers' lane. All others that are shown are control calls."""
 KINDS: dict[str, Kind] = {
     "pause": "pause", "resume": "pause", "sleep": "memory", "wake_up": "memory", "sync_weights": "weights",
     "load_lora_adapter": "weights", "unload_lora_adapter": "weights", "train": "training",
 }  # fmt: skip
 """Control calls by what they are about; what is not named is "other"."""
-OUT_OF_BAND = frozenset(
-    {
-        "start",
-        "describe",
-        "teardown",
-        "digests",
-        "workers",
-        "device_memory",
-        "observe",
-        "in_flight",
-        "probe_security",
-        "inject",
-        "forget_adapters",
-    }
-)
-"""Calls of the harness's own instruments, which are not shown."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +118,7 @@ def timeline(evidence: Evidence) -> Timeline:
     def since(at_ns: int) -> float:
         return (at_ns - began) / 1e9
 
-    shown = [c for c in evidence.calls() if c.method not in OUT_OF_BAND]
+    shown = [c for c in evidence.calls() if METHODS[c.method].plane is not Plane.OUT_OF_BAND]
     ended = since(
         max(
             [c.ended_ns for c in evidence.calls()] + [e.step_ns[-1] for e in evidence.executions if e.step_ns],
@@ -147,8 +129,8 @@ def timeline(evidence: Evidence) -> Timeline:
         scenario=evidence.trace.scenario,
         topology=evidence.header.topology.name,
         target=evidence.header.target,
-        calls=tuple(_bar(c, since) for c in shown if c.method in GENERATING),
-        controls=tuple(_bar(c, since) for c in shown if c.method not in GENERATING),
+        calls=tuple(_bar(c, since) for c in shown if c.method in DATA_PLANE),
+        controls=tuple(_bar(c, since) for c in shown if c.method not in DATA_PLANE),
         servers=_servers(evidence, since, ended),
         pauses=tuple(Held(start=since(p.from_ns), end=since(p.to_ns), mode=p.mode) for p in pauses(evidence)),
         versions=_versions(evidence, since, ended),
@@ -162,7 +144,7 @@ def _bar(call: Call, since: Callable[[int], float]) -> Bar:
         start=since(call.started_ns),
         end=since(call.ended_ns),
         label=_label(call),
-        kind="call" if call.method in GENERATING else KINDS.get(call.method, "other"),
+        kind="call" if call.method in DATA_PLANE else KINDS.get(call.method, "other"),
         failed=call.error is not None,
         version=version if isinstance(version, int) else None,
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.running.run import compare_recordings, judge_run
 from harness.records.verdict import Judgement
+from harness.running.run import compare_recordings, judge_run
 
 H100 = Path(__file__).resolve().parents[1] / "reports" / "evidence" / "h100-bfloat16"
 CUT_OFF = ("could not be driven: Interrupted", "the reference was not asked for the scores of an answer")

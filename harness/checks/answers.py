@@ -16,12 +16,10 @@ from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, untestable
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
+from harness.contract.messages import CHOICES, LISTS
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
 from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
-
-METHODS = ("generate", "sample")
-OPENAI = ("completion", "chat_completion")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +79,7 @@ def of_answers(
     rule: Rule,
     asks: Asks | None = None,
     labels: Sequence[str] = (),
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = LISTS,
     reads: Fact = Fact.ANSWERS,
 ) -> Check:
     """A check of the answers of these calls: of all calls without `labels`. The labels become part of its name."""
@@ -156,7 +154,7 @@ def _known(_evidence: Evidence) -> dict[tuple[int, int], Answer]:
 
 
 def _answer(evidence: Evidence, row: matching.Row) -> Answer:
-    text, logprobs = (_choice if row.call.method in OPENAI else _listed)(row)
+    text, logprobs = (_choice if row.call.method in CHOICES else _listed)(row)
     return Answer(
         call=row.call,
         index=row.index,
@@ -175,7 +173,7 @@ def _answer(evidence: Evidence, row: matching.Row) -> Answer:
 
 def _tokens(evidence: Evidence, row: matching.Row) -> list[int]:
     """The row's tokens as returned, or, for a body that shows text alone, as the engine made them."""
-    if row.tokens is not None or row.call.method not in OPENAI:
+    if row.tokens is not None or row.call.method not in CHOICES:
         return list(row.tokens or ())
     return [token for execution in matching.assignment(evidence).of(row) for token in execution.tokens]
 
@@ -213,7 +211,7 @@ def asked_rows(call: Call) -> int:
     """How many rows this call asked for."""
     if call.method == "sample":
         return int(call.request["num_samples"])
-    if call.method in OPENAI:
+    if call.method in CHOICES:
         body = call.request["body"]
         prompt = body.get("prompt") if call.method == "completion" else None
         batched = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
@@ -222,7 +220,7 @@ def asked_rows(call: Call) -> int:
 
 
 def _shape(call: Call) -> str | None:
-    return _shape_of_body(call) if call.method in OPENAI else _shape_of_lists(call)
+    return _shape_of_body(call) if call.method in CHOICES else _shape_of_lists(call)
 
 
 def _shape_of_body(call: Call) -> str | None:
@@ -256,7 +254,7 @@ def _shape_of_lists(call: Call) -> str | None:
 
 def _summary(call: Call) -> dict[str, Any]:
     result = call.result or {}
-    if call.method in OPENAI:
+    if call.method in CHOICES:
         return {"call": call.label or call.id, "request": short(call.request), "returned": result.get("body")}
     counts = {name: len(value) for name, value in result.items() if isinstance(value, list)}
     lengths = [len(row) for row in result.get("response_ids") or ()][:32]

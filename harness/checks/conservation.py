@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
-from harness.checks.matching import DATA_PLANE, Assignment, Row, assignment, queries
+from harness.checks.matching import WITH_ROWS, Assignment, Row, assignment, queries
 from harness.contract.faults import Fact
 
 LOST = "a submitted row is neither returned nor reported as failed"
@@ -26,7 +26,7 @@ def _surplus(evidence: Evidence) -> list[dict[str, object]]:
     for row in assignment(evidence).rows:
         asked[row.call.id] = asked.get(row.call.id, 0) + 1
     found: list[dict[str, object]] = []
-    for call in (c for method in DATA_PLANE for c in evidence.calls(method) if c.error is None):
+    for call in (c for method in WITH_ROWS for c in evidence.calls(method) if c.error is None):
         result = call.result or {}
         returned = len(result.get("response_ids") or (result.get("body") or {}).get("choices") or ())
         if returned > asked.get(call.id, 0):
@@ -39,7 +39,7 @@ def _empty(row: Row) -> bool:
 
 
 def _judge(evidence: Evidence) -> Finding | None:
-    if not any(evidence.calls(method) for method in DATA_PLANE):
+    if not any(evidence.calls(method) for method in WITH_ROWS):
         return None
     found = assignment(evidence)
     facts = len(found.rows) + len(evidence.executions)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
-from harness.checks.matching import DATA_PLANE, Row, assignment, queries
+from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
+from harness.contract.messages import LISTS
 from harness.records.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -111,7 +112,7 @@ def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any,
             continue
         if at not in ENGINE_DEFAULTS:
             # Fields of an OpenAI body that are not sampling parameters (model, messages, …) are judged by other checks.
-            if row.call.method in {"generate", "sample"}:
+            if row.call.method in LISTS:
                 yield field, given, None, given == execution.sampling_params.get(field)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
@@ -173,7 +174,7 @@ def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
 
 
 def _judge(evidence: Evidence) -> Finding | None:
-    methods = (*DATA_PLANE, *CONTROL_ARGUMENTS)
+    methods = (*WITH_ROWS, *CONTROL_ARGUMENTS)
     if not any(c.error is None for method in methods for c in evidence.calls(method)):
         return None
     found = assignment(evidence)

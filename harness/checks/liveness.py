@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
-from harness.checks.matching import DATA_PLANE, Row, is_error, queries, rows
+from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 
@@ -53,7 +53,7 @@ GAVE_UP = frozenset({LATE, "Cancelled", "ScenarioTimedOut"})
 
 def _pending_at_a_death(evidence: Evidence) -> bool:
     kills = [call for call in evidence.calls("kill_server") if call.error is None]
-    asked = [call for method in DATA_PLANE for call in evidence.calls(method)]
+    asked = [call for method in WITH_ROWS for call in evidence.calls(method)]
     return any(call.started_ns < kill.ended_ns and call.ended_ns > kill.started_ns for kill in kills for call in asked)
 
 

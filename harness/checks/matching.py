@@ -16,13 +16,13 @@ import msgspec
 
 from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution
-from harness.contract.messages import SessionId
+from harness.contract.messages import METHODS, SessionId
 from harness.records.recording import Call
 from harness.records.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
 from harness.records.wire import SESSION
 
-DATA_PLANE = ("generate", "sample", "completion", "chat_completion", "gym_generate")
-"""Calls that make an engine generate."""
+WITH_ROWS = tuple(name for name, method in METHODS.items() if method.answers is not None)
+"""Calls whose result has one response a row. Calls of `http` are read as the OpenAI calls that they stand for."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ def is_error(body: dict[str, Any]) -> bool:
 def queries(evidence: Evidence) -> Iterator[Query]:
     """What must be asked to know the token ids of text and chat prompts."""
     for call in evidence.calls():
-        if call.error is None and call.method in DATA_PLANE:
+        if call.error is None and call.method in WITH_ROWS:
             yield from _text_queries(call)
     yield from trajectories.queries(evidence)
 

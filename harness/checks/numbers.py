@@ -11,6 +11,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Finding, failed, passed
 from harness.checks.matching import Row, rows
 from harness.contract.faults import Fact
+from harness.contract.messages import LISTS
 
 ABSENT = "log-probabilities were asked for and none came"
 UNEVEN = "there is not one log-probability per token"
@@ -21,7 +22,7 @@ POSITIVE = "a log-probability is above zero"
 def _asked(row: Row) -> bool:
     wanted = row.params.get("logprobs")  # 0 asks for the sampled token's alone
     given = wanted is not None and wanted is not False
-    return given and row.state == "returned" and row.call.method in {"generate", "sample"}
+    return given and row.state == "returned" and row.call.method in LISTS
 
 
 def _problem(row: Row) -> str | None:

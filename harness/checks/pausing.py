@@ -14,7 +14,7 @@ import msgspec
 
 from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, passed, untestable
-from harness.checks.matching import DATA_PLANE, Row, assignment, queries, rows
+from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
@@ -107,7 +107,7 @@ def _judge_frozen(evidence: Evidence) -> Finding:
     facts, short, wrong = 0, 0, []
     most, latest_ns, running = 0, 0, math.inf
     for pause in pauses(evidence):
-        waiting = [c for m in DATA_PLANE for c in evidence.calls(m) if c.started_ns < pause.to_ns < c.ended_ns]
+        waiting = [c for m in WITH_ROWS for c in evidence.calls(m) if c.started_ns < pause.to_ns < c.ended_ns]
         if not waiting:
             continue
         if not step_time or pause.to_ns - pause.from_ns < PAUSE_STEPS * step_time:
@@ -354,7 +354,7 @@ WAITED = Check(
 def _judge_held(evidence: Evidence) -> Finding:
     facts = 0
     for pause in pauses(evidence):
-        for call in (c for method in DATA_PLANE for c in evidence.calls(method)):
+        for call in (c for method in WITH_ROWS for c in evidence.calls(method)):
             if not pause.from_ns <= call.started_ns <= pause.to_ns:
                 continue
             facts += 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from harness.checks.answers import METHODS, Answer, of_answers
+from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.contract.faults import Fact
-from harness.contract.messages import MAX_MODEL_LEN
+from harness.contract.messages import LISTS, MAX_MODEL_LEN
 from harness.records.reference import DecodeRequest, Query
 
 SOURCE = "vLLM documentation, SamplingParams: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos"
@@ -35,7 +35,7 @@ def _asks(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 
 def ends_as_asked(
-    *labels: str, causes: Iterable[Cause], methods: Sequence[str] = METHODS, max_model_len: int = MAX_MODEL_LEN
+    *labels: str, causes: Iterable[Cause], methods: Sequence[str] = LISTS, max_model_len: int = MAX_MODEL_LEN
 ) -> Check:
     """Each output ends at the first token that should end it, not before, and its finish reason says why.
 
@@ -109,7 +109,7 @@ def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
     return None
 
 
-def stop_text(*labels: str, methods: Sequence[str] = METHODS) -> Check:
+def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     """The text of an output that a stop string ended: up to that string, or with it if it is to be included."""
     return of_answers(
         "stopping.text",

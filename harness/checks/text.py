@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.checks.answers import METHODS, Answer, of_answers
+from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.stopping import decoded, stop_strings
 from harness.contract.faults import Fact
+from harness.contract.messages import LISTS
 from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
 """What a decoder shows for bytes that are no whole character."""
 
 
-def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] = METHODS) -> Check:
+def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] = LISTS) -> Check:
     """`text` is the decoding of `tokens`, without special tokens unless skip_special_tokens is false.
 
     Rows that a stop string ended are left to `stopping.stop_text`. `special` demands that special tokens did occur

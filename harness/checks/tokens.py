@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.checks import matching, ties
-from harness.checks.answers import METHODS, Answer, answers, of_answers, select, trouble
+from harness.checks.answers import Answer, answers, of_answers, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.sampling import draws_repeat
 from harness.contract.faults import Fact
+from harness.contract.messages import LISTS
 from harness.records.reference import Query
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
@@ -50,7 +51,7 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
     return passed(facts, margin=ties.margin(evidence, scores), near_ties=near_ties)
 
 
-def greedy(*labels: str, methods: Sequence[str] = METHODS) -> Check:
+def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     """At temperature 0 each token is the reference's most probable one (teacher-forced after a near tie)."""
     return of_answers(
         "tokens.greedy",

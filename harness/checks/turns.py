@@ -14,7 +14,7 @@ from typing import Any
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.faults import Fact
-from harness.contract.messages import SessionId
+from harness.contract.messages import CHOICES, SessionId
 from harness.records.reference import DecodeRequest, EncodeRequest, Query
 
 NO_TURNS = "no session asked for a second turn that begins with the first"
@@ -136,7 +136,7 @@ def _text_conversations(evidence: Evidence) -> list[list[Row]]:
     """The turns of each session of chat_completion() and of completion(), by text."""
     sessions: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in assignment(evidence).rows:
-        if row.call.method in {"chat_completion", "completion"} and row.session is not None and row.prompt is not None:
+        if row.call.method in CHOICES and row.session is not None and row.prompt is not None:
             sessions[row.call.method, str(row.session)].append(row)
     return [turns for turns in sessions.values() if len(turns) > 1]
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from harness.checks.answers import OPENAI, Answer, choices, of_answers
+from harness.checks.answers import Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.matching import is_error
 from harness.contract.faults import Fact
+from harness.contract.messages import CHOICES
 from harness.records.reference import Query
 from harness.records.verdict import Margin
 from harness.records.wire import DONE, ROUTES, as_openai, body_of, events, streams
@@ -153,7 +154,7 @@ LOGPROBS = of_answers(
     source=f"{SOURCE}: logprobs",
     rule=_logprobs,
     asks=_logprob_queries,
-    methods=OPENAI,
+    methods=CHOICES,
 )
 
 
@@ -170,5 +171,5 @@ def answered(*labels: str) -> Check:
         source=SOURCE,
         rule=rule,
         labels=labels,
-        methods=OPENAI,
+        methods=CHOICES,
     )

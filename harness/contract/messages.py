@@ -9,6 +9,7 @@ it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capabili
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -587,27 +588,51 @@ class StackAdapter(Protocol):
         """Out of band: switch to another seeded fault, or to none. Raises `NotOffered` without fault taps."""
 
 
+class Plane(StrEnum):
+    """What a call is for."""
+
+    DATA = "data"
+    """It makes an engine generate."""
+    CONTROL = "control"
+    OUT_OF_BAND = "out of band"
+    """Of the harness: it starts the stack, breaks it, or reads what engines and workers did and hold."""
+
+
 class Method(msgspec.Struct, frozen=True):
-    """One row of the table of calls: its request and result types, and the capability it needs."""
+    """One row of the table of calls: its request and result types, the capability it needs, and what it is for."""
 
     name: str
     request: type[Message]
     result: type[Message]
     capability: Capability | None = None
+    plane: Plane = Plane.CONTROL
+    answers: Literal["lists", "choices", "trajectories"] | None = None
+    """In which form the result has one response a row: lists of token ids, an OpenAI body, or a gym generator's output."""
+    polled: bool = False
+    """True if the driver repeats it until something is observed: how often says nothing about the stack."""
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("start", StartRequest, Description),
-        Method("describe", Empty, Description),
-        Method("teardown", Empty, Empty),
-        Method("generate", GenerateRequest, Generation),
-        Method("sample", SampleRequest, Generation, Capability.SAMPLE),
-        Method("chat_completion", OpenAIRequest, OpenAIResponse, Capability.CHAT_COMPLETION),
-        Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION),
-        Method("http", HttpRequest, HttpResponse, Capability.HTTP_ENDPOINT),
-        Method("gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR),
+        Method("start", StartRequest, Description, plane=Plane.OUT_OF_BAND, polled=True),
+        Method("describe", Empty, Description, plane=Plane.OUT_OF_BAND, polled=True),
+        Method("teardown", Empty, Empty, plane=Plane.OUT_OF_BAND, polled=True),
+        Method("generate", GenerateRequest, Generation, plane=Plane.DATA, answers="lists"),
+        Method("sample", SampleRequest, Generation, Capability.SAMPLE, plane=Plane.DATA, answers="lists"),
+        Method(
+            "chat_completion",
+            OpenAIRequest,
+            OpenAIResponse,
+            Capability.CHAT_COMPLETION,
+            plane=Plane.DATA,
+            answers="choices",
+        ),
+        Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION, plane=Plane.DATA, answers="choices"),
+        Method("http", HttpRequest, HttpResponse, Capability.HTTP_ENDPOINT, plane=Plane.DATA),
+        Method(
+            "gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR, plane=Plane.DATA, answers="trajectories"
+        ),
         Method("tokenize", TokenizeRequest, TokenizeResult, Capability.TOKENIZE),
         Method("detokenize", DetokenizeRequest, DetokenizeResult, Capability.TOKENIZE),
         Method("pause", PauseRequest, Empty),
@@ -628,18 +653,23 @@ METHODS: dict[str, Method] = {
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
-        Method("forget_adapters", Empty, Empty),
-        Method("digests", Empty, DigestsResult),
-        Method("workers", Empty, WorkersResult),
-        Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY),
-        Method("observe", ObserveRequest, ObserveResult),
-        Method("in_flight", Empty, InFlightResult),
-        Method("probe_security", Empty, ProbeSecurityResult),
+        Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
+        Method("digests", Empty, DigestsResult, plane=Plane.OUT_OF_BAND),
+        Method("workers", Empty, WorkersResult, plane=Plane.OUT_OF_BAND),
+        Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY, plane=Plane.OUT_OF_BAND),
+        Method("observe", ObserveRequest, ObserveResult, plane=Plane.OUT_OF_BAND, polled=True),
+        Method("in_flight", Empty, InFlightResult, plane=Plane.OUT_OF_BAND, polled=True),
+        Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
-        Method("inject", InjectRequest, InjectResult),
+        Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
     )
 }
 """Every call of the contract by name. Host and handle are both made from this table."""
+DATA_PLANE = tuple(name for name, method in METHODS.items() if method.plane is Plane.DATA)
+LISTS, CHOICES = (
+    tuple(name for name, method in METHODS.items() if method.answers == form) for form in ("lists", "choices")
+)
+"""Calls by the form of their answers (`Method.answers`)."""
 
 
 _OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {

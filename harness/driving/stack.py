@@ -38,6 +38,7 @@ from harness.contract.errors import (
     StartFailed,
 )
 from harness.contract.messages import (
+    DATA_PLANE,
     Description,
     DetokenizeRequest,
     DetokenizeResult,
@@ -999,9 +1000,6 @@ class Stack:
         except CallFailed:
             return None
 
-
-DATA_PLANE = frozenset({"generate", "sample", "completion", "chat_completion", "gym_generate", "http"})
-"""Calls that make an engine generate."""
 
 FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
 """Ends after which a stack is not used again: it is started anew for the next scenario."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.matching import is_error
+from harness.contract.messages import CHOICES
 from harness.records.recording import Call
 
 TOKENS = "outputs.tokens"
@@ -35,7 +36,7 @@ _OWN_TO_A_CALL = frozenset({"id", "created", "request_id", "system_fingerprint"}
 
 def deterministic(call: Call) -> bool:
     """Must the call give the same output twice? Greedy, or seeded. Where no temperature is given, vLLM samples."""
-    asked = call.request.get("body") if call.method in ("chat_completion", "completion") else None
+    asked = call.request.get("body") if call.method in CHOICES else None
     params = asked if asked is not None else call.request.get("sampling_params") or {}
     return params.get("temperature") == 0 or params.get("seed") is not None
 

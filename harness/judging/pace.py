@@ -14,6 +14,7 @@ from typing import final
 import msgspec
 
 from harness.contract.errors import Blame
+from harness.contract.messages import CHOICES, LISTS
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import compared, identity
 from harness.records.recording import Call, ScenarioTrace
@@ -53,9 +54,9 @@ def seconds_per_token(call: Call) -> float | None:
 
 def _tokens(call: Call) -> int:
     result = call.result or {}
-    if call.method in ("generate", "sample"):
+    if call.method in LISTS:
         return sum(len(row) for row in result.get("response_ids") or ())
-    if call.method in ("completion", "chat_completion"):
+    if call.method in CHOICES:
         usage = (result.get("body") or {}).get("usage") or {}
         made = usage.get("completion_tokens")
         return made if isinstance(made, int) else 0

@@ -11,12 +11,9 @@ from typing import final
 
 import msgspec
 
-from harness.contract.messages import FIRST_TRAINED
+from harness.contract.messages import CHOICES, FIRST_TRAINED, METHODS
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.wire import as_openai
-
-INSTRUMENTS = frozenset({"start", "describe", "teardown", "observe", "in_flight"})
-"""Methods that look at a stack rather than use it: how often they are called is a matter of time."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -36,7 +33,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 def compared(trace: ScenarioTrace) -> list[Call]:
     """The scenario's own calls that are compared, in order of their start."""
-    own = (as_openai(call) for call in trace.own_calls if call.method not in INSTRUMENTS)
+    own = (as_openai(call) for call in trace.own_calls if not METHODS[call.method].polled)
     return sorted(own, key=lambda call: (call.started_ns, call.id))
 
 
@@ -70,6 +67,6 @@ def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
     if call.method == "trained":  # which rollouts a step consumed depends on which were done first
         return call.method, call.label, _encoder.encode(call.request["global_step"])
     request = _encoder.encode(call.request)
-    if call.method in ("chat_completion", "completion") and (name := trace.header.model.get("name")):
+    if call.method in CHOICES and (name := trace.header.model.get("name")):
         request = request.replace(_encoder.encode(name), b'"<model>"')
     return call.method, call.label, request

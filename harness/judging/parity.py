@@ -17,6 +17,7 @@ from harness.checks.base import Evidence
 from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
+from harness.contract.messages import CHOICES
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
@@ -282,7 +283,7 @@ def _kind_of_place(call: Call | None, place: str) -> str:
     """Where a difference lies, without what varies with the input: "generate", "chat_completion choices[].index"."""
     if call is None:
         return "the sessions that share a server"
-    if call.method in ("chat_completion", "completion"):
+    if call.method in CHOICES:
         return f"{call.method} {re.sub(r'[0-9]+', '', place)}"
     return call.method
 

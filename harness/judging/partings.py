@@ -13,12 +13,13 @@ from harness.checks.answers import Answer, answers, trouble
 from harness.checks.base import Evidence
 from harness.checks.sampling import draws_repeat
 from harness.checks.tokens import is_greedy
+from harness.contract.messages import CHOICES, LISTS
 from harness.judging.facets import deterministic
 from harness.judging.noise import common_prefix
 from harness.records.recording import Call, Header
 from harness.records.reference import UnansweredQuery
 
-_METHODS = ("generate", "sample", "completion", "chat_completion")
+ANSWERED = (*LISTS, *CHOICES)
 _ROW = re.compile(r"row (\d+)|choices\[(\d+)\]")
 
 Parted = dict[int, frozenset[int]]
@@ -45,7 +46,7 @@ def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[C
         return {}
     found: dict[int, set[int]] = {}
     drawn: list[tuple[Answer, Answer]] = []
-    for left, right in ((left, right) for left, right in pairs if left.method in _METHODS):
+    for left, right in ((left, right) for left, right in pairs if left.method in ANSWERED):
         for one, other in _rows(baseline, candidate, left, right):
             if not is_greedy(one):
                 drawn.append((one, other))
@@ -65,7 +66,7 @@ def _round_alike(one: Header, other: Header) -> bool:
 
 
 def _rows(baseline: Evidence, candidate: Evidence, left: Call, right: Call) -> list[tuple[Answer, Answer]]:
-    if not deterministic(left) or any(trouble([call], (), _METHODS) for call in (left, right)):
+    if not deterministic(left) or any(trouble([call], (), ANSWERED) for call in (left, right)):
         return []
     try:
         ours, theirs = (

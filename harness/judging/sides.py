@@ -13,6 +13,7 @@ import msgspec
 from harness.checks.base import Evidence
 from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
+from harness.contract.messages import LISTS
 from harness.judging import partings
 from harness.judging.facets import BODIES, PARTITION, deterministic, error_of, outputs, prompt_of, size_of
 from harness.judging.noise import common_prefix, deltas
@@ -167,7 +168,7 @@ def _no_farther(baseline: Any, candidate: Any, twin: Any) -> bool:
 def _scored(call: Call) -> bool:
     result = call.result or {}
     return bool(
-        call.method in ("generate", "sample")
+        call.method in LISTS
         and deterministic(call)
         and any(result.get("response_ids") or ())
         and any(result.get("response_logprobs") or ())
