@@ -10,6 +10,7 @@ from typing import final
 import msgspec
 
 from harness.records.verdict import (
+    WORST_FIRST,
     Cause,
     Conformance,
     Exposure,
@@ -26,18 +27,6 @@ from harness.suite.plan import Bullet, Plan, Task
 from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
-SEVERITY: tuple[str, ...] = (
-    Parity.REGRESSION,
-    Parity.BOTH_WRONG,
-    Conformance.FAIL,
-    Parity.MISSING,
-    Conformance.UNTESTABLE,
-    Parity.BASELINE_DEFECT,
-    Parity.OPEN,
-    Parity.ADDED,
-    Parity.PARITY,
-    Conformance.PASS,
-)
 
 
 @final
@@ -85,7 +74,7 @@ def repetition(counts: Counts) -> str:
 
 def severity(status: str) -> int:
     """Position from worst to best; an unknown status is worst."""
-    return SEVERITY.index(status) if status in SEVERITY else -1
+    return WORST_FIRST.index(status) if status in WORST_FIRST else -1
 
 
 def anchor(verdict: Verdict) -> str:

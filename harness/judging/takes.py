@@ -6,20 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from harness.records.verdict import Conformance, Margin, Parity, Verdict
-
-_WORST_FIRST: tuple[str, ...] = (
-    Conformance.FAIL,
-    Parity.REGRESSION,
-    Parity.BOTH_WRONG,
-    Conformance.UNTESTABLE,
-    Conformance.MISSING,
-    Parity.BASELINE_DEFECT,
-    Parity.OPEN,
-    Parity.ADDED,
-    Parity.PARITY,
-    Conformance.PASS,
-)
+from harness.records.verdict import WORST_FIRST, Conformance, Margin, Parity, Verdict
 
 
 def merge(takes: Sequence[Sequence[Verdict]]) -> list[Verdict]:
@@ -36,7 +23,7 @@ def merge(takes: Sequence[Sequence[Verdict]]) -> list[Verdict]:
 
 
 def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
-    worst = min(same, key=lambda v: _WORST_FIRST.index(v.status))
+    worst = min(same, key=lambda v: WORST_FIRST.index(v.status))
     alike = sum(v.status == worst.status for v in same)
     evidence = list(worst.evidence)
     if worst.status not in (Conformance.PASS, Parity.PARITY):

@@ -47,6 +47,19 @@ class Parity(StrEnum):
 
 RED: frozenset[str] = frozenset({Conformance.FAIL, Conformance.UNTESTABLE, Parity.REGRESSION, Parity.BOTH_WRONG})
 """Statuses that are red in either kind of verdict. `missing` is red in a comparison only: see `Verdict.red`."""
+WORST_FIRST: tuple[str, ...] = (
+    Parity.REGRESSION,
+    Parity.BOTH_WRONG,
+    Conformance.FAIL,
+    Conformance.UNTESTABLE,
+    Conformance.MISSING,
+    Parity.BASELINE_DEFECT,
+    Parity.OPEN,
+    Parity.ADDED,
+    Parity.PARITY,
+    Conformance.PASS,
+)
+"""All statuses of either kind: the first of several takes' stands for them, and reports show them in this order."""
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
