@@ -1,30 +1,25 @@
 """The contract as a document: every scenario with its promise and its source, every check with the fault it is for.
 
-    python -m reports.catalogue > docs/contract.md
-
-Pure but for the last line. A test compares docs/contract.md with what this says now.
+`parity contract` prints it. Pure.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check
-from harness.running.catalogue import declared
 from harness.suite.scenario import Scenario
 
 HEAD = """\
 # The contract
 
-What a rollout stack promises, one scenario a promise. Written by `python -m reports.catalogue > docs/contract.md`:
-change the scenarios, not this file.
+What a rollout stack promises: one scenario per promise, as the scenarios declare it.
 
-*Needs* names the capabilities without which a stack is `missing` here (`harness/contract/capability.py` says what each means).
-*Driven in* names the topologies (`parity topologies`). Every scenario is also judged by the checks that belong to all of them.
+*Needs* lists required capabilities (`harness/contract/capability.py` explains them); a stack without them
+is `missing` here. *Driven in* lists topologies (`parity topologies`). The checks of every scenario apply too.
 """
 
 
@@ -86,7 +81,3 @@ def _line(text: str) -> str:
 
 def _cell(text: str) -> str:
     return _line(text).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(catalogue(declared()))

@@ -25,7 +25,6 @@ DOCUMENTS = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-WRITTEN = [path for path in DOCUMENTS if path.name != "contract.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OPTION = re.compile(r"--?[a-z][\w-]*")
@@ -57,7 +56,7 @@ def options_of_pytest(request) -> set[str]:
     return {name for group in groups for option in group.options for name in option.names()}
 
 
-@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_every_command_and_option_exists(document, options_of_pytest):
     known = options_of_parity()
     environments = set(re.findall(r"wave\d|\w+", (ROOT / "tox.ini").read_text()))
@@ -83,7 +82,7 @@ def _module(name: str) -> bool:
     return (ROOT / (name.replace(".", "/") + ".py")).is_file()
 
 
-@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_options_in_the_text_exist(document, options_of_pytest):
     known = set().union(*options_of_parity().values()) | options_of_pytest
     known |= set(re.findall(r'"(--[a-z-]+)"', "".join(p.read_text() for p in (ROOT / "benchmarks").glob("*.py"))))
@@ -94,7 +93,7 @@ def test_options_in_the_text_exist(document, options_of_pytest):
         )
 
 
-@pytest.mark.parametrize("document", WRITTEN, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_links_and_files_exist(document):
     text = document.read_text()
     for target in re.findall(r"\]\(([^)]+)\)", text):
@@ -113,10 +112,25 @@ def test_links_and_files_exist(document):
         assert not re.fullmatch(rooms, named) or (ROOT / named).exists(), f"{document.name}: there is no {named}"
 
 
-def test_the_catalogue_is_current():
-    assert (ROOT / "docs" / "contract.md").read_text() == catalogue(declared()), (
-        "write it anew: python -m reports.catalogue > docs/contract.md"
-    )
+def test_the_contract_names_every_scenario_and_every_check():
+    text = catalogue(declared())
+    for scenario in declared().values():
+        assert f"### `{scenario.name}`" in text
+        for check in scenario.checks:
+            assert f"| `{check.name.partition(':')[0]}` |" in text
+
+
+def test_lines_of_documents_fit_a_page():
+    long = {
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in DOCUMENTS
+        for number, line in enumerate(
+            re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), path.read_text(), flags=re.M | re.S).split("\n"),
+            1,
+        )
+        if len(line) > 100 and not line.startswith("|")
+    }
+    assert long == set()
 
 
 def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch, tmp_path):

@@ -11,8 +11,8 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from fixtures.models import TEMPLATE
 from harness.contract import vocabulary
+from harness.contract.vocabulary import TINY_TEMPLATE
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -62,7 +62,7 @@ VOCABULARY = vocabulary.read(
     decode=decode,
     special=SPECIAL,
     eos=2,
-    template=TEMPLATE,
+    template=TINY_TEMPLATE,
     named={"eos_token": SPECIAL[2], "pad_token": SPECIAL[0]},
 )
 EOS = VOCABULARY.eos

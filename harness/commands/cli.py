@@ -365,6 +365,21 @@ def targets() -> None:
 
 
 @app.command()
+def contract() -> None:
+    """Print the contract: every scenario with its promise and source, every check with the fault that it is for (Markdown).
+
+    \b
+    Examples:
+      parity contract
+      parity contract > contract.md
+    """
+    from harness.running.catalogue import declared
+    from reports.catalogue import catalogue
+
+    typer.echo(catalogue(declared()), nl=False)
+
+
+@app.command()
 def topologies() -> None:
     """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects.
 

@@ -179,7 +179,7 @@ def _selected(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
         ) from e
     found = [s for s in scenarios if compiled.evaluate(_in(s.name))]
     if not found:
-        raise UsageError(f"-k {expression} selects no scenario", next_step="docs/contract.md lists them")
+        raise UsageError(f"-k {expression} selects no scenario", next_step="`parity contract` lists them")
     return found
 
 
