@@ -6,14 +6,13 @@ name, a recording without such calls untestable, and only whole answers reach th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from harness.checks import matching
-from harness.checks.base import Check, Evidence, Finding, failed, untestable
+from harness.checks.base import Check, Evidence, Finding, failed, kept, untestable
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
 from harness.contract.messages import CHOICES, LISTS
@@ -147,7 +146,7 @@ def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
     return found
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def _known(_evidence: Evidence) -> dict[tuple[int, int], Answer]:
     """Answers that were put together before, for the checks that follow on one scenario: (call id, row) → answer."""
     return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Literal, TypeVar, final
 
 import msgspec
@@ -17,6 +17,7 @@ from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook,
 from harness.records.verdict import Cause, Exposure, Margin
 from harness.records.wire import as_openai
 
+_T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
 
@@ -84,6 +85,8 @@ class Evidence:
     def __init__(self, trace: ScenarioTrace, reference: ReferenceBook) -> None:
         self.trace = trace
         self.reference = reference
+        self.kept: dict[Any, Any] = {}
+        """What several checks need and was worked out once (`kept`)."""
 
     @property
     def header(self) -> Any:
@@ -219,7 +222,19 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
         )
 
 
-@final
+def kept(of: Callable[[Evidence], _T]) -> Callable[[Evidence], _T]:
+    """The function, worked out once for the checks that follow on the same evidence."""
+
+    @wraps(of)
+    def looked_up(evidence: Evidence) -> _T:
+        if of not in evidence.kept:
+            evidence.kept[of] = of(evidence)
+        found: _T = evidence.kept[of]
+        return found
+
+    return looked_up
+
+
 class Tap(Enum):
     """Whether a check reads what the engine tap saw. One that does is untestable where the tap saw nothing."""
 
@@ -230,6 +245,7 @@ class Tap(Enum):
     """The same, and something of every server."""
 
 
+@final
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One promise, judged on one scenario of one stack.
 

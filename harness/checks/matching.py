@@ -7,7 +7,6 @@ id does not survive every hop. Rows with one prompt and one answer are interchan
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.checks import trajectories
-from harness.checks.base import Evidence, Execution
+from harness.checks.base import Evidence, Execution, kept
 from harness.contract.messages import METHODS, SessionId
 from harness.records.recording import Call
 from harness.records.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
@@ -133,7 +132,7 @@ def _asked(ask: Callable[[], list[int]]) -> tuple[int, ...] | None:
         return None
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def rows(evidence: Evidence) -> tuple[Row, ...]:
     """Every row that the scenario asked for, in order of its calls' start. Kept for the checks that follow on one scenario."""
     found: list[Row] = []
@@ -279,7 +278,7 @@ def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
         )
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def assignment(evidence: Evidence) -> Assignment:
     """Match the scenario's rows with its engines' executions. Pure; kept for the checks that follow on one scenario."""
     return _Matcher(evidence).run()

@@ -5,11 +5,10 @@ A pause(abort) meets what it ends; pause(keep) what it freezes; pause(wait) what
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from enum import StrEnum
 
-from harness.checks.base import Evidence, Execution
+from harness.checks.base import Evidence, Execution, kept
 from harness.checks.matching import Row
 from harness.checks.pausing import Pause, dropped, pauses
 
@@ -37,7 +36,7 @@ def caught_at(evidence: Evidence, row: Row, *moments: Moment) -> int:
     )
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def _met(evidence: Evidence) -> list[tuple[Execution, frozenset[Moment]]]:
     """Every execution that a pause met, with what had become of it. Kept for the rows that are asked one by one."""
     return [
@@ -74,7 +73,7 @@ def _moments(evidence: Evidence, execution: Execution, at_ns: int, made: int) ->
         yield Moment.QUEUED
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def _steps_of(evidence: Evidence) -> dict[str, list[int]]:
     """server → when it made tokens for anything."""
     found: dict[str, list[int]] = {}

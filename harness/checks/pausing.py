@@ -5,7 +5,6 @@ A *pause* here is the time from a pause() call's return to the start of the resu
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, kept, passed, untestable
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
@@ -80,7 +79,7 @@ def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
     ]
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
     """(server, request) → when its caller was gone, as after another row of its batch had failed."""
     aborts = (seen for seen in evidence.trace.observations if seen.kind == "abort")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, kept, passed, untestable
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -47,7 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return min(c.started_ns for c in self.rollouts), max(c.ended_ns for c in self.rollouts)
 
 
-@lru_cache(maxsize=1)
+@kept
 def steps(evidence: Evidence) -> dict[int, Step]:
     """The scenario's steps by number: those that have a rollout."""
     found: dict[tuple[str, int], list[Call]] = defaultdict(list)

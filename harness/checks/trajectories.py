@@ -6,14 +6,13 @@ Queries are asked along the way, since each turn's prompt depends on the text of
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 
 import msgspec
 
-from harness.checks.base import Evidence, Execution
+from harness.checks.base import Evidence, Execution, kept
 from harness.contract import gym_rule
 from harness.contract.messages import GymRequest
 from harness.records.recording import Call
@@ -99,14 +98,14 @@ def queries(evidence: Evidence) -> Iterator[Query]:
         raise UnansweredQuery("the texts of a trajectory's turns")
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def _known(evidence: Evidence) -> tuple[list[Query], bool]:
     """The queries of a round, and whether more will follow: worked out once for all checks that ask."""
     walk = _Walk(evidence)
     return list(walk.queries()), walk.waiting
 
 
-@functools.lru_cache(maxsize=1)
+@kept
 def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
     """The trajectories of every gym_generate(), as far as engines made them where one failed.
 
