@@ -21,7 +21,7 @@ import msgspec
 from backends.policies import quantized
 from backends.skyrl import endpoint, exposed, gym, lora
 from backends.skyrl.actors import shipped_hosts
-from backends.skyrl.release import installed
+from backends.skyrl.release import EXPERTS, installed
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
@@ -184,7 +184,7 @@ class SkyRLStack:
 
     @property
     def returns_experts(self) -> bool:
-        return self.has_experts and not self.release.first
+        return self.has_experts and EXPERTS in self.release.engine_options
 
     # --- lifecycle
 
@@ -204,7 +204,7 @@ class SkyRLStack:
             request.model_path,
             request.policies,
             "cpu" if self.on_cpu else f"cuda:{self.devices.trainer}",
-            one_at_a_time=self.release.first,
+            one_at_a_time=not self.release.packed,
         )
         self._description = await self._describe()
         return self._description
@@ -252,7 +252,10 @@ class SkyRLStack:
         """The patches that are applied inside vLLM's processes of this start."""
         chosen: list[patches.Patch] = []
         if self.on_cpu:
-            chosen += (*patches.CPU, *([patches.FIRST_RELEASE] if self.release.first else patches.NATIVE_SYNC_ON_CPU))
+            chosen += (
+                *patches.CPU,
+                *([patches.FIRST_RELEASE] if self.release.sync_by_extension else patches.NATIVE_SYNC_ON_CPU),
+            )
             chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
             chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
         if self.request.start == "fork":
@@ -288,7 +291,7 @@ class SkyRLStack:
         if request.fault_taps:
             self.patches.append(FAULT_TAPS_PATCH)
             self.notes.append(FAULT_TAPS_NOTE)
-        if self.on_cpu and self.release.first:
+        if self.on_cpu and self.release.sync_by_extension:
             patches.FIRST_RELEASE.apply()
         elif self.on_cpu:
             self.patches.append(TRAINER_PATCH)
@@ -337,7 +340,7 @@ class SkyRLStack:
         engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
-        if not self.release.first:
+        if self.release.engine_options:
             engine.distributed_executor_backend = self.executor
             engine.enable_return_routed_experts = self.returns_experts
             self.notes += [EXPERTS_NOTE] if self.returns_experts else []
@@ -398,7 +401,7 @@ class SkyRLStack:
         share = 1.0 if self.on_cpu else self.devices.share
         group = placement_group([{"GPU": share, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
         get_ray_pg_ready_with_timeout(group, timeout=180)
-        if self.release.first:
+        if not self.release.resolved_placement:
             return group
         from skyrl.train.utils.utils import ResolvedPlacementGroup
 

@@ -53,7 +53,7 @@ class ForkedServers:
     ) -> None:
         self._arguments = cli_arguments
         self._ranks = data_parallel
-        self._group = engines * data_parallel if installed().first else data_parallel
+        self._group = engines * data_parallel if installed().own_groups else data_parallel
         """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
         self._executor = executor
         self._deadline_s = deadline_s
@@ -94,7 +94,7 @@ class ForkedServers:
 
     def _parallel(self, first_port: int) -> dict[str, Any]:
         """What a server's actor is told of its fellows. `first_port` is the port of its engine's first rank, which leads them."""
-        if installed().first:
+        if installed().own_groups:
             return {}
         options: dict[str, Any] = {"distributed_executor_backend": self._executor}
         if self._ranks > 1:

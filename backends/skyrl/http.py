@@ -46,34 +46,7 @@ TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 """vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
 
 
-ENDPOINTS = (
-    "/inference/v1/generate",
-    "/skyrl/v1/generate",
-    "/tokenize",
-    "/detokenize",
-    "/is_paused",
-    "/get_world_size",
-    "/collective_rpc",
-    "/init_weight_transfer_engine",
-    "/update_weights",
-)
-"""What RemoteInferenceClient calls beside what both clients do."""
-
-FIRST_ENDPOINTS = (
-    "/inference/v1/generate",
-    "/tokenize",
-    "/detokenize",
-    "/is_paused",
-    "/get_server_info",
-    "/init_weight_transfer",
-    "/update_weights_skyrl",
-    "/finalize_weight_update",
-)
-"""The same of SkyRL 0.1.0. The last four are on SkyRL's own server actor, not on an external server."""
-
 NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
-FIRST_MODES = {"abort": "abort", "wait": "finish"}
-"""vLLM's pause modes → SkyRL 0.1.0's."""
 
 KEEP_ALIVE_S = 75
 KEEP_ALIVE_PATCH = {
@@ -107,28 +80,28 @@ class HttpStack(SkyRLStack):
 
     def _prepare_process(self) -> None:
         super()._prepare_process()
-        if self.release.first:
+        if self.release.own_router:
             os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
             self.patches.append(KEEP_ALIVE_PATCH)
         if self.request.start == "fork" and not self.remote:
             warm_up()
 
     def vllm_patches(self) -> list[patches.Patch]:
-        receives = self.on_cpu and self.release.first  # as legacy does, by SkyRL's worker extension
+        receives = self.on_cpu and self.release.sync_by_extension  # as legacy does, by SkyRL's worker extension
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if receives else [])]
 
     def capabilities(self) -> frozenset[Capability]:
-        lacking = NOT_ON_EXTERNAL if self.remote and self.release.first else frozenset()
+        lacking = NOT_ON_EXTERNAL if self.remote and self.release.sync_by_extension else frozenset()
         return super().capabilities() - lacking
 
     async def _start_engines(self) -> None:
-        if not self.release.first:
+        if not self.release.own_router:
             loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
             self.cfg.generator.inference_engine.router_init_kwargs = loopback
         if self.remote:
-            self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.first)
+            self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.sync_by_extension)
             self._urls = await self._servers.start()
-            await self.list_what_lacks(self._servers, FIRST_ENDPOINTS if self.release.first else ENDPOINTS)
+            await self.list_what_lacks(self._servers, self.release.endpoints)
             proxy = await asyncio.to_thread(self._start_router)
         elif self.request.start == "fork":
             topology = self.request.topology
@@ -143,7 +116,7 @@ class HttpStack(SkyRLStack):
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
         else:
-            as_shipped = self._start_first_as_shipped if self.release.first else self._start_as_shipped
+            as_shipped = self._start_groups_as_shipped if self.release.own_groups else self._start_as_shipped
             proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
         # Out of band and users' requests: never through the client under test. No connection is used twice: one that a server is
@@ -159,7 +132,7 @@ class HttpStack(SkyRLStack):
         arguments.uvicorn_log_level = "warning"
         if self.on_cpu:
             arguments.enable_sleep_mode = False
-            if self.release.first:
+            if self.release.own_groups:
                 arguments.distributed_executor_backend = self.executor
                 self.patches.append(CPU_EXECUTOR_PATCH)
         return arguments
@@ -180,7 +153,7 @@ class HttpStack(SkyRLStack):
         self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
         return str(setup.proxy_url)
 
-    def _start_first_as_shipped(self) -> str:
+    def _start_groups_as_shipped(self) -> str:
         """0.1.0: SkyRL's entry point makes the group and the router itself (BasePPOExp._get_new_inference_client)."""
         from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
 
@@ -208,7 +181,7 @@ class HttpStack(SkyRLStack):
 
     def _start_router(self) -> str:
         """The router over servers that were started elsewhere, as SkyRL's entry point does for external_server_urls."""
-        if self.release.first:
+        if self.release.own_router:
             import skyrl.backends.skyrl_train.inference_servers.router as own
 
             own.get_node_ip = lambda: "127.0.0.1"
@@ -233,7 +206,7 @@ class HttpStack(SkyRLStack):
         """The client as SkyRL's entry point makes it, local tokenizer included."""
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 
-        if self.release.first:
+        if not self.release.client_tokenizes:
             return RemoteInferenceClient(
                 proxy_url=proxy, server_urls=self._servers_of_client, model_name=self.request.model_path
             )
@@ -260,7 +233,7 @@ class HttpStack(SkyRLStack):
             await asyncio.to_thread(self._servers.stop)
 
     def roles(self) -> dict[str, int]:
-        return {} if self.release.first else {"router": self._router._process.pid}
+        return {} if self.release.own_router else {"router": self._router._process.pid}
 
     def url_of(self, server: str) -> str | None:
         return self._named_urls()[server]
@@ -287,7 +260,7 @@ class HttpStack(SkyRLStack):
     def shipped_hosts(self) -> dict[int, str]:
         """SkyRL's router, by its own default."""
         port = httpx.URL(self.client.proxy_url).port or 0
-        if self.release.first:
+        if self.release.own_router:
             return {port: inspect.signature(type(self._router)).parameters["host"].default}
         from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
@@ -350,8 +323,8 @@ class HttpStack(SkyRLStack):
     # --- control plane
 
     async def pause(self, request: PauseRequest) -> Empty:
-        if self.release.first:
-            await self.client.pause(mode=FIRST_MODES[request.mode])
+        if self.release.pause_modes is not None:
+            await self.client.pause(mode=self.release.pause_modes[request.mode])
         else:
             await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
         return Empty()
@@ -377,7 +350,7 @@ class HttpStack(SkyRLStack):
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
         size = await self.client.get_world_size()
-        return WorldSizeResult(world_size=size if self.release.first else size[0])
+        return WorldSizeResult(world_size=size[0] if self.release.sizes else size)
 
     def trainers_client(self) -> Any:
         """A copy of its own, as SkyRL's trainer process gets: it knows no connection that a server closed on one before."""

@@ -13,6 +13,7 @@ import httpx
 
 from backends.skyrl import endpoint, exposed, forked, lora
 from backends.skyrl.base import SkyRLStack, generation
+from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultyEngine
 from backends.vllm import patches
@@ -83,7 +84,7 @@ class LegacyStack(SkyRLStack):
 
     def _prepare_process(self) -> None:
         super()._prepare_process()
-        if self.release.first:
+        if self.release.legacy_pause_aborts:
             self._abort_soon()
 
     def _abort_soon(self) -> None:
@@ -160,10 +161,7 @@ class LegacyStack(SkyRLStack):
 
         shipped.AsyncVLLMRayActor = probed_engine_actor()
         engine = self.cfg.generator.inference_engine
-        added = {} if self.release.first else {
-            "distributed_executor_backend": engine.distributed_executor_backend,
-            "enable_return_routed_experts": engine.enable_return_routed_experts,
-        }  # fmt: skip
+        added = {option: getattr(engine, option) for option in self.release.engine_options}
         engines: list[Any] = create_ray_wrapped_inference_engines(
             num_inference_engines=engine.num_engines,
             tensor_parallel_size=engine.tensor_parallel_size,
@@ -228,7 +226,7 @@ class LegacyStack(SkyRLStack):
         cached_get_tokenizer.cache_clear()
         engine = self.cfg.generator.inference_engine
         ranks = engine.data_parallel_size
-        added = {} if self.release.first else {"enable_return_routed_experts": engine.enable_return_routed_experts}
+        added = {option: getattr(engine, option) for option in self.release.engine_options if option == EXPERTS}
         if ranks > 1:
             added |= {
                 "data_parallel_backend": "mp",
@@ -369,7 +367,7 @@ class LegacyStack(SkyRLStack):
     # --- control plane
 
     async def pause(self, _request: PauseRequest) -> Empty:
-        """The one mode that the release has: abort, and go on by itself (0.1.0); keep (0.2.0)."""
+        """The one mode that the release has (`Release.legacy_pause_aborts`)."""
         await self.client.pause_generation()
         return Empty()
 

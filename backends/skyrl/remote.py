@@ -89,7 +89,7 @@ class RemoteServers:
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
         command += ["--worker-extension-cls", EXTENSION] if self._extended else []
-        if not installed().first:
+        if not installed().sync_by_extension:
             command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
         command += ["--uvicorn-log-level", "warning"]
         if self._on_cpu:
