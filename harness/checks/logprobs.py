@@ -227,7 +227,7 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
         len(rows) * math.fsum((x - center) * e for x, e in zip(row, off, strict=True)) / spread
         for row, off in zip(numbers, errors, strict=True)
     ]
-    floor = MEAN_FLOOR + evidence.noise.rms**2
+    floor = MEAN_FLOOR + evidence.noise.rms**2 / 2
     found = {"mean": means, "slope": slopes}
     measured = {name: abs(statistics.fmean(each)) for name, each in found.items()}
     bound = {name: floor + DEVIATIONS * statistics.stdev(each) / math.sqrt(len(each)) for name, each in found.items()}
@@ -248,8 +248,8 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
 def over_many(*labels: str) -> Check:
     """Over thousands of sampled tokens the errors cancel: their mean is 0, and they do not grow with the log-probability.
 
-    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors, and the square of the noise,
-    which sampling by the engine's own probabilities makes of it at most (a Kullback-Leibler divergence).
+    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors, and half the square of the noise,
+    which sampling by the engine's own probabilities makes of it (a Kullback-Leibler divergence).
     """
     return of_answers(
         "logprobs.mean",

@@ -53,7 +53,7 @@ async def test_logprobs_of_sampled_tokens(stack: Stack, prompts: Prompts) -> Non
 async def test_logprobs_of_many_tokens(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, ModelConfig.logprobs_mode: raw log-probabilities. Sampled at temperature 1, since greedy tokens are those
     that the noise has favoured."""
-    await stack.generate(prompts.unique(48), temperature=1.0, seed=3, max_tokens=96, logprobs=0, ignore_eos=True)
+    await stack.generate(prompts.unique(96), temperature=1.0, seed=3, max_tokens=96, logprobs=0, ignore_eos=True)
 
 
 @scenario(
