@@ -51,7 +51,7 @@ class SwappedInLargeBatches(Client):
     "results_swapped",
     "between_servers",
     caught_by=["ordering"],
-    corrupts=Fact.ANSWERS,
+    corrupts=Fact.ANSWERS | Fact.ROUTES,
 )
 class SwappedBetweenServers(Router):
     """Two responses that come from different servers at the same time change places."""
