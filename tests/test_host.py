@@ -20,7 +20,7 @@ from harness.contract.capability import Capability
 from harness.contract.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
 from harness.contract.messages import Empty, GenerateRequest, Generation, HealthResult, KillServerRequest, StartRequest
 from harness.contract.topology import Topology
-from harness.driving.stack import HostProcess, as_stack_error, read_answer
+from harness.driving.process import HostProcess, as_stack_error, read_answer
 from tests.adapters import TRIGGER
 from tests.leftovers import Footprint, footprint
 
@@ -264,7 +264,7 @@ async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_
 ):
     host = await up(hosts())
     before = seen(host)
-    monkeypatch.setattr("harness.driving.stack.DEATH_S", 0.1)
+    monkeypatch.setattr("harness.driving.process.DEATH_S", 0.1)
     with respx.mock(base_url="http://host") as wire:
         wire.post("/call/generate").respond(status, content=content)
         await off_the_socket(host)
@@ -312,7 +312,7 @@ async def test_a_result_may_come_with_word_of_a_death_which_is_not_forgotten(hos
 
 
 async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("harness.driving.stack.DEATH_S", 0.1)
+    monkeypatch.setattr("harness.driving.process.DEATH_S", 0.1)
     host = await up(hosts())
     before = seen(host)
     with respx.mock(base_url="http://host") as wire:
@@ -394,7 +394,7 @@ async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def test_a_connection_that_breaks_in_an_answer_ends_the_stack_by_name(
     hosts: MakeHost, tmp_path: Path, answer: Answer, how: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("harness.driving.stack.DEATH_S", 0.1)
+    monkeypatch.setattr("harness.driving.process.DEATH_S", 0.1)
     host = await up(hosts())
     before = seen(host)
     async with answered_by(host, answer, tmp_path / "s"):

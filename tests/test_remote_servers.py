@@ -11,7 +11,7 @@ from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.contract.topology import Placement, Topology
 from harness.driving.host import reply_to
-from harness.driving.stack import as_stack_error
+from harness.driving.process import as_stack_error
 
 
 def servers(tmp_path, base_port):

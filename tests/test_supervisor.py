@@ -31,7 +31,7 @@ DRIVER = """
 import asyncio, sys
 from pathlib import Path
 from harness.contract.messages import GenerateRequest, StartRequest
-from harness.driving.stack import HostProcess
+from harness.driving.process import HostProcess
 from harness.contract.topology import Topology
 from tests.adapters import TRIGGER
 

@@ -14,7 +14,7 @@ import msgspec
 from harness.contract.errors import CallTimedOut, StackDied
 from harness.contract.messages import Empty, Message
 from harness.driving.host import Host, load_adapter
-from harness.driving.stack import as_stack_error, read_answer
+from harness.driving.process import as_stack_error, read_answer
 from harness.driving.supervisor import Farewell
 
 

@@ -34,7 +34,8 @@ from harness.contract.topology import Architecture, Topology
 from harness.contract.vocabulary import Vocabulary
 from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
-from harness.driving.stack import HostProcess, Stack
+from harness.driving.process import HostProcess
+from harness.driving.stack import Stack
 from harness.judging import judge, parity
 from harness.judging.noise import noise_floors
 from harness.judging.takes import merge

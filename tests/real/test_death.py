@@ -22,7 +22,8 @@ from harness.contract.errors import Blame
 from harness.contract.messages import StartRequest
 from harness.contract.topology import Topology
 from harness.driving.models import tiny_model
-from harness.driving.stack import HostProcess, Stack
+from harness.driving.process import HostProcess
+from harness.driving.stack import Stack
 from harness.machine import environments
 from harness.machine.progress import console_progress
 from harness.machine.targets import resolve

@@ -1,0 +1,304 @@
+"""The calls of the contract in words, as scenarios make them. `Stack` sends and records them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+from harness.contract.capability import Capability
+from harness.contract.errors import (
+    NotOffered,
+)
+from harness.contract.messages import (
+    DetokenizeRequest,
+    DetokenizeResult,
+    DeviceMemoryResult,
+    DigestsResult,
+    Empty,
+    GenerateRequest,
+    Generation,
+    GymOutput,
+    GymRequest,
+    HealthResult,
+    HttpRequest,
+    HttpResponse,
+    IsPausedResult,
+    KillServerRequest,
+    Layout,
+    LoadLoraRequest,
+    Message,
+    OpenAIRequest,
+    OpenAIResponse,
+    PauseMode,
+    PauseRequest,
+    ProbeSecurityResult,
+    ResetPrefixCacheRequest,
+    RolloutRequest,
+    SampleRequest,
+    SessionId,
+    SleepRequest,
+    StalenessRequest,
+    SyncWeightsRequest,
+    TokenizeRequest,
+    TokenizeResult,
+    TrainedRequest,
+    TrainRequest,
+    TrainResult,
+    UnloadLoraRequest,
+    WakeUpRequest,
+    WorkerDescription,
+    WorkerMemory,
+    WorkersResult,
+    WorldSizeResult,
+)
+
+R = TypeVar("R", bound=Message)
+
+
+class Calls(ABC):
+    """The contract in words. Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
+
+    It keeps what calls leave behind, for the next clean room.
+    """
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        """The policy version that all engines have; None if that is not known."""
+        self._paused = False
+        self._adapters: set[str] = set()
+        """Names of the LoRA adapters that are loaded."""
+        self._left = False
+        """True after a sync that failed: the trainer has to join again (`prepare_weight_sync`)."""
+        self._may_spoil = False
+        """True if the scenario that is driven declares that it breaks the stack."""
+        self._spoiled = False
+        self._killed = False
+        """True if a scenario killed a server: a death is no news then."""
+
+    @abstractmethod
+    async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
+        """Send and record one call. Raises a `StackError` for one that fails."""
+
+    def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
+        """What this call needs beyond `LORA`, by the adapters that are loaded already."""
+        meant: set[str | None] = {*self._adapters} if self._adapters else {None}
+        match method:
+            case "load_lora_adapter" if self._adapters - {request["name"]}:
+                return {Capability.SEVERAL_ADAPTERS}
+            case "generate" if {request.get("lora_adapter")} != meant:
+                return {Capability.ADAPTER_BY_NAME}
+            case _:
+                return set()
+
+    # --- data plane
+
+    async def generate(
+        self,
+        prompts: list[list[int]],
+        *,
+        session_ids: list[SessionId] | None = None,
+        lora_adapter: str | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """Continue each prompt, under a LoRA adapter if one is named; results in the order of the prompts."""
+        request = GenerateRequest(
+            prompt_token_ids=prompts,
+            session_ids=session_ids,
+            lora_adapter=lora_adapter,
+            sampling_params=sampling_params,
+        )
+        return await self._call("generate", request, Generation, label)
+
+    async def generate_messages(
+        self,
+        conversations: list[list[dict[str, Any]]],
+        *,
+        session_ids: list[SessionId] | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """Continue each conversation, rendered by the stack with the model's chat template."""
+        request = GenerateRequest(prompts=conversations, session_ids=session_ids, sampling_params=sampling_params)
+        return await self._call("generate", request, Generation, label)
+
+    async def generate_request(self, request: GenerateRequest, *, label: str | None = None) -> Generation:
+        """A request as it is, for what the other two cannot say (malformed on purpose)."""
+        return await self._call("generate", request, Generation, label)
+
+    async def sample(
+        self,
+        prompt: list[int],
+        num_samples: int,
+        *,
+        session_id: SessionId | None = None,
+        label: str | None = None,
+        **sampling_params: Any,
+    ) -> Generation:
+        """`num_samples` independent continuations of one prompt."""
+        request = SampleRequest(
+            prompt_token_ids=prompt, num_samples=num_samples, session_id=session_id, sampling_params=sampling_params
+        )
+        return await self._call("sample", request, Generation, label)
+
+    async def chat_completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+        """The response's body, or an error body as the stack returns it."""
+        return (await self._call("chat_completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+
+    async def completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+        """The response's body, or an error body as the stack returns it."""
+        return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+
+    async def http(self, request: HttpRequest, *, label: str | None = None) -> HttpResponse:
+        """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes them."""
+        return await self._call("http", request, HttpResponse, label)
+
+    async def gym_generate(self, request: GymRequest, *, label: str | None = None) -> GymOutput:
+        """Trajectories of SkyRL's gym generator; results in the order of the prompts."""
+        return await self._call("gym_generate", request, GymOutput, label)
+
+    async def tokenize(
+        self, texts: list[str], *, add_special_tokens: bool = True, label: str | None = None
+    ) -> list[list[int]]:
+        request = TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)
+        return (await self._call("tokenize", request, TokenizeResult, label)).token_ids
+
+    async def detokenize(self, token_ids: list[list[int]], *, label: str | None = None) -> list[str]:
+        return (await self._call("detokenize", DetokenizeRequest(token_ids=token_ids), DetokenizeResult, label)).texts
+
+    # --- control plane
+
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False, label: str | None = None) -> None:
+        self._paused = True  # also when it fails: it may have reached some servers
+        await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty, label)
+
+    async def resume(self, *, label: str | None = None) -> None:
+        await self._call("resume", Empty(), Empty, label)
+        self._paused = False
+
+    async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
+        await self._call("sleep", SleepRequest(level=level), Empty, label)
+
+    async def wake_up(self, tags: list[str] | None = None, *, label: str | None = None) -> None:
+        await self._call("wake_up", WakeUpRequest(tags=tags), Empty, label)
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False, label: str | None = None) -> None:
+        request = ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)
+        await self._call("reset_prefix_cache", request, Empty, label)
+
+    async def health(self, *, label: str | None = None) -> bool:
+        return (await self._call("health", Empty(), HealthResult, label)).healthy
+
+    async def is_paused(self, *, label: str | None = None) -> dict[str, bool]:
+        return (await self._call("is_paused", Empty(), IsPausedResult, label)).servers
+
+    async def world_size(self, *, label: str | None = None) -> int:
+        return (await self._call("world_size", Empty(), WorldSizeResult, label)).world_size
+
+    # --- weight sync and client
+
+    async def prepare_weight_sync(self, *, label: str | None = None) -> None:
+        await self._call("prepare_weight_sync", Empty(), Empty, label)
+        self._left = False
+
+    async def sync_weights(
+        self,
+        version: int,
+        *,
+        chunks: int = 1,
+        layout: Layout = "single",
+        fail_after_chunks: int | None = None,
+        label: str | None = None,
+    ) -> None:
+        """Load a policy version into every engine through the stack's own weight sync.
+
+        With `fail_after_chunks` the trainer fails in the middle: the call has to fail. The stack is started anew for the next
+        scenario.
+        """
+        if fail_after_chunks is not None:
+            self._spoil("a sync that fails")
+        self._version, self._left = None, True  # until it is done
+        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
+        await self._call("sync_weights", request, Empty, label)
+        self._version, self._left = version, False
+
+    async def sync_weights_paused(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
+        """The same with generation paused (keep) around it, as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
+
+        Data-parallel engines need it: after their last answer they go on with dummy batches for a while, each for the sake of the
+        others, and a batch in the middle of a sync meets half of the weights. A pause returns once they have come to rest (vLLM).
+        """
+        await self.pause("keep")
+        await self.sync_weights(version, chunks=chunks, label=label)
+        await self.resume()
+
+    async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
+        """One optimizer step on rollouts: a new policy version, which no engine has before it is synced."""
+        return await self._call("train", request, TrainResult, label)
+
+    async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
+        """server → rank → parameter → digest, out of band."""
+        return (await self._call("digests", Empty(), DigestsResult, label)).servers
+
+    async def workers(self, *, label: str | None = None) -> dict[str, list[WorkerDescription]]:
+        """server → rank → by what it takes weights, out of band."""
+        return (await self._call("workers", Empty(), WorkersResult, label)).servers
+
+    async def device_memory(self, *, label: str | None = None) -> dict[str, list[WorkerMemory]]:
+        """server → rank → memory of the worker's device, out of band."""
+        return (await self._call("device_memory", Empty(), DeviceMemoryResult, label)).servers
+
+    async def start_staleness_manager(
+        self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
+    ) -> None:
+        """A fresh staleness manager, at global step 1. All numbers are rollouts, but the last: steps."""
+        request = StalenessRequest(
+            max_concurrent=max_concurrent, mini_batch_size=mini_batch_size, max_staleness_steps=max_staleness_steps
+        )
+        await self._call("start_staleness_manager", request, Empty, label)
+
+    async def acquire_slot(self, rollout: str, *, label: str | None = None) -> None:
+        """Wait until this rollout may be asked for."""
+        await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty, label)
+
+    async def accept_rollout(self, rollout: str, *, label: str | None = None) -> None:
+        await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty, label)
+
+    async def trained(self, consumed: list[str], *, global_step: int, label: str | None = None) -> None:
+        """A training step is done with these rollouts; `global_step` is worked on now."""
+        await self._call("trained", TrainedRequest(consumed=consumed, global_step=global_step), Empty, label)
+
+    async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
+        """Load a version of a LoRA adapter under a name into every engine; one that is there is replaced."""
+        loaded = set(self._adapters)
+        self._adapters.add(name)  # also when it fails: it may have reached some servers
+        try:
+            await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty, label)
+        except NotOffered:
+            self._adapters = loaded
+            raise
+
+    async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
+        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
+        self._adapters.discard(name)
+
+    async def pickle_client(self, *, label: str | None = None) -> None:
+        await self._call("pickle_client", Empty(), Empty, label)
+
+    # --- probing and breaking, out of band
+
+    async def probe_security(self, *, label: str | None = None) -> ProbeSecurityResult:
+        """Which addresses are bound, and what they do for a caller without credentials."""
+        return await self._call("probe_security", Empty(), ProbeSecurityResult, label)
+
+    async def kill_server(self, server: str, *, label: str | None = None) -> None:
+        """Kill a server's processes. The stack is started anew for the next scenario."""
+        self._spoil("kill_server")
+        self._killed = True
+        await self._call("kill_server", KillServerRequest(server=server), Empty, label)
+
+    def _spoil(self, how: str) -> None:
+        """From here on the stack is of no use to the next scenario. Raises ValueError for one that does not declare that."""
+        if not self._may_spoil:
+            raise ValueError(f"{how} breaks the stack, and the scenario does not declare it: spoils=True")
+        self._spoiled = True

@@ -1,0 +1,300 @@
+"""The processes of one stack: a host below its supervisor, asked over a Unix socket. Every death is named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import msgspec
+
+from harness import PROJECT
+from harness.contract.errors import (
+    Blame,
+    CallFailed,
+    CallTimedOut,
+    NotOffered,
+    StackDied,
+    StackError,
+    StartFailed,
+)
+from harness.contract.messages import (
+    Empty,
+    Message,
+)
+from harness.contract.runtime import Runtime
+from harness.driving.host import CALLS, ErrorReply
+from harness.driving.supervisor import Farewell, Job
+
+SOCKET_DEADLINE_S = 60.0
+FAREWELL_DEADLINE_S = 30.0
+DEATH_S = 5.0
+"""How long a host whose connection broke may take to be gone: then its exit status is known."""
+LONGEST_TMPDIR = 20
+"""Characters. A stack's sockets lie up to 87 below the temporary folder, and a socket's path has 107 at most (Linux)."""
+LOG_TAIL_LINES = 25
+TEARDOWN_DEADLINE_S = 20.0
+
+
+def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log, or an empty string where there is none."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16_384))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host said: a result or an error, and which process of the stack is dead, if one is."""
+
+    result: Message | None = None
+    error: ErrorReply | None = None
+    died: str | None = None
+
+
+def read_answer(method: str, content: bytes) -> Answered:
+    """An answer of `harness.driving.host.Host`. Raises DecodeError or KeyError for what is none."""
+    envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    died = msgspec.json.decode(envelope["died"], type=str) if "died" in envelope else None
+    if "result" in envelope:
+        return Answered(result=msgspec.json.decode(envelope["result"], type=CALLS[method][1]), died=died)
+    return Answered(error=msgspec.json.decode(envelope["error"], type=ErrorReply), died=died)
+
+
+def as_stack_error(reply: ErrorReply, log: Path) -> StackError:
+    """The error that stands for a host's reply. `log` is the stack's."""
+    match reply.error:
+        case "NotOffered":
+            return NotOffered(reply.message)
+        case "StartFailed" | "StackDied":
+            kind = StartFailed if reply.error == "StartFailed" else StackDied
+            error = kind(reply.message, log_tail=log_tail(log), next_step=reply.next_step or f"read {log}")
+            error.blame = reply.blame or kind.blame
+            return error
+        case _:
+            return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+
+
+class HostHandle(Protocol):
+    """The driver's end of a host, in a process of its own (`HostProcess`) or in the driver's (`harness.driving.inline`)."""
+
+    died: str | None
+    """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
+
+    @property
+    def ended(self) -> bool:
+        """Was it killed, or taken down?"""
+
+    async def launch(self) -> None: ...
+
+    async def call(self, method: str, request: Message, deadline_s: float) -> Any: ...
+
+    async def end(self) -> None:
+        """Kill it now, with everything below it."""
+
+    async def close(self) -> Farewell | None: ...
+
+
+class HostProcess:
+    """One adapter in its own process group and environment, below a supervisor.
+
+    `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` what the target adds
+    to the environment, `runtime` what its processes need of the machine. `logs` is kept, the scratch folder is not.
+    """
+
+    def __init__(
+        self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path, runtime: Runtime | None = None
+    ) -> None:
+        self.logs = logs
+        usual = tempfile.gettempdir()
+        self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
+        self.died: str | None = None
+        """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
+        self._socket = self.scratch / "host.sock"
+        self._python, self._adapter, self._variables = python, adapter, variables
+        self._runtime = runtime or Runtime()
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._farewell: Farewell | None = None
+        self._ending = threading.Lock()
+
+    @property
+    def log(self) -> Path:
+        return self.logs / "host.log"
+
+    @property
+    def ended(self) -> bool:
+        return self._farewell is not None
+
+    async def launch(self) -> None:
+        """Start supervisor and host and wait until the socket answers. Raises `StartFailed`."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_", "VIRTUAL_ENV"))}
+        environment |= {
+            **self._variables,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(PROJECT), str(PROJECT / self._runtime.import_path)))),
+            "PYTHONUNBUFFERED": "1",
+            "PARITY_MARKER": secrets.token_hex(8),
+            "TMPDIR": str(self.scratch),
+        }
+        environment.pop("PYTHONHOME", None)
+        if self._runtime.cache_variable:
+            environment[self._runtime.cache_variable] = str(PROJECT / ".parity" / "cache" / self._python.parts[-3])
+        command = [
+            str(self._python),
+            "-m",
+            "harness.driving.host",
+            "--adapter",
+            self._adapter,
+            "--socket",
+            str(self._socket),
+        ]
+        job = Job(
+            command=command,
+            environment=environment,
+            log=str(self.log),
+            scratch=str(self.scratch),
+            keep=str(self.logs),
+            more_logs=self._runtime.logs,
+        )
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-m", "harness.driving.supervisor", msgspec.json.encode(job).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=PROJECT,
+        )
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(self._socket), limits=httpx.Limits(max_connections=None)),
+            base_url="http://host",
+            timeout=None,
+        )
+        deadline = time.monotonic() + SOCKET_DEADLINE_S
+        while time.monotonic() < deadline:
+            if self._supervisor.poll() is not None:
+                raise StartFailed(
+                    f"the host of {self._adapter} ended while starting",
+                    log_tail=log_tail(self.log),
+                    next_step=f"read {self.log}",
+                )
+            try:
+                await self._client.get("/alive", timeout=5)
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+        raise StartFailed(
+            f"the host of {self._adapter} did not open its socket in {SOCKET_DEADLINE_S:.0f} s",
+            log_tail=log_tail(self.log),
+            next_step=f"read {self.log}",
+        )
+
+    async def call(self, method: str, request: Message, deadline_s: float) -> Any:
+        """One call of the contract; its typed result. Raises a `StackError` for every other end.
+
+        After `deadline_s` seconds the host is killed with all its processes: what it would still do is of no use.
+        """
+        assert self._client is not None, "launch comes first"
+        body = msgspec.json.encode(request)
+        answer = asyncio.ensure_future(self._client.post(f"/call/{method}", content=body))
+        ended = asyncio.ensure_future(self._until_ended())
+        try:
+            await asyncio.wait({answer, ended}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                if ended.done():
+                    raise self._death(f"the host died during {method}")
+                self.kill()
+                raise CallTimedOut(
+                    f"{method} did not return within {deadline_s:.0f} s; the stack was killed",
+                    log_tail=log_tail(self.log),
+                    next_step=f"read {self.log} and the stack's logs beside it",
+                )
+            try:
+                reply = answer.result()
+            except httpx.RequestError as e:
+                raise self._death(f"the host's connection broke during {method} ({type(e).__name__})") from e
+        finally:
+            ended.cancel()
+            answer.cancel()
+        try:
+            answered = read_answer(method, reply.content)
+        except (msgspec.DecodeError, KeyError) as e:
+            broken = self._death(f"the host's answer to {method} (HTTP {reply.status_code}) cannot be read: {e}")
+            broken.blame = Blame.HARNESS
+            raise broken from e
+        self.died = answered.died or self.died
+        if answered.error is not None:
+            raise as_stack_error(answered.error, self.log)
+        return answered.result
+
+    async def _until_ended(self) -> None:
+        assert self._supervisor is not None
+        while self._supervisor.poll() is None:
+            await asyncio.sleep(0.1)
+
+    def _death(self, what: str) -> StackDied:
+        if self._supervisor is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(DEATH_S)  # it sees the host's end by itself, and how it ended
+        farewell = self.kill()
+        code = None if farewell is None else farewell.exit_code
+        how = "" if code is None else f" with signal {-code}" if code < 0 else f" with status {code}"
+        return StackDied(f"{what}{how}", log_tail=log_tail(self.log), next_step=f"read {self.log}")
+
+    def kill(self) -> Farewell | None:
+        """End everything below the supervisor, now. Idempotent; returns what the supervisor had to do.
+
+        Raises a plain `StackError` if that cannot be done: no other stack should be started then.
+        """
+        with self._ending:
+            return self._kill()
+
+    def _kill(self) -> Farewell | None:
+        if self._supervisor is None or self._farewell is not None:
+            return self._farewell
+        if self._supervisor.stdin is not None:
+            self._supervisor.stdin.close()
+            self._supervisor.stdin = None  # communicate() must not flush it again
+        try:
+            output, _ = self._supervisor.communicate(timeout=FAREWELL_DEADLINE_S)
+        except subprocess.TimeoutExpired as e:
+            self._supervisor.kill()
+            raise StackError(
+                f"the supervisor did not finish cleaning up in {FAREWELL_DEADLINE_S:.0f} s",
+                next_step="look for leftover processes with `parity doctor`",
+            ) from e
+        lines = output.splitlines()
+        self._farewell = (
+            msgspec.json.decode(lines[-1], type=Farewell)
+            if lines and b"exit_code" in lines[-1]
+            else Farewell(exit_code=self._supervisor.returncode, killed=[], shared_memory=[])
+        )
+        return self._farewell
+
+    async def end(self) -> None:
+        await asyncio.to_thread(self.kill)
+
+    async def close(self) -> Farewell | None:
+        """Take the stack down in an orderly way, then kill what is left."""
+        if self._supervisor is not None and self._supervisor.poll() is None and self._farewell is None:
+            try:
+                await self.call("teardown", Empty(), TEARDOWN_DEADLINE_S)
+            except StackError as e:
+                with self.log.open("a") as log:
+                    print(f"[driver] teardown: {e}", file=log)
+        if self._client is not None:
+            await self._client.aclose()
+        farewell = await asyncio.to_thread(self.kill)
+        shutil.rmtree(self.scratch, ignore_errors=True)  # there still, if it was never launched
+        return farewell
