@@ -14,7 +14,8 @@ from typing import Any
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
 from harness.records.book import Book
-from harness.records.recording import Call, Event, Header, Observation, Recorder, ScenarioEnd, ScenarioStart
+from harness.records.recorder import Recorder
+from harness.records.recording import Call, Event, Header, Observation, ScenarioEnd, ScenarioStart
 from harness.records.run_folder import RunFolder
 from harness.records.verdict import RunInfo
 from harness.suite.scenario import Scenario

@@ -8,7 +8,8 @@ import pytest
 from benchmarks import run as benchmark
 from harness.contract.errors import RecordingError, UsageError
 from harness.contract.topology import Topology
-from harness.records.recording import Call, Recorder, ScenarioEnd, ScenarioStart
+from harness.records.recorder import Recorder
+from harness.records.recording import Call, ScenarioEnd, ScenarioStart
 from harness.records.run_folder import RunFolder
 from tests import recordings
 

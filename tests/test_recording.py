@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from harness.contract.errors import RecordingError
 from harness.records import index as indexing
 from harness.records import recording
-from harness.records.recording import Call, CallError, Footer, Observation, Recorder, ScenarioEnd, ScenarioStart
+from harness.records.recorder import Recorder
+from harness.records.recording import Call, CallError, Footer, Observation, ScenarioEnd, ScenarioStart
 from tests import recordings, traces
 
 

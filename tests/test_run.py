@@ -16,7 +16,8 @@ from harness.contract.capability import Capability
 from harness.contract.errors import Blame, RecordingError, UsageError
 from harness.contract.topology import Topology, topology
 from harness.records.book import Book
-from harness.records.recording import Call, CallError, Event, Recorder, ScenarioEnd
+from harness.records.recorder import Recorder
+from harness.records.recording import Call, CallError, Event, ScenarioEnd
 from harness.records.verdict import Conformance, Judgement, Parity
 from harness.running import run as running
 from harness.running.run import RunFolder, compare_recordings, judge_run

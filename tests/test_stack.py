@@ -27,7 +27,8 @@ from harness.contract.topology import Topology
 from harness.driving.process import HostProcess
 from harness.driving.stack import CLEAN_ROOM_PASSES, START_GRACE_S, Stack
 from harness.machine.progress import console_progress
-from harness.records.recording import Recorder, ScenarioTrace
+from harness.records.recorder import Recorder
+from harness.records.recording import ScenarioTrace
 from harness.records.recording import traces as read
 from tests import traces
 from tests.adapters import TRIGGER

@@ -46,13 +46,13 @@ from harness.driving.process import HostHandle
 from harness.driving.supervisor import Farewell
 from harness.machine.logs import LatestStage
 from harness.machine.progress import Progress, Say
+from harness.records.recorder import Recorder
 from harness.records.recording import (
     Call,
     CallError,
     Event,
     Mark,
     Observation,
-    Recorder,
     ScenarioEnd,
     ScenarioStart,
     ScenarioTrace,

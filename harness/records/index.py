@@ -48,7 +48,6 @@ class Part(msgspec.Struct, frozen=True):
     header: Header
 
 
-@final
 class Index(msgspec.Struct, frozen=True, kw_only=True):
     """All recordings of one seat, found whole. `spans` maps (scenario, take) to its lines, in the order of driving."""
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
@@ -145,66 +144,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 Event = ScenarioStart | Call | Observation | Mark | ScenarioEnd
 Line = Header | ScenarioStart | Call | Observation | Mark | ScenarioEnd | Footer
 
-_encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
-
-
-class Recorder:
-    """Writes one recording. A context manager; leaving it writes the footer ("failed" after an exception)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.header: Header
-        self._file: IO[bytes] | None = None
-        self._events = 0
-
-    def open(self, header: Header) -> Self:
-        """Create the file and write its header. An existing file is never overwritten."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._file = self.path.open("xb")
-        except FileExistsError as e:
-            raise RecordingError(
-                f"{self.path} exists already", next_step="give another --run-dir; a recording is never overwritten"
-            ) from e
-        self._write(header)
-        self.header = header
-        return self
-
-    def add(self, event: Event) -> None:
-        """Append one event and flush its line."""
-        self._write(event)
-        self._events += 1
-
-    def close(self, outcome: Literal["completed", "failed"] = "completed") -> None:
-        """Write the footer. Without it a reader refuses the recording."""
-        if self._file is not None:
-            self._write(Footer(events=self._events, outcome=outcome))
-            self._file.close()
-            self._file = None
-
-    def _write(self, line: Line) -> None:
-        if self._file is None:
-            raise RecordingError(f"{self.path} is not open for writing")
-        self._file.write(_encoder.encode(line) + b"\n")
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close("failed" if kind else "completed")
-
-
-class Unwritten(Recorder):
-    """A recorder that keeps the header and writes nothing: for drives whose verdicts alone are wanted."""
-
-    def open(self, header: Header) -> Self:
-        self.header = header
-        return self
-
-    def add(self, event: Event) -> None:
-        pass
 
 
 class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import final
 
 import msgspec
 
@@ -20,17 +19,13 @@ from harness.checks.base import Evidence
 from harness.checks.training import GAP
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame, UsageError
-from harness.contract.topology import Topology
 from harness.judging import gate, pace
 from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
-from harness.judging.judge import absent, judge_evidence, missing
 from harness.judging.noise import floors, noise_floors, of_rounding
-from harness.judging.parity import Absent, Judged, Missing, Side, compare
-from harness.judging.takes import merge
+from harness.judging.recorded import Judging, Recorded, with_twins
 from harness.records.book import Book
 from harness.records.index import Index, indices
-from harness.records.recording import CallError, ScenarioTrace
 from harness.records.reference import NoiseRequest, UnansweredQuery
 from harness.records.run_folder import RunFolder, references_in
 from harness.records.verdict import Conformance, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
@@ -39,27 +34,6 @@ from harness.suite.plan import load_plan
 from harness.suite.scenario import Scenario
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
-
-
-@final
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The recordings of one seat with the oracle's answers that belong to them."""
-
-    index: Index
-    book: Book
-
-    @property
-    def target(self) -> str:
-        return self.index.header.target
-
-    @property
-    def topology(self) -> str:
-        return self.index.header.topology.name
-
-    @property
-    def shape(self) -> Topology:
-        """The topology, but for the words that describe it."""
-        return msgspec.structs.replace(self.index.header.topology, about="")
 
 
 def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None) -> Judgement:
@@ -154,7 +128,7 @@ def _judgement(
     scenarios = declared()
     _refuse_what_differs(found)
     entries = known.load(ledger)
-    noise = noise_floors(_with_twins([r for r in found if r.target == info.baseline]))
+    noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
     trained: list[GapCurve] = []
     verdicts = list(_verdicts(info, found, scenarios, noise, trained))
     judged = {(v.scenario, v.topology) for v in verdicts}
@@ -207,14 +181,6 @@ def _refuse_what_differs(found: Sequence[Recorded]) -> None:
             )
 
 
-def _with_twins(found: Iterable[Recorded]) -> Iterator[tuple[ScenarioTrace, ScenarioTrace]]:
-    """Each scenario of the baseline with its twin, calls only: the tap's observations have no part in noise."""
-    for recorded in found:
-        for name in recorded.index.scenarios:
-            if {1, 2} <= set(recorded.index.takes(name)):
-                yield tuple(recorded.index.trace(name, take, observations=False) for take in (1, 2))  # type: ignore[misc]
-
-
 def _verdicts(
     info: RunInfo,
     found: Sequence[Recorded],
@@ -224,6 +190,11 @@ def _verdicts(
 ) -> Iterator[Verdict]:
     """`trained` is filled with the curves of what was trained."""
     seen: dict[str, set[Capability]] = {r.target: set() for r in found}
+
+    def look(evidence: Evidence, verdicts: Sequence[Verdict]) -> None:
+        seen[evidence.header.target] |= exercised(evidence.trace)
+        trained.extend(_curve(evidence, verdicts))
+
     for topology in _topology_names(info, found):
         here = {r.target: r for r in found if r.topology == topology}
         for name in _names(info, topology, here.values(), scenarios):
@@ -231,7 +202,7 @@ def _verdicts(
             if scenario is None:
                 yield from (_undeclared(name, r) for r in here.values() if name in r.index.scenarios)
             else:
-                yield from _Judging(info, topology, here, seen, trained).scenario(scenario, noise)
+                yield from Judging(info, topology, here, look).scenario(scenario, noise)
     for wave in info.whole_waves[:1]:
         for target, capabilities in seen.items():
             promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
@@ -240,6 +211,15 @@ def _verdicts(
             )
     if info.whole_waves:
         yield from _paces(info, found)
+
+
+def _curve(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[GapCurve]:
+    """The gap of trainer and inference over the first take's steps, if it trained."""
+    trace = evidence.trace
+    if trace.take == 1 and (steps := gaps.by_step(trace)):
+        bound = next((v.numbers.get("bound") for v in verdicts if v.check == GAP.name), None)
+        place, target = trace.header.topology.name, trace.header.target
+        yield GapCurve(scenario=trace.scenario, topology=place, target=target, bound=bound, steps=steps)
 
 
 def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
@@ -296,96 +276,3 @@ def _undeclared(name: str, recorded: Recorded) -> Verdict:
         reason="it was recorded, and no scenario of that name is declared now",
         next_step="judge with the scenarios that it was recorded with",
     )
-
-
-class _Judging:
-    """One scenario in one topology: each stack against the contract, then the candidate against the baseline."""
-
-    def __init__(
-        self,
-        info: RunInfo,
-        topology: str,
-        here: Mapping[str, Recorded],
-        seen: dict[str, set[Capability]],
-        trained: list[GapCurve],
-    ) -> None:
-        self.info, self.topology, self.here, self.seen, self.trained = info, topology, here, seen, trained
-
-    def scenario(self, scenario: Scenario, noise: Sequence[NoiseFloor]) -> Iterator[Verdict]:
-        baseline, candidate = self.info.baseline, self.info.candidate
-        for target in self.here:
-            if target not in (baseline, candidate):
-                yield from self._alone(scenario, target)[1]
-        if baseline is None or candidate is None or baseline == candidate:
-            for target in dict.fromkeys(t for t in (baseline, candidate) if t is not None):
-                yield from self._alone(scenario, target)[1]
-            return
-        left, verdicts, twin = self._alone(scenario, baseline)
-        yield from verdicts
-        own: list[list[Verdict]] = []
-        compared: list[list[Verdict]] = []
-        for right, found in self._takes(scenario, candidate):
-            own.append(found)
-            compared.append(compare(scenario, left, right, twin, noise))
-        yield from merge(own)
-        yield from merge(compared)
-
-    def _alone(self, scenario: Scenario, target: str) -> tuple[Side, list[Verdict], ScenarioTrace | None]:
-        """All takes as one side: the first take's evidence, everyone's verdicts, and the second take as the twin."""
-        first: Side | None = None
-        twin: ScenarioTrace | None = None
-        takes: list[list[Verdict]] = []
-        for side, verdicts in self._takes(scenario, target):
-            takes.append(verdicts)
-            if first is None:
-                first = side
-            elif twin is None and isinstance(side, Judged) and side.driven:
-                twin = side.evidence.trace
-        assert first is not None
-        merged = merge(takes)
-        if isinstance(first, Judged):
-            first = msgspec.structs.replace(first, verdicts=merged)
-        return first, merged, twin
-
-    def _takes(self, scenario: Scenario, target: str) -> Iterator[tuple[Side, list[Verdict]]]:
-        """Each recorded take, judged; at least one side, which says why where nothing was recorded."""
-        recorded = self.here.get(target)
-        takes = recorded.index.takes(scenario.name) if recorded is not None else []
-        if recorded is None or not takes:
-            yield self._not_there(scenario, target, recorded)
-        for take in takes:
-            assert recorded is not None
-            evidence = Evidence(recorded.index.trace(scenario.name, take), recorded.book)
-            self.seen[target] |= exercised(evidence.trace)
-            verdicts = judge_evidence(scenario, evidence)
-            if take == takes[0] and (steps := gaps.by_step(evidence.trace)):
-                bound = next((v.numbers.get("bound") for v in verdicts if v.check == GAP.name), None)
-                curve = GapCurve(
-                    scenario=scenario.name, topology=self.topology, target=target, bound=bound, steps=steps
-                )
-                self.trained.append(curve)
-            yield Judged(evidence=evidence, verdicts=verdicts), verdicts
-
-    def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:
-        able = self.info.declared.get(target) if recorded is None else recorded.index.header.capabilities
-        said = self.info.declared.get(target, ())
-        lacking = [] if able is None else missing(scenario, target, self.topology, able, said)
-        if lacking:
-            return Missing(target=target, topology=self.topology, reason=lacking[0].reason), lacking
-        reason, blame = self._why_absent(target, recorded)
-        side = Absent(target=target, topology=self.topology, reason=reason, blame=blame)
-        return side, absent(scenario, target, self.topology, reason, blame)
-
-    def _why_absent(self, target: str, recorded: Recorded | None) -> tuple[str, Blame]:
-        if (error := self.info.not_started.get(f"{target}@{self.topology}")) is not None:
-            return _told("did not start", error)
-        if recorded is None:
-            return "has no recording here", Blame.HARNESS
-        last = recorded.index.last_end
-        if last is not None and last.error is not None:
-            return _told("was not driven after an earlier scenario ended", last.error)
-        return "was not driven", Blame.HARNESS
-
-
-def _told(what: str, error: CallError) -> tuple[str, Blame]:
-    return f"{what}: {error.kind}", Blame(error.blame) if error.blame in set(Blame) else Blame.HARNESS

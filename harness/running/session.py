@@ -24,7 +24,6 @@ import psutil
 import harness
 from fixtures import models as checkpoints
 from harness import PROJECT
-from harness.checks.base import Evidence
 from harness.contract import devices
 from harness.contract.clock import SimulatedLoop
 from harness.contract.errors import Blame, CallFailed, StackError, UsageError
@@ -36,17 +35,18 @@ from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
 from harness.driving.process import HostProcess
 from harness.driving.stack import Stack
-from harness.judging import judge, parity
+from harness.judging import judge
 from harness.judging.noise import noise_floors
-from harness.judging.takes import merge
+from harness.judging.recorded import Judging, Recorded, with_twins
 from harness.machine import environments
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, known, resolve
 from harness.records.book import Book
-from harness.records.recording import CallError, Header, Recorder, ScenarioEnd, ScenarioStart, ScenarioTrace, Unwritten
+from harness.records.recorder import Recorder, Unwritten
+from harness.records.recording import CallError, Header, ScenarioEnd, ScenarioStart, ScenarioTrace
 from harness.records.reference import METHOD_OF, NoiseRequest, Query, Refusal
 from harness.records.run_folder import RUNNING, RunFolder
-from harness.records.verdict import Conformance, NoiseFloor, RunInfo, Verdict
+from harness.records.verdict import NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import whole_waves
 from harness.suite.scenario import Scenario
 
@@ -107,10 +107,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """How often a scenario is driven on a target: on the baseline once more, for its twin, unless that costs a start."""
         twin = self.compares and self.twin and target == self.baseline and not spoils
         return max(self.repeat, 2 if twin else 1)
-
-    def compared(self, target: str) -> int:
-        """How many of its takes are compared with anything: no other is kept in memory."""
-        return 2 if self.compares and target == self.baseline else 1
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,10 +170,13 @@ class Session:
         """Hash of a model → its oracle."""
         self._vocabularies: dict[str, Vocabulary] = {}
         """Hash of a model → what its oracle says of its tokens."""
-        self._traces: dict[tuple[str, str], list[ScenarioTrace]] = {}
+        self._recorders: dict[str, Recorder] = {}
+        """Seat → what writes its recording, or wrote it."""
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
         self._noise: list[NoiseFloor] | None = None
-        self.folder.write_info(self.info(RUNNING))
+        self._run = self.info(RUNNING)
+        """The run as it began; who did not start is added to it."""
+        self.folder.write_info(self._run)
 
     # --- what is known before anything starts
 
@@ -263,56 +262,32 @@ class Session:
 
         One that needs what the target does not even declare is `missing`, without a start.
         """
-        lacking = judge.missing(scenario, seat.target, seat.topology.name, self._target(seat.target).capabilities)
-        if lacking:
-            self._verdicts[scenario.name, seat.name] = lacking
-            return lacking
-        self._sit(seat)
-        if self._recorder is None:
-            error = self.not_started[seat.name]
-            verdicts = judge.absent(
-                scenario, seat.target, seat.topology.name, f"did not start: {error.kind}", Blame(error.blame)
-            )
-            self._verdicts[scenario.name, seat.name] = verdicts
-            return verdicts
-        able, declared = self._recorder.header.capabilities, self._target(seat.target).capabilities
-        lacking = judge.missing(scenario, seat.target, seat.topology.name, able, declared)
-        if lacking:
-            self._verdicts[scenario.name, seat.name] = lacking
-            return lacking
-        kept: list[ScenarioTrace] = []
-        judged: list[list[Verdict]] = []
-        for take in range(1, self.options.takes(seat.target, spoils=scenario.spoils) + 1):
-            trace = self._take(scenario, seat, take, body)
-            self._ask_the_oracle(scenario, trace)
-            with self.timed("judge"):
-                judged.append(judge.judge(scenario, trace, self._reference(seat)))
-            kept += [trace] if take <= self.options.compared(seat.target) else []
-        verdicts = merge(judged)
-        self._traces[scenario.name, seat.name] = kept
+        if scenario.needs <= self._target(seat.target).capabilities:
+            self._sit(seat)
+            if self._recorder is not None and scenario.needs <= set(self._recorder.header.capabilities):
+                for take in range(1, self.options.takes(seat.target, spoils=scenario.spoils) + 1):
+                    self._take(scenario, seat, take, body)
+                    self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
+        with self.timed("judge"):
+            verdicts = self._judging(seat.topology).alone(scenario, seat.target).verdicts
         self._verdicts[scenario.name, seat.name] = verdicts
         return verdicts
 
-    def _take(
-        self, scenario: Scenario, seat: Seat, take: int, body: Callable[[Stack], Awaitable[None]]
-    ) -> ScenarioTrace:
+    def _take(self, scenario: Scenario, seat: Seat, take: int, body: Callable[[Stack], Awaitable[None]]) -> None:
         stack = self._live(seat)
         if stack is None:
-            return self._not_driven(scenario, take, self._hopeless[seat.name])
+            self._not_driven(scenario, take, self._hopeless[seat.name])
+            return
         with self.timed("drive"):
             driving = stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
-            return self._runner.run(driving)
+            self._runner.run(driving)
 
-    def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> ScenarioTrace:
+    def _not_driven(self, scenario: Scenario, take: int, error: CallError) -> None:
         recorder = self._recorder
         assert recorder is not None
         now = time.time_ns()
-        end = ScenarioEnd(scenario=scenario.name, take=take, outcome="failed", error=error, at_ns=now)
         recorder.add(ScenarioStart(scenario=scenario.name, take=take, at_ns=now))
-        recorder.add(end)
-        return ScenarioTrace(
-            header=recorder.header, scenario=scenario.name, take=take, calls=(), observations=(), end=end
-        )
+        recorder.add(ScenarioEnd(scenario=scenario.name, take=take, outcome="failed", error=error, at_ns=now))
 
     def _live(self, seat: Seat) -> Stack | None:
         """The running stack of the current seat; started anew if it died, None once that is hopeless."""
@@ -363,6 +338,7 @@ class Session:
         header = self._header(seat, self._stack.description)
         kind = Recorder if self.options.record else Unwritten
         self._recorder = kind(self.folder.recording(seat.target, seat.topology)).open(header)
+        self._recorders[seat.name] = self._recorder
         self._stack.record_to(self._recorder)
 
     def _start(self, seat: Seat) -> CallError | None:
@@ -451,8 +427,11 @@ class Session:
         return before + fired
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
-        """What was last recorded of a scenario on a seat: one trace a take that is kept."""
-        return self._traces.get((scenario.name, seat.name), [])
+        """What was last recorded of a scenario on a seat, take by take."""
+        recorded = self._recorded(seat)
+        if recorded is None:
+            return []
+        return [recorded.index.trace(scenario.name, take) for take in recorded.index.takes(scenario.name)]
 
     def _rise(self, outcome: Literal["completed", "failed"] = "completed") -> None:
         """End the current seat: its recording first, then its processes."""
@@ -570,35 +549,30 @@ class Session:
     def compare(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
         """Compare the two recordings of a scenario; drives nothing."""
         with self.timed("judge"):
-            sides = [self._side(scenario, Seat(target=name, topology=topology)) for name in self.options.targets]
-            baseline = Seat(target=self.options.baseline, topology=topology)
-            takes = self._traces.get((scenario.name, baseline.name), [])
-            twin = takes[1] if len(takes) > 1 else None
-            return parity.compare(scenario, sides[0], sides[1], twin, self._floors())
+            if self._noise is None:
+                self._noise = noise_floors(with_twins(self._of_baseline()))
+            return self._judging(topology).both(scenario, self._noise)[1]
 
     def of_both(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
         """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
         seats = [Seat(target=name, topology=topology) for name in self.options.targets]
         return [verdict for seat in seats for verdict in self._verdicts.get((scenario.name, seat.name), [])]
 
-    def _side(self, scenario: Scenario, seat: Seat) -> parity.Side:
-        verdicts = self._verdicts.get((scenario.name, seat.name))
-        traces = self._traces.get((scenario.name, seat.name))
-        if verdicts is None:
-            return parity.Absent(
-                target=seat.target,
-                topology=seat.topology.name,
-                reason="it was not driven in this run",
-                blame=Blame.SETUP,
-            )
-        if traces is None:
-            return _why_not_driven(seat, verdicts)
-        return parity.Judged(evidence=Evidence(traces[0], self._reference(seat)), verdicts=verdicts)
+    def _judging(self, topology: Topology) -> Judging:
+        seats = [Seat(target=name, topology=topology) for name in self.options.targets]
+        here = {seat.target: recorded for seat in seats if (recorded := self._recorded(seat)) is not None}
+        return Judging(self._run, topology.name, here)
 
-    def _floors(self) -> list[NoiseFloor]:
-        if self._noise is None:
-            self._noise = noise_floors((t[0], t[1]) for t in self._traces.values() if len(t) > 1)
-        return self._noise
+    def _recorded(self, seat: Seat) -> Recorded | None:
+        """What lies in the seat's recording by now."""
+        recorder = self._recorders.get(seat.name)
+        return None if recorder is None else Recorded(index=recorder.index, book=self._reference(seat))
+
+    def _of_baseline(self) -> Iterator[Recorded]:
+        for recorder in self._recorders.values():
+            header = recorder.header
+            if header.target == self.options.baseline:
+                yield Recorded(index=recorder.index, book=self._oracles[header.model_sha256].book)
 
     # --- the end
 
@@ -623,13 +597,6 @@ def _refuse_two_models(options: Options) -> None:
             f"{' and '.join(options.targets)} run different models: nothing can be compared",
             next_step="drive them in runs of their own (--stack)",
         )
-
-
-def _why_not_driven(seat: Seat, verdicts: list[Verdict]) -> parity.Side:
-    first, topology = verdicts[0], seat.topology.name
-    if first.status == Conformance.MISSING:
-        return parity.Missing(target=seat.target, topology=topology, reason=first.reason)
-    return parity.Absent(target=seat.target, topology=topology, reason=first.reason, blame=first.blame or Blame.HARNESS)
 
 
 def hardware() -> dict[str, str]:

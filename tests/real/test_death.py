@@ -27,7 +27,8 @@ from harness.driving.stack import Stack
 from harness.machine import environments
 from harness.machine.progress import console_progress
 from harness.machine.targets import resolve
-from harness.records.recording import Recorder, ScenarioTrace
+from harness.records.recorder import Recorder
+from harness.records.recording import ScenarioTrace
 from harness.records.recording import traces as read
 from tests import traces
 from tests.leftovers import Footprint, footprint
