@@ -87,8 +87,17 @@ def registry(path: Path | None = None) -> dict[str, Target]:
         if (like := fields.pop("like", None)) is not None:
             fields = {**entries[like], **fields}
             fields.pop("environment", None)
+        fields["capabilities"] = _capabilities(fields["capabilities"], entries)
         found[name] = msgspec.convert({"name": name, **fields}, Target)
     return found
+
+
+def _capabilities(said: Any, entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What an entry declares: a list, or another entry's with some `plus` and some `minus`."""
+    if isinstance(said, list):
+        return said
+    inherited = _capabilities(entries[said["like"]]["capabilities"], entries)
+    return sorted({*inherited, *said.get("plus", ())} - {*said.get("minus", ())})
 
 
 def runtimes() -> list[Runtime]:
