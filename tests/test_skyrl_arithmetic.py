@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.skyrl.base import OWN_DEADLINES, GpuTooOld, SkyRLStack, _check_gpu
+from backends.skyrl.base import OWN_DEADLINES, SkyRLStack
 from backends.vllm.probes import BATCH_INVARIANT, parity_whoami
+from backends.vllm.stack import GpuTooOld, check_gpu
 from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.contract.topology import Topology
@@ -79,8 +80,8 @@ def test_a_gpu_that_cannot_be_batch_invariant_is_refused(capability, refused, mo
     )
     monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=platform))
     if not refused:
-        _check_gpu()
+        check_gpu()
         return
     with pytest.raises(GpuTooOld, match=f"the GPU here has {'8.0' if capability else None}") as caught:
-        _check_gpu()
+        check_gpu()
     assert caught.value.blame == Blame.ENVIRONMENT

