@@ -82,7 +82,7 @@ class Client:
             response_ids=[row.tokens for row in rows],
             responses=[row.text for row in rows],
             stop_reasons=[row.reason for row in rows],
-            response_logprobs=[row.logprobs for row in rows] if asked else None,
+            response_logprobs=[None if row.logprobs is None else [*row.logprobs] for row in rows] if asked else None,
             routed_experts=[row.experts for row in rows],
         )
 

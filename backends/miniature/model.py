@@ -31,7 +31,7 @@ LARGEST = {"int8": 127, "fp8": 448}
 STRENGTH = 0.5
 """Standard deviation of what a policy version changes, in units of the parameter's own (as `backends.policies.versions`)."""
 
-Array = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int8]
+Array = NDArray[Any]
 Parameters = Mapping[str, Array]
 
 SPREAD = {"embed": 1.0, "recur": 0.25, "out": 0.55} | {
@@ -211,7 +211,7 @@ MOST_NODES = 300_000
 class Network:
     """The parameters, ready to be computed with, in one precision. Nothing is worked out twice: it keeps a tree of nodes."""
 
-    def __init__(self, parameters: Parameters, dtype: type = np.float32) -> None:
+    def __init__(self, parameters: Parameters, dtype: type[np.floating[Any]] = np.float32) -> None:
         ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
         self._position = POSITION.astype(dtype)
         self._kept, self._taken = _KEPT.astype(dtype), _TAKEN.astype(dtype)
@@ -311,6 +311,6 @@ class _ByContent:
         return 0
 
 
-def network(parameters: Parameters, dtype: type = np.float32) -> Network:
+def network(parameters: Parameters, dtype: type[np.floating[Any]] = np.float32) -> Network:
     """The network of these parameters: one for all engines that hold the same."""
-    return _network(tuple(digest(parameters[name]) for name in sorted(parameters)), _ByContent(parameters), dtype)
+    return _network(tuple(digest(parameters[name]) for name in sorted(parameters)), _ByContent(parameters), dtype)  # type: ignore[arg-type]  # a class is hashable

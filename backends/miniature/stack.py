@@ -6,6 +6,7 @@ import pickle
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from backends.miniature import faults, model
 from backends.miniature.client import Client, RetryingClient
@@ -137,7 +138,7 @@ class Miniature:
             start=request.start,
             capabilities=sorted(frozenset(request.capabilities) - self._not_here()),
             servers=[ServerDescription(name=engine.name) for engine in self.engines],
-            packages={"numpy": model.np.__version__},
+            packages={"numpy": np.__version__},
         )
 
     def _not_here(self) -> frozenset[Capability]:
@@ -166,7 +167,14 @@ class Miniature:
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Put it together anew, of the parts that this fault replaces."""
-        others = (self.router, self.client, self.trainer, self.generator, self.endpoint, self.staleness)
+        others: tuple[Any, ...] = (
+            self.router,
+            self.client,
+            self.trainer,
+            self.generator,
+            self.endpoint,
+            self.staleness,
+        )
         fired = sum(part.fired for part in (*self.engines, *others))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
         self._build(parts)

@@ -15,10 +15,10 @@ import importlib.metadata
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,6 +54,7 @@ from harness.records.reference import (
     Weights,
 )
 
+T = TypeVar("T")
 SPLIT = {
     0: ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"),
     1: ("o_proj.weight", "down_proj.weight"),
@@ -164,7 +165,7 @@ class Reference:
         ids = self._tokenizer.encode(request.text, add_special_tokens=request.add_special_tokens)
         return Tokens(tokens=[int(t) for t in ids])
 
-    async def _run(self, function: Any, request: Any) -> Any:
+    async def _run(self, function: Callable[[Any], T], request: Any) -> T:
         """The answer. What is not modelled here is refused by name, and not answered for another model: quantized weights under an
         adapter, or in shards."""
         apart = getattr(request, "tensor_parallel", 1) > 1 or getattr(request, "experts", None) is not None

@@ -91,10 +91,10 @@ def main(world: int, one_rank: OneRank) -> None:
     ]
     for process in ranks:
         process.start()
-    left = {process.sentinel: process for process in ranks}
+    left: dict[Any, Any] = {process.sentinel: process for process in ranks}
     while left:
         for sentinel in wait(list(left)):
-            process = left.pop(sentinel)  # type: ignore[index]  # sentinels of processes are numbers
+            process = left.pop(sentinel)
             process.join()
             if process.exitcode != 0:
                 rank = ranks.index(process)

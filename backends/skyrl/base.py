@@ -214,7 +214,7 @@ class SkyRLStack(VllmStack):
 
         from backends.vllm import gloo_transfer
 
-        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+        torch.cuda.current_device = lambda: "cpu"
         gloo_transfer.use_in_trainer()
 
     def _configuration(self) -> Any:

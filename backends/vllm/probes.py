@@ -95,8 +95,8 @@ def install() -> None:
     """Give the methods to every worker class of this process."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    WorkerBase.parity_digests = parity_digests  # type: ignore[attr-defined]
-    WorkerBase.parity_forget_adapters = parity_forget_adapters  # type: ignore[attr-defined]
-    WorkerBase.parity_whoami = parity_whoami  # type: ignore[attr-defined]
-    WorkerBase.parity_worker = parity_worker  # type: ignore[attr-defined]
-    WorkerBase.parity_device_memory = parity_device_memory  # type: ignore[attr-defined]
+    WorkerBase.parity_digests = parity_digests
+    WorkerBase.parity_forget_adapters = parity_forget_adapters
+    WorkerBase.parity_whoami = parity_whoami
+    WorkerBase.parity_worker = parity_worker
+    WorkerBase.parity_device_memory = parity_device_memory

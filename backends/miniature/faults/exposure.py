@@ -79,7 +79,8 @@ class BodiesUnpickled(Router):
 class _Bound(Router):
     """Says that a socket is bound, and binds none: nothing of this suite listens beyond loopback."""
 
-    address, shipped = "127.0.0.1", None
+    address = "127.0.0.1"
+    shipped: str | None = None
 
     def listeners(self) -> list[Listener]:
         self.fired += 1

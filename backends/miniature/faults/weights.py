@@ -191,7 +191,7 @@ class ExpertsOfAnotherWorker(Engine):
             return shards
         self.fired += shares[-1].rank > 0
         firsts = model.shared(model.experts(held), msgspec.structs.replace(shares[0], rank=0))
-        return [{n: t for n, t in shard.items() if n not in model.experts(shard)} | firsts for shard in shards]
+        return [{n: t for n, t in shard.items() if n not in model.experts(shard)} | dict(firsts) for shard in shards]
 
 
 @seeded("experts_misplaced", "stale", caught_by=["every_parameter"], corrupts=Fact.POLICY)
