@@ -27,7 +27,7 @@ BOOK = traces.FakeReference()
 GREEDY = {"temperature": 0.0, "max_tokens": 4, "logprobs": 1}
 SCENARIO = recordings.declared(checks=(Check(name="order", fault="f", source="s", judge=lambda e: passed(1)),))
 WITH_ERRORS = recordings.declared(
-    checks=(Check(name="errors.named:bad", fault="f", source="s", judge=lambda e: passed(1)),)
+    checks=(Check(name="errors.named:bad", fault="f", source="s", errors_of="bad", judge=lambda e: passed(1)),)
 )
 NOISE = [NoiseFloor(check="outputs.logprobs", unit="nats", floor=1e-6, bound=1e-5, weakest_fault=1e-3, facts=9)]
 

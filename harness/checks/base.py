@@ -235,6 +235,9 @@ def kept(of: Callable[[Evidence], _T]) -> Callable[[Evidence], _T]:
     return looked_up
 
 
+EVERY = "*"
+
+
 class Tap(Enum):
     """Whether a check reads what the engine tap saw. One that does is untestable where the tap saw nothing."""
 
@@ -260,6 +263,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     reads: Fact = NOTHING
     """Facts that must be true for the check to pass. A fault that corrupts one of them may turn it red."""
     tap: Tap = Tap.UNREAD
+    errors_of: str | None = None
+    """Label of the calls whose errors it judges ("" for calls without one), `EVERY` for all; None if it judges none."""
     judge: Callable[[Evidence], Finding | None]
     """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()

@@ -40,6 +40,7 @@ def names_error(label: str, *says: str) -> Check:
         name=f"errors.named:{label}",
         fault="bad input that is accepted, answered with nothing, hangs, kills a server, or fails without a reason",
         reads=Fact.ERRORS,
+        errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
         judge=judge,
     )
@@ -102,6 +103,7 @@ def returns_error(label: str) -> Check:
         name=f"errors.returned:{label}",
         fault="an exception where a dict was promised, half a result beside the error, an error without its fields",
         reads=Fact.ERRORS,
+        errors_of=label,
         source='SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a '
         'CompletionResponse or an ErrorResponse."',
         judge=judge,
@@ -128,6 +130,7 @@ def nothing_for_nothing(label: str) -> Check:
         name=f"errors.empty:{label}",
         fault="an empty batch that hangs, fails without a name, or is answered with results",
         reads=Fact.ERRORS,
+        errors_of=label,
         source="SkyRL API reference, InferenceEngineInterface.generate",
         judge=judge,
     )

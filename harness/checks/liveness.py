@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
 from harness.contract.faults import Fact
@@ -104,6 +104,7 @@ EVERY_CALL_ENDS = Check(
     name="every_call_ends",
     fault="a call waits for ever for a dead server, or comes back as if nothing had happened",
     reads=Fact.ANSWERS | Fact.ERRORS,
+    errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
     judge=_judge_ends,
     queries=queries,

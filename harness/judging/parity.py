@@ -13,8 +13,7 @@ from typing import Any, final
 import msgspec
 
 from harness.checks import curves, gaps
-from harness.checks.base import Evidence
-from harness.checks.liveness import EVERY_CALL_ENDS
+from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
@@ -353,8 +352,8 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]
     if not errors:
         return []
     sides = [_ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right)) for left, right in errors]
-    checks = [check.name for check in about.scenario.checks]
-    uncaused = [s for s in sides if not any(judges_errors(name, s.call.label) for name in checks)]
+    judged = {check.errors_of for check in about.scenario.checks}
+    uncaused = [s for s in sides if EVERY not in judged and (s.call.label or "") not in judged]
     differing = [s for s in sides if s.baseline != s.candidate]
     shown = sorted(uncaused or differing or sides, key=lambda s: len(str(s.call.request)))[:3]
     details: dict[str, Any] = {
@@ -386,13 +385,6 @@ class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self) -> dict[str, Any]:
         about = {"call": self.call.method, "label": self.call.label, "request": self.call.request}
         return about | {"baseline": self.baseline, "candidate": self.candidate}
-
-
-def judges_errors(check: str, label: str | None) -> bool:
-    """Does a check of that name judge errors of calls of that label? By convention it is called "errors.…:label"; where a
-    server dies, one judges all."""
-    kind, _, about = check.partition(":")
-    return check == EVERY_CALL_ENDS.name or (kind.startswith("errors.") and about == (label or ""))
 
 
 def _name(error: dict[str, Any] | None) -> str:
