@@ -6,6 +6,7 @@ compares the two recordings and drives nothing. Items are ordered so that each s
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -335,7 +336,7 @@ class Parity:
 
         async def body(live: Stack) -> None:
             arguments: dict[str, Any] = {"stack": live, "prompts": Prompts(scenario.name, live.vocabulary)}
-            names = item._fixtureinfo.argnames
+            names = inspect.signature(item.obj).parameters
             await item.obj(**{name: arguments.get(name, item.funcargs.get(name)) for name in names})
 
         return session.drive(scenario, place, body)

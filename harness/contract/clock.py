@@ -8,13 +8,29 @@ calls gives the same recording.
 from __future__ import annotations
 
 import asyncio
+import selectors
 import time
-from typing import Any
 
 EPOCH_NS = 1_600_000_000 * 10**9
 """When simulated time begins, so that its times look like times."""
 TICK_NS = 1_000
 """How much later each reading of a simulated clock is than the one before: events are in one order."""
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Where it would wait for a timer, it adds the time to `seconds` instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if not events and timeout is None:
+            raise RuntimeError("nothing is left that could ever happen, and something is awaited")
+        if not events and timeout is not None:
+            self.seconds += timeout
+        return events
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -25,28 +41,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._seconds = 0.0
+        self._waits = _Jumping()
         self._read_ns = 0
-        selector: Any = self._selector  # type: ignore[attr-defined]
-        select = selector.select
-
-        def jump(timeout: float | None = None) -> Any:
-            events = select(0)
-            if not events and timeout is None:
-                raise RuntimeError("nothing is left that could ever happen, and something is awaited")
-            if not events and timeout is not None:
-                self._seconds += timeout
-            return events
-
-        selector.select = jump
+        super().__init__(self._waits)
 
     def time(self) -> float:
-        return self._seconds
+        return self._waits.seconds
 
     def read_ns(self) -> int:
         """The simulated time, later at each reading."""
-        self._read_ns = max(self._read_ns + TICK_NS, int(self._seconds * 1e9))
+        self._read_ns = max(self._read_ns + TICK_NS, int(self._waits.seconds * 1e9))
         return EPOCH_NS + self._read_ns
 
 
