@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from harness import PROJECT
 from harness.commands import cli
 from harness.contract.errors import Blame, StackError, UsageError
 from harness.contract.faults import DRIVEN, NOTHING, Fault
@@ -634,7 +635,7 @@ def test_what_a_stack_says_is_text_in_the_page_and_in_the_terminal(tmp_path):
 
 
 BLOCK = "<!-- kill matrix -->\n<!-- /kill matrix -->\n"
-README = Path(cli.__file__).resolve().parents[1] / "README.md"
+README = PROJECT / "README.md"
 
 
 def test_the_figures_are_renewed_a_row_a_stack_and_of_whole_runs_only(tmp_path):

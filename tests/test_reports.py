@@ -22,7 +22,7 @@ from rich.console import Console
 from harness.checks.gaps import gap_of
 from harness.contract.errors import UsageError
 from harness.judging.ledger import Ledger
-from harness.records.verdict import Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
+from harness.records.verdict import Cause, Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
 from harness.suite.plan import Plan, load_plan
 from reports import json_report, markdown, plan_figures, reproduce
 from reports.readme import block
@@ -400,7 +400,9 @@ def test_the_command_drives_that_scenario_again(fields, says):
 
 def test_what_this_start_cannot_show_is_told_apart_from_what_a_stack_lacks():
     lacks = verdict("ipc", "stop", "c", HTTP, status="missing", reason="does not declare sleep")
-    here = verdict("ipc", "stop", "d", HTTP, status="missing", reason="is untestable here: needs cuda_ipc")
+    here = verdict(
+        "ipc", "stop", "d", HTTP, status="missing", reason="is untestable here: needs cuda_ipc", cause=Cause.NOT_HERE
+    )
     assert tally([lacks, here, here]) == "2 untestable here: needs cuda_ipc, 1 missing"
 
 
