@@ -632,7 +632,7 @@ async def test_every_declared_fault_can_be_made_and_its_checks_judge_its_scenari
             checks = {family(c.name) for s in fault.scenarios for c in (*scenarios[s].checks, *ALWAYS)}
             assert name in tap_breaks.BREAKS
             assert fault.scenarios
-            assert fault.expected <= checks | {tap_faults.DRIVEN}, name
+            assert fault.caught_by <= checks | {tap_faults.DRIVEN}, name
 
 
 async def test_taps_are_refused_where_they_cannot_stand():
