@@ -17,7 +17,19 @@ from harness.machine.doctor import Diagnosis
 from harness.records.verdict import Judgement, RunInfo
 from tests import recordings
 
-COMMANDS = ("run", "prove", "explore", "targets", "topologies", "setup", "judge", "compare", "report", "doctor")
+COMMANDS = (
+    "run",
+    "prove",
+    "explore",
+    "targets",
+    "contract",
+    "topologies",
+    "setup",
+    "judge",
+    "compare",
+    "report",
+    "doctor",
+)
 
 
 def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -122,7 +134,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_run_without_options_leaves_every_default_to_the_plugin(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     assert parity(monkeypatch, "run") == 5
-    assert given == {"arguments": ["scenarios"], "folder": cli.ROOT}
+    assert given == {"arguments": ["scenarios"], "folder": cli.PROJECT}
 
 
 def test_run_hands_over_each_option_and_paths_as_seen_from_here(
@@ -191,14 +203,14 @@ class Rooms:
 
 @pytest.fixture
 def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rooms:
-    monkeypatch.setattr(cli, "ROOT", tmp_path / "project")
+    monkeypatch.setattr(cli, "PROJECT", tmp_path / "project")
     return Rooms(monkeypatch)
 
 
 def test_judge_finds_a_run_by_name_writes_its_reports_and_ends_with_its_status(
     rooms: Rooms, monkeypatch: pytest.MonkeyPatch
 ):
-    folder = cli.ROOT / ".parity" / "runs" / "monday"
+    folder = cli.PROJECT / ".parity" / "runs" / "monday"
     folder.mkdir(parents=True)
     assert parity(monkeypatch, "judge", "monday") == rooms.judgement.exit_status == 1
     assert rooms.calls == [("judge", folder), ("write", folder), ("show",)]
@@ -228,7 +240,7 @@ def test_a_merge_without_a_folder_goes_beside_the_other_runs(
 ):
     run = recordings.run_folder(tmp_path / "a", ["module.test_a"]).path
     assert parity(monkeypatch, "report", "--merge", str(run)) == 1
-    [made] = (cli.ROOT / ".parity" / "runs").iterdir()
+    [made] = (cli.PROJECT / ".parity" / "runs").iterdir()
     assert (made / "run.json").is_file()
 
 

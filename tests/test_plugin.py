@@ -230,7 +230,7 @@ def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
 
 def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Pytester):
     gpus = "harness.machine.environments.list_gpus = lambda: ['GPU 0: made up'] * 3"
-    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.driving.stack\nharness.stack.TELL_EVERY_S = 0.1\n")
+    project.makeconftest(f"{CONFTEST}{gpus}\nimport harness.driving.stack\nharness.driving.stack.TELL_EVERY_S = 0.1\n")
     options = ["--engine=cuda", "--dtype=bfloat16", "--cuda-graphs", "--batch-invariant"]
     shown = run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
     shown.stderr.fnmatch_lines(["toy:tells: starting disaggregated (ray, cuda): 0 s, at step 3"])

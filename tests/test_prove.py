@@ -500,7 +500,7 @@ def test_what_cannot_be_driven_is_a_named_error(arguments, said, monkeypatch, ca
 def driven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toy):
     """`parity prove` with a scripted session in place of the real one."""
     monkeypatch.setattr("harness.machine.targets.known", target)
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(cli, "PROJECT", tmp_path)
     given: dict[str, prove.Run] = {}
 
     made = run(Script(says), tmp_path)[0]

@@ -67,6 +67,7 @@ def job(tmp_path: Path, *command: str) -> Job:
         log=str(tmp_path / "host.log"),
         scratch=str(scratch),
         keep=str(tmp_path),
+        more_logs="ray/session_2*/logs",
     )
 
 
