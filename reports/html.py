@@ -16,13 +16,12 @@ from harness.suite.coverage import State, state_of
 from harness.suite.plan import Plan
 from reports import reproduce
 from reports.pictures import Pictures
+from reports.tables import EXPOSED, GAPS, NOISE, cells
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
 from reports.view import (
-    GAP,
     anchor,
     bounds,
-    chance,
     count,
     divergences,
     exposures,
@@ -33,7 +32,6 @@ from reports.view import (
     tally,
     task_rows,
     trainings,
-    weakest_fault,
 )
 
 SIDES = (("baseline", "candidate"), ("expected", "actual"), ("expected", "got"), ("wanted", "got"), ("given", "seen"))
@@ -75,7 +73,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             repetition=repetition(count(judgement)),
             pictures=pictures or Pictures(),
             trainings=trainings(judgement),
-            gap_columns=GAP,
+            tables={"noise": NOISE, "exposed": EXPOSED, "gaps": GAPS},
         )
     )
 
@@ -93,6 +91,7 @@ def environment() -> jinja2.Environment:
     made.filters |= {
         "anchor": anchor,
         "bounds": bounds,
+        "cells": lambda row, columns: cells(columns, row),
         "day": _day,
         "figure": figure,
         "gap_rows": gap_rows,
@@ -176,7 +175,7 @@ def _packages(judgement: Judgement) -> list[tuple[str, list[str]]]:
 
 
 def _scale(floor: NoiseFloor) -> dict[str, Any]:
-    """Where floor, bound and weakest fault stand on a logarithmic scale, in percent, and the two margins in words."""
+    """Where floor, bound and weakest fault stand on a logarithmic scale, in percent."""
     points = {"floor": floor.floor, "bound": floor.bound, "fault": floor.weakest_fault}
     logs = {name: math.log10(value) for name, value in points.items() if value}
     lo, hi = min(logs.values(), default=0.0) - 0.5, max(logs.values(), default=1.0) + 0.5
@@ -184,13 +183,5 @@ def _scale(floor: NoiseFloor) -> dict[str, Any]:
     return {
         "floor": floor,
         "at": {name: round(100 * (value - lo) / (hi - lo), 1) for name, value in logs.items()},
-        "above": f"{figure(floor.bound / floor.floor)}×" if floor.floor else "no noise seen",
-        "below": "not measured"
-        if fault is None
-        else f"{figure(fault / floor.bound)}×"
-        if floor.bound
-        else "any is red",
         "blind": fault is not None and floor.bound >= fault,
-        "weakest": weakest_fault(floor),
-        "chance": chance(floor),
     }

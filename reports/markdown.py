@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from harness.judging.ledger import Ledger
 from harness.records.verdict import Judgement, LedgerProblem, Verdict
 from harness.suite.coverage import State
 from harness.suite.plan import Plan
 from reports import reproduce
-from reports.text import exact, many, number, one_line, shortened
+from reports.tables import EXPOSED, GAPS, NOISE, Column, cells
+from reports.text import exact, many, one_line, shortened
 from reports.view import (
-    GAP,
     Divergence,
     bounds,
-    chance,
     count,
     divergences,
     exposures,
@@ -27,7 +27,6 @@ from reports.view import (
     tally,
     task_rows,
     trainings,
-    weakest_fault,
 )
 
 LIMIT = 60_000
@@ -181,31 +180,29 @@ def _security(judgement: Judgement) -> Iterable[str]:
     if not found:
         return
     lines = [f"<details><summary>Open without credentials: {severities(judgement)}</summary>\n"]
-    lines += ["| Severity | Stack | What is open | By |", "| --- " * 4 + "|"]
-    for verdict, one in found:
-        where = f"{verdict.target} @ {verdict.topology}"
-        cells = (one.severity, text(where), text(one.what), text(shortened(", ".join(one.by), 600)))
-        lines.append(f"| {' | '.join(cells)} |")
+    lines += _rows(EXPOSED, found)
     yield "\n".join([*lines, "", "</details>\n"])
+
+
+def _rows(columns: Sequence[Column], rows: Iterable[Any]) -> Iterable[str]:
+    """A table's lines."""
+    yield f"| {' | '.join(column.head for column in columns)} |"
+    yield "| --- " * len(columns) + "|"
+    for row in rows:
+        yield f"| {' | '.join(text(shortened(cell, 600)) for cell in cells(columns, row))} |"
 
 
 def _training(judgement: Judgement) -> Iterable[str]:
     """Trainer and inference: one table per scenario that trained."""
     for (scenario, topology), curves in trainings(judgement).items():
         where = f"{text(scenario)} @ {text(topology)}"
-        head = ("Step", "Stack", *GAP)
         lines = [f"<details><summary>Trainer against rollouts: {where}, nats, {bounds(curves)}</summary>\n"]
-        lines += [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-        lines += [f"| {' | '.join((str(step), text(target), *cells))} |" for step, target, cells in gap_rows(curves)]
+        lines += _rows(GAPS, gap_rows(curves))
         yield "\n".join([*lines, "", "</details>\n"])
 
 
 def _end(judgement: Judgement) -> str:
     lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    if judgement.noise:
-        lines += ["| Numeric check | Unit | Floor | Bound | Weakest seeded fault | Chance |", "| --- " * 6 + "|"]
-    for floor in judgement.noise:
-        cells = (text(floor.check), text(floor.unit), number(floor.floor), number(floor.bound))
-        lines.append(f"| {' | '.join((*cells, text(weakest_fault(floor)), chance(floor)))} |")
+    lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

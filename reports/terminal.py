@@ -12,10 +12,10 @@ from rich.text import Text
 from harness.records.verdict import Judgement, Severity
 from harness.suite.coverage import State
 from harness.suite.plan import Plan, load_plan
+from reports.tables import NOISE, cells
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
     Divergence,
-    chance,
     count,
     divergences,
     exposures,
@@ -24,7 +24,6 @@ from reports.view import (
     severities,
     tally,
     task_rows,
-    weakest_fault,
 )
 
 WIDTH = 100
@@ -160,12 +159,11 @@ def _noise(judgement: Judgement) -> list[RenderableType]:
     if not judgement.noise:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    for name, ratio in (("numeric check", 5), ("floor", 2), ("bound", 2), ("weakest seeded fault", 6)):
-        table.add_column(name, overflow="fold", ratio=ratio)
+    shown = [column for column in NOISE if column.width]
+    for column in shown:
+        table.add_column(column.head.lower(), overflow="fold", ratio=column.width)
     for floor in judgement.noise:
-        weakest = ", ".join(filter(None, (one_line(weakest_fault(floor)), chance(floor))))
-        check = f"{one_line(floor.check)}, {one_line(floor.unit)}"
-        table.add_row(check, number(floor.floor), number(floor.bound), weakest)
+        table.add_row(*(Text(one_line(cell)) for cell in cells(shown, floor)))
     return [Padding(table, (1, 0, 0, 0))]
 
 

@@ -267,19 +267,9 @@ def chance(floor: NoiseFloor) -> str:
     return f"false alarms {number(floor.false_alarm_rate)}{power}"
 
 
-GAP = ("Tokens", "Mean", "p99", "Largest", "Outside 1 ± 0.1", "KL (k3)")
-"""The columns of a table of gaps."""
-
-
-def figures(gap: Gap) -> tuple[str, ...]:
-    """One step under `GAP`."""
-    numbers = (gap.tokens, gap.mean, gap.p99, gap.largest)
-    return (*map(number, numbers), f"{number(100 * gap.outside)} %", number(gap.k3))
-
-
-def gap_rows(curves: Sequence[GapCurve]) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Step, stack and figures of runs of one scenario: the stacks of a step below one another."""
-    rows = [(gap.step, curve.target, figures(gap)) for curve in curves for gap in curve.steps]
+def gap_rows(curves: Sequence[GapCurve]) -> list[tuple[int, str, Gap]]:
+    """Step, stack and gap of runs of one scenario: the stacks of a step below one another."""
+    rows = [(gap.step, curve.target, gap) for curve in curves for gap in curve.steps]
     return sorted(rows, key=lambda row: row[0])
 
 

@@ -1,0 +1,83 @@
+"""The columns of the tables that every rendered report has: terminal, Markdown and HTML. A new column is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import msgspec
+
+from harness.records.verdict import Exposure, Gap, NoiseFloor, Verdict
+from reports.text import number
+from reports.view import chance, weakest_fault
+
+
+@final
+class Column(msgspec.Struct, frozen=True):
+    """A column: its head, and the text of a row's cell."""
+
+    head: str
+    of: Callable[[Any], str]
+    width: int = 0
+    """Share of a terminal's width; 0: there is no room for it there."""
+
+
+def _above(floor: NoiseFloor) -> str:
+    return f"{number(floor.bound / floor.floor)}×" if floor.floor else "no noise seen"
+
+
+def _below(floor: NoiseFloor) -> str:
+    if floor.weakest_fault is None:
+        return "not measured"
+    return f"{number(floor.weakest_fault / floor.bound)}×" if floor.bound else "any is red"
+
+
+def _weakest(floor: NoiseFloor) -> str:
+    return ", ".join(filter(None, (weakest_fault(floor), chance(floor))))
+
+
+NOISE = (
+    Column("Numeric check", lambda floor: f"{floor.check}, {floor.unit}", 5),
+    Column("Floor", lambda floor: number(floor.floor), 2),
+    Column("Bound", lambda floor: number(floor.bound), 2),
+    Column("Weakest seeded fault", _weakest, 6),
+    Column("Facts", lambda floor: str(floor.facts)),
+    Column("Bound over floor", _above),
+    Column("Fault over bound", _below),
+)
+"""A row is a `NoiseFloor`."""
+
+
+def _where(row: tuple[Verdict, Exposure]) -> str:
+    return f"{row[0].target} @ {row[0].topology}"
+
+
+EXPOSED = (
+    Column("Severity", lambda row: row[1].severity),
+    Column("Stack", _where),
+    Column("What is open", lambda row: row[1].what),
+    Column("By", lambda row: ", ".join(row[1].by)),
+)
+"""A row is a verdict and something that it found open."""
+
+
+def _gap(head: str, of: Callable[[Gap], str]) -> Column:
+    return Column(head, lambda row: of(row[2]))
+
+
+GAPS = (
+    Column("Step", lambda row: str(row[0])),
+    Column("Stack", lambda row: row[1]),
+    _gap("Tokens", lambda gap: number(gap.tokens)),
+    _gap("Mean", lambda gap: number(gap.mean)),
+    _gap("p99", lambda gap: number(gap.p99)),
+    _gap("Largest", lambda gap: number(gap.largest)),
+    _gap("Outside 1 ± 0.1", lambda gap: f"{number(100 * gap.outside)} %"),
+    _gap("KL (k3)", lambda gap: number(gap.k3)),
+)
+"""A row is (step, stack, gap)."""
+
+
+def cells(columns: Iterable[Column], row: Any) -> list[str]:
+    """A row's texts."""
+    return [column.of(row) for column in columns]
