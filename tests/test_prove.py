@@ -433,6 +433,15 @@ def test_every_scenario_is_driven_once_and_patterns_select_faults(toy):
     assert not by_id.whole
 
 
+def test_what_needs_a_gpu_is_refused_on_a_cpu():
+    for asked in ({"cuda_graphs": True}, {"batch_invariant": True}):
+        with pytest.raises(UsageError, match="needs a GPU"):
+            prove.plans(Request(stacks=("miniature",), **asked))
+    [plan] = prove.plans(Request(stacks=("skyrl-0.2.0:http",), faults=("usage_wrong",), engine="cuda", cuda_graphs=True))
+    [fault] = plan.faults
+    assert prove.command(plan, fault, Request(engine="cuda", cuda_graphs=True)).endswith("--engine cuda --cuda-graphs")
+
+
 def test_scenarios_are_selected_as_pytest_does(toy):
     some = plan(Request(expression="ordering and not messages"), target()).scenarios
     assert some

@@ -58,6 +58,21 @@ class StartChoice(StrEnum):
     FORK = "fork"
 
 
+CudaGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graphs",
+        help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
+    ),
+]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
+        "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
+    ),
+]
 Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
 
@@ -117,21 +132,8 @@ def run(
             help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
         ),
     ] = None,
-    cuda_graphs: Annotated[
-        bool,
-        typer.Option(
-            "--cuda-graphs",
-            help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
-        ),
-    ] = False,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant",
-            help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
-            "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
-        ),
-    ] = False,
+    cuda_graphs: CudaGraphs = False,
+    batch_invariant: BatchInvariant = False,
     colocate: Annotated[
         bool,
         typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
@@ -250,6 +252,8 @@ def prove(
     dtype: Annotated[
         DtypeChoice | None, typer.Option(help="In which real stacks compute (as of `parity run`).")
     ] = None,
+    cuda_graphs: CudaGraphs = False,
+    batch_invariant: BatchInvariant = False,
     engine: Engine = EngineChoice.AUTO,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one a core).")] = 0,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
@@ -284,6 +288,8 @@ def prove(
         start="ray" if start == StartChoice.RAY else "fork",
         engine=_fixed(engine) or detect_engine(),
         dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
+        cuda_graphs=cuda_graphs,
+        batch_invariant=batch_invariant,
         jobs=jobs,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )

@@ -251,9 +251,7 @@ class Parity:
             raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
-        for name in ("--cuda-graphs", "--batch-invariant"):
-            if option(name) and self._options().engine == "cpu":
-                raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
+        self._options().check()
         if option("--model") not in (None, *models.NAMED):
             models.check_model(Path(option("--model")))
         self._known = ledger.load(option("--ledger"))

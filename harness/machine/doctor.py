@@ -57,7 +57,7 @@ def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
     looked_for: tuple[Callable[[], list[Diagnosis]], ...] = (
         interpreters,
         installer,
-        lambda: disk(root),
+        lambda: disk(root, NEEDED_BYTES[engine or detect_engine()]),
         lambda: memory(*available_and_total(), stacks),
         cores,
         lambda: gpus(engine),
@@ -90,14 +90,14 @@ def installer() -> list[Diagnosis]:
     return [Diagnosis(name="uv", status="ok", finding=said.stdout.strip())]
 
 
-def disk(root: Path) -> list[Diagnosis]:
+def disk(root: Path, needed: int) -> list[Diagnosis]:
     """Room for one more environment."""
     free = shutil.disk_usage(root).free
-    finding = f"{free / 1e9:.0f} GB free at {root}; a stack environment takes about {NEEDED_BYTES / 1e9:.0f} GB"
-    if free >= NEEDED_BYTES:
+    finding = f"{free / 1e9:.0f} GB free at {root}; a stack environment takes about {needed / 1e9:.0f} GB"
+    if free >= needed:
         return [Diagnosis(name="disk", status="ok", finding=finding)]
     made = any((root / ".parity" / "envs").glob("*/bin/python"))
-    step = f"free {(NEEDED_BYTES - free) / 1e9:.0f} GB there before an environment is made"
+    step = f"free {(needed - free) / 1e9:.0f} GB there before an environment is made"
     return [Diagnosis(name="disk", status="warn" if made else "fail", finding=finding, next_step=step)]
 
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -32,8 +32,8 @@ from harness.machine.progress import Progress, console_progress
 Engine = Literal["cpu", "cuda"]
 
 REQUIREMENTS = PROJECT / "backends" / "envs"
-NEEDED_BYTES = 9 * 10**9
-"""Disk that a stack environment takes while it is made."""
+NEEDED_BYTES: Mapping[str, int] = {"cpu": 9 * 10**9, "cuda": 11 * 10**9}
+"""Engine → disk that a stack environment takes while it is made."""
 INSTALL_DEADLINE_S = 3600.0
 STAMP = "parity.json"
 _FILE = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*?)(-.*\.whl|\.tar\.gz|\.zip)$")
@@ -94,7 +94,7 @@ def ensure(
     recreate: bool = False,
     kit: Path | None = None,
     requirements: Path = REQUIREMENTS,
-    needed_bytes: int = NEEDED_BYTES,
+    needed_bytes: int | None = None,
 ) -> Path:
     """The environment's python, made if it is not there (about 35 s on two cores, minutes when it must download).
 
@@ -112,7 +112,15 @@ def ensure(
             with show(f"{what}: removing {'it' if recreate else 'what a broken-off run left'}"):
                 shutil.rmtree(home)
         if not home.exists():
-            _make(home, locked, what, show, python=python, source=source, needed_bytes=needed_bytes)
+            _make(
+                home,
+                locked,
+                what,
+                show,
+                python=python,
+                source=source,
+                needed_bytes=needed_bytes or NEEDED_BYTES[engine],
+            )
         check(home, locked)
     return home / "bin" / "python"
 

@@ -74,6 +74,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 2
     dtype: Dtype | Literal["auto"] | None = None
     """As `Options.dtype`; miniatures are exact."""
+    cuda_graphs: bool = False
+    batch_invariant: bool = False
     jobs: int = 0
     """Worker processes for stacks of nothing but Python; 0: one a core."""
     command: str = "parity prove"
@@ -197,6 +199,7 @@ def _seat(target: str, scenario: Scenario, engines: int) -> Seat:
 
 def plans(request: Request) -> list[Plan]:
     """One plan a stack. Raises UsageError where nothing would be driven, and for what `plan` raises."""
+    options(request, request.stacks[0], Path()).check()
     found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
     for pattern in request.faults:
         if not any(_matches(fault, [pattern]) for name in request.stacks for fault in known(name).seeded().values()):
@@ -476,8 +479,9 @@ def command(planned: Plan, fault: Fault, request: Request) -> str:
     words = f"parity prove --stack {planned.target} --fault {fault.id}"
     if planned.inline:
         return words
-    dtype = f" --dtype {request.dtype}" if request.dtype else ""
-    return f"{words} --start {request.start} --engine {request.engine}{dtype}"
+    more = f" --dtype {request.dtype}" if request.dtype else ""
+    more += " --cuda-graphs" * request.cuda_graphs + " --batch-invariant" * request.batch_invariant
+    return f"{words} --start {request.start} --engine {request.engine}{more}"
 
 
 def options(request: Request, target: str, folder: Path) -> Options:
@@ -490,6 +494,8 @@ def options(request: Request, target: str, folder: Path) -> Options:
         start=request.start,
         engines=request.engines,
         dtype=request.dtype,
+        cuda_graphs=request.cuda_graphs,
+        batch_invariant=request.batch_invariant,
         run_dir=folder,
         repeat=1,
         twin=False,

@@ -103,6 +103,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def compares(self) -> bool:
         return not self.stacks
 
+    def check(self) -> None:
+        """Raises UsageError for what needs a GPU, on a CPU."""
+        for name, asked in (("--cuda-graphs", self.cuda_graphs), ("--batch-invariant", self.batch_invariant)):
+            if asked and self.engine == "cpu":
+                raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
+
     def takes(self, target: str, *, spoils: bool = False) -> int:
         """How often a scenario is driven on a target: on the baseline once more, for its twin, unless that costs a start."""
         twin = self.compares and self.twin and target == self.baseline and not spoils
