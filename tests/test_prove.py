@@ -437,7 +437,9 @@ def test_what_needs_a_gpu_is_refused_on_a_cpu():
     for asked in ({"cuda_graphs": True}, {"batch_invariant": True}):
         with pytest.raises(UsageError, match="needs a GPU"):
             prove.plans(Request(stacks=("miniature",), **asked))
-    [plan] = prove.plans(Request(stacks=("skyrl-0.2.0:http",), faults=("usage_wrong",), engine="cuda", cuda_graphs=True))
+    [plan] = prove.plans(
+        Request(stacks=("skyrl-0.2.0:http",), faults=("usage_wrong",), engine="cuda", cuda_graphs=True)
+    )
     [fault] = plan.faults
     assert prove.command(plan, fault, Request(engine="cuda", cuda_graphs=True)).endswith("--engine cuda --cuda-graphs")
 
