@@ -165,8 +165,9 @@ def test_tokens_need_not_survive_their_text():
 # --- moments that a busy driver misses --------------------------------------------------------------------------------
 
 
-def catching(stack, enough_at: int):
-    """A scenario that needs a request in flight with sixteen tokens, and asks for too few until its `enough_at`-th attempt."""
+def catching(stack, enough_at: int, times: int = 1):
+    """A scenario that needs a request in flight with sixteen tokens, `times` times while it is asked once, and asks for too few
+    until its `enough_at`-th attempt."""
     made_up = scenario(task=0, promise="a request is caught in flight", checks=[ALL_COMPLETE])
     attempts = []
 
@@ -178,6 +179,9 @@ def catching(stack, enough_at: int):
         most = 64 if len(attempts) >= enough_at else 4
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(live.generate([[5, 6, 7]], max_tokens=most, temperature=0.0, ignore_eos=True))
+            for _ in range(times - 1):
+                await live.until_generating(requests=1, tokens=1)
+                await live.until(lambda seen: not seen.requests, "the request's end")
             await live.until_generating(requests=1, tokens=16)
 
     declared = declaration(made_up(test_caught))
@@ -196,6 +200,14 @@ def test_a_moment_that_was_missed_is_tried_again_and_checks_see_the_last_attempt
         ("instruments", "pass"),
     }
     assert len(trace.own_calls) == 1
+
+
+def test_requests_that_ended_before_they_were_awaited_again_are_a_missed_moment(tmp_path):
+    with bench(tmp_path / "run") as stack:
+        _, [verdict], attempts = catching(stack, enough_at=1, times=2)
+    assert len(attempts) == 3
+    assert (verdict.status, verdict.blame) == ("untestable", "harness")
+    assert verdict.reason == "could not be driven: MissedMoment"
 
 
 def test_a_moment_that_is_always_missed_says_nothing_about_the_stack(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any, final
 import msgspec
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
-from harness.checks.logprobs import MEAN_FLOOR, TEMPERATURE
+from harness.checks.logprobs import MEAN_FLOOR, TEMPERATURE, floor_of_a_mean
 from harness.records.recording import ScenarioTrace
 from harness.records.reference import Noise
 from harness.records.verdict import Gap, Margin, Parity
@@ -114,7 +114,7 @@ def compare(
     if len(ours) < 2:
         return Compared(status=Parity.UNTESTABLE, reason="a gap is compared over two prompts at least")
     baselines, candidates, twins = (_figures(side) for side in sides)
-    rounding = MEAN_FLOOR + noise.rms**2 / 2
+    rounding = floor_of_a_mean(noise)
     floors = {"mean absolute difference": MEAN_FLOOR + noise.rms, "mean difference": rounding, "slope": rounding}
     quantile = 0.0 if exact else float(stats.t.isf(FALSE_ALARM / 2 / len(floors), len(ours) - 1))
     measured: dict[str, float] = {}

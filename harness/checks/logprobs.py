@@ -14,7 +14,7 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
 from harness.contract.faults import Fact
-from harness.records.reference import WIDER, Next, NextRequest, Query, ScoreRequest, UnansweredQuery
+from harness.records.reference import WIDER, Next, NextRequest, Noise, Query, ScoreRequest, UnansweredQuery
 from harness.records.verdict import Margin
 
 CONSTANT = 1e-2
@@ -204,6 +204,12 @@ def of_reference(*labels: str) -> Check:
     )
 
 
+def floor_of_a_mean(noise: Noise) -> float:
+    """How far, in nats, the mean of right errors may be from 0: half the square of the noise is what sampling by the engine's own
+    probabilities makes of it (a Kullback-Leibler divergence)."""
+    return MEAN_FLOOR + noise.rms**2 / 2
+
+
 def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
     """Mean and slope of the errors. A row's errors go together, so that rows are the unit: the error of a mean comes from theirs."""
     errors: list[list[float]] = []
@@ -227,7 +233,7 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
         len(rows) * math.fsum((x - center) * e for x, e in zip(row, off, strict=True)) / spread
         for row, off in zip(numbers, errors, strict=True)
     ]
-    floor = MEAN_FLOOR + evidence.noise.rms**2 / 2
+    floor = floor_of_a_mean(evidence.noise)
     found = {"mean": means, "slope": slopes}
     measured = {name: abs(statistics.fmean(each)) for name, each in found.items()}
     bound = {name: floor + DEVIATIONS * statistics.stdev(each) / math.sqrt(len(each)) for name, each in found.items()}
@@ -248,8 +254,7 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
 def over_many(*labels: str) -> Check:
     """Over thousands of sampled tokens the errors cancel: their mean is 0, and they do not grow with the log-probability.
 
-    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors, and half the square of the noise,
-    which sampling by the engine's own probabilities makes of it (a Kullback-Leibler divergence).
+    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors above `floor_of_a_mean`.
     """
     return of_answers(
         "logprobs.mean",

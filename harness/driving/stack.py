@@ -71,6 +71,9 @@ CLEAN_ROOM_DEADLINE_S = 60.0
 CLEAN_ROOM_PASSES = 2
 """A clean room may sync the weights, and hashes them."""
 OBSERVE_DEADLINE_S = 20.0
+QUIET_ASKS = 100
+"""After so many asks what engines work on, all while no call was open, the awaited requests have ended: a scenario that has
+yet to make them does so within one."""
 CANARY_S = 0.02
 """How long the canary, an answer of one token, takes with a tiny model on two busy cores; SmolLM2 takes 0.12. Deadlines fit this."""
 CANCEL_DEADLINE_S = 10.0
@@ -107,9 +110,9 @@ class Stack(Calls):
         self._scenario = ""
         self._abandoned: dict[tuple[int, ...], str] = {}
         """Prompts of batches that failed, and in which scenario: their other rows may reach an engine at any time."""
-        self._generating = 0
-        """Calls of the data plane, counted when they begin; `_pending` are those that have not ended."""
         self._pending = 0
+        """Calls of the data plane that have begun and not ended; `_open` are those of any kind."""
+        self._open = 0
         self._canary_seed = 0
         self._slowness = 1.0
         """By how much every deadline is longer: what the last canary took, in units of `CANARY_S`, at least 1."""
@@ -359,8 +362,8 @@ class Stack(Calls):
         answer: Message | None = None
         error: CallError | None = None
         generates = method in DATA_PLANE
-        self._generating += generates
         self._pending += generates
+        self._open += 1
         try:
             answer = await self._host.call(method, request, left)
         except Exception as e:
@@ -371,6 +374,7 @@ class Stack(Calls):
             raise
         finally:
             self._pending -= generates
+            self._open -= 1
             if self._recorder is not None:
                 self._record(
                     Call(
@@ -426,16 +430,18 @@ class Stack(Calls):
     ) -> InFlightResult:
         """Wait until what engines work on is as `met` wants it; asked again every `every_s` seconds. What was seen then.
 
-        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, `MissedMoment` when every
-        call that could be meant has ended, and `StackDied` when a process of the stack dies meanwhile.
+        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, `MissedMoment` when for
+        `QUIET_ASKS` asks no call was open that could bring what is awaited, and `StackDied` when a process of the stack dies
+        meanwhile.
         """
         seen: InFlightResult | None = None
-        begun = self._generating - (1 if self._pending else 0)  # one that is pending now may be meant
+        quiet = 0
         while monotonic() < self._deadline:
             seen = await self.in_flight()
             if met(seen):
                 return seen
-            if self._generating > begun and not self._pending:
+            quiet = 0 if self._open else quiet + 1
+            if quiet == QUIET_ASKS:
                 raise MissedMoment(
                     f"the requests ended before they were caught: {what} were awaited; saw {seen}",
                     next_step="run on a machine that is less busy, or make the requests longer",
@@ -445,7 +451,7 @@ class Stack(Calls):
             await asyncio.sleep(every_s)
         raise CallTimedOut(
             f"waited for {what}; saw {seen}",
-            next_step="the requests ended too soon, or never reached an engine: look at the timeline",
+            next_step="calls are open, but engines do not work on what they ask for: look at the timeline",
         )
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T | None:
