@@ -17,8 +17,8 @@ from harness.checks.pausing import PAUSED, UNINTERRUPTED
 from harness.contract.errors import MissedMoment
 from harness.contract.messages import InFlightResult, PauseMode
 from harness.driving.stack import Stack
+from scenarios.requests import GREEDY
 
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 POLL_S = 0.005
 """How often it is asked whether a moment has come (seconds)."""
 QUEUED = 192

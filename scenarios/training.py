@@ -11,6 +11,7 @@ import msgspec
 from harness.contract.messages import TrainRequest, TrainResult
 from harness.contract.vocabulary import Vocabulary
 from harness.driving.stack import Stack
+from scenarios.requests import ANSWER
 
 PROMPTS = 8
 GROUP = 6
@@ -19,7 +20,6 @@ LEARNING_RATE = 12.0
 """Length of a step that teaches the tiny model. The trainer takes a part of it where all of it would ruin a policy (`MOST_KL`)."""
 REWARDED = range(3, 97)
 SAMPLED: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True, "logprobs": 0}
-GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +80,6 @@ def advantages(rewards: list[float]) -> list[float]:
 
 async def evaluate(stack: Stack, prompts: list[list[int]], *, step: int) -> None:
     """Greedy answers to prompts that nobody trains on: their mean reward is marked."""
-    done = await stack.generate(prompts, label=f"evaluation {step}", **GREEDY)
+    done = await stack.generate(prompts, label=f"evaluation {step}", **ANSWER)
     rewards = [reward(response, stack.vocabulary) for response in done.response_ids]
     stack.mark("evaluation", step=step, reward=statistics.fmean(rewards))

@@ -450,6 +450,12 @@ def test_scenarios_are_selected_as_pytest_does(toy):
     assert all("ordering" in name for name in some)
 
 
+@pytest.mark.parametrize("expression", ["routing and", "1 + 1", "'routing'", "nothing_like_this"])
+def test_an_expression_that_selects_nothing_is_refused_by_name(expression):
+    with pytest.raises(UsageError, match=re.escape(f"-k {expression}")):
+        plan(Request(expression=expression), target())
+
+
 def test_a_scenario_that_the_target_is_not_able_to_is_not_driven():
     unable = msgspec.structs.replace(target(), capabilities=frozenset())
     made = plan(Request(), unable)

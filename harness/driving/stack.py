@@ -467,14 +467,17 @@ FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
-    """End what a scenario left running. What refuses to end is named, and nothing waits for it any more."""
+    """End what a scenario left running. What refuses to be cancelled is named, and closed where it stands."""
     for task in tasks:
         task.cancel()
     refusing = (await asyncio.wait(tasks, timeout=CANCEL_DEADLINE_S))[1] if tasks else set()
     if not refusing:
         return None
     for task in refusing:
-        asyncio._unregister_task(task)  # else the loop's end would wait for it (asyncio.Runner.close)
+        if (coroutine := task.get_coro()) is not None:
+            coroutine.close()  # else the loop's end would wait for it (asyncio.Runner.close)
+        task.cancel()
+    await asyncio.wait(refusing)
     names = ", ".join(sorted(getattr(task.get_coro(), "__qualname__", "?") for task in refusing))
     message = f"the scenario left running what refuses to be cancelled: {names}"
     return CallError(kind="TaskRefusesToEnd", message=message, blame=Blame.HARNESS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT, HEALTHY, PAUSE_STATES, WORLD_SIZE
@@ -14,11 +13,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
-
-LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
-"""Long enough (about a second) to be paused in the middle."""
-SHORT: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-EVERYWHERE = ("disaggregated", "colocated", "remote")
+from scenarios.requests import ANSWER, EVERYWHERE, LONG
 
 
 @scenario(
@@ -50,7 +45,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **SHORT))
+            tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -66,7 +61,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **SHORT))
+            tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -104,7 +99,7 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "wait", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **SHORT))
+            tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -117,7 +112,7 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
 async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and resume_generation; new requests are blocked until resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "keep", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **SHORT))
+        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
 
 
 @scenario(
@@ -129,7 +124,7 @@ async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) ->
 async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: in every mode, new requests are not scheduled until /resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "abort", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **SHORT))
+        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
 
 
 @scenario(
@@ -141,7 +136,7 @@ async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -
 async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: in every mode, new requests are not scheduled until /resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "wait", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **SHORT))
+        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
 
 
 @scenario(
@@ -158,7 +153,7 @@ async def test_pause_twice(stack: Stack, prompts: Prompts) -> None:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.pause("keep")
-            tasks.create_task(stack.generate(prompts.unique(2), **SHORT))
+            tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
 
 
 @scenario(
@@ -170,11 +165,11 @@ async def test_pause_twice(stack: Stack, prompts: Prompts) -> None:
 async def test_resume_without_a_pause(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /resume: a state, not a count."""
     await stack.resume()
-    await stack.generate(prompts.unique(4), **SHORT)
+    await stack.generate(prompts.unique(4), **ANSWER)
     await stack.pause("keep")
     await stack.resume()
     await stack.resume()
-    await stack.generate(prompts.unique(4), **SHORT)
+    await stack.generate(prompts.unique(4), **ANSWER)
 
 
 @scenario(
@@ -207,7 +202,7 @@ async def test_control_calls_reach_every_server(stack: Stack, prompts: Prompts) 
         await stack.pause("keep")
         await stack.resume()
         await stack.reset_prefix_cache()
-    await stack.generate(prompts.unique(4), **SHORT)
+    await stack.generate(prompts.unique(4), **ANSWER)
 
 
 @scenario(
@@ -219,7 +214,7 @@ async def test_control_calls_reach_every_server(stack: Stack, prompts: Prompts) 
 async def test_reset_prefix_cache_takes_its_argument_along(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.reset_prefix_cache: "reset_running_requests: Whether to reset running
     requests". That it arrives is judged by `echo`."""
-    await stack.generate(prompts.unique(2), **SHORT)
+    await stack.generate(prompts.unique(2), **ANSWER)
     await stack.reset_prefix_cache(reset_running_requests=True)
 
 
@@ -233,7 +228,7 @@ async def test_reset_prefix_cache_takes_its_argument_along(stack: Stack, prompts
 async def test_health_is_true(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"."""
     await stack.health()
-    await stack.generate(prompts.unique(2), **SHORT)
+    await stack.generate(prompts.unique(2), **ANSWER)
     await stack.health()
 
 

@@ -12,8 +12,8 @@ from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import EVERYWHERE
 
-EVERYWHERE = ("disaggregated", "colocated", "remote")
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
@@ -13,9 +11,9 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER
 
 COLOCATED = ("colocated",)
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
 @scenario(

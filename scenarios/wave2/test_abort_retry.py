@@ -20,10 +20,8 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
+from scenarios.requests import ANSWER, LONG
 
-LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
-"""Long enough (about a second) to be interrupted twice."""
-SHORT: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
 
@@ -95,7 +93,7 @@ async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> 
         tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             await stack.attempt(stack.pause("abort"))
-            tasks.create_task(ask(stack, prompts.unique(2), **SHORT))
+            tasks.create_task(ask(stack, prompts.unique(2), **ANSWER))
 
 
 @scenario(
@@ -152,7 +150,7 @@ async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
-            tasks.create_task(ask(stack, late, label="late", **SHORT))
+            tasks.create_task(ask(stack, late, label="late", **ANSWER))
 
 
 @scenario(
@@ -170,7 +168,7 @@ async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prom
             await stack.sync_weights(1)
             await stack.reset_prefix_cache()
             await stack.digests()
-    await ask(stack, prompts.unique(4), **SHORT)
+    await ask(stack, prompts.unique(4), **ANSWER)
 
 
 @scenario(
@@ -275,7 +273,7 @@ async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) 
         tasks.create_task(ask(stack, batch, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1, chunks=4)
-    await ask(stack, prompts.unique(4), **SHORT)
+    await ask(stack, prompts.unique(4), **ANSWER)
 
 
 @scenario(

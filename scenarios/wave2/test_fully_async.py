@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.capacity import CAPACITY
@@ -17,6 +16,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import PauseMode
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import GREEDY
 
 MINI_BATCH = 4
 STALENESS = 1
@@ -24,7 +24,6 @@ WORKERS = 6
 """So many rollouts at once. SkyRL asks for MINI_BATCH <= WORKERS <= MINI_BATCH * (STALENESS + 1); here two more workers ask."""
 STEPS = 4
 NEEDS = {Capability.WEIGHT_SYNC, Capability.STALENESS_MANAGER}
-GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
 
 class FullyAsync:

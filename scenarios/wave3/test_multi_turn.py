@@ -16,8 +16,8 @@ from harness.contract.messages import PauseMode, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
+from scenarios.requests import ANSWER
 
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 TURNS = 4
 CHECKS = [TURNS_KEEP_TOKENS, STICKY, greedy(), ALL_COMPLETE]
 

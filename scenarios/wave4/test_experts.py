@@ -19,8 +19,8 @@ from harness.contract.messages import PauseMode, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
+from scenarios.requests import ANSWER
 
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NEEDS = {Capability.ROUTED_EXPERTS}
 SYNC = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}

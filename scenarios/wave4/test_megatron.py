@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.staleness import CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
@@ -11,8 +9,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import Layout
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+from scenarios.requests import ANSWER
 
 
 @scenario(

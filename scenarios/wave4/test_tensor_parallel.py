@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import WORLD_SIZE
 from harness.checks.liveness import ALL_COMPLETE
@@ -14,9 +12,9 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER
 
 SHARDED = ("tp2", "tp2x2")
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 SYNC = {Capability.WEIGHT_SYNC}
 
 

@@ -16,9 +16,9 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER
 
-GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-ANSWER: dict[str, Any] = {**GREEDY, "logprobs": 0}
+SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
 LORA = ["lora"]
 
 
@@ -43,7 +43,7 @@ async def test_only_the_adapter_travels(stack: Stack, prompts: Prompts) -> None:
     for version in (1, 2):
         await stack.load_lora_adapter("policy", version)
         await stack.digests()
-        await stack.generate(batch, lora_adapter="policy", **ANSWER)
+        await stack.generate(batch, lora_adapter="policy", **SCORED)
     await stack.digests()
 
 
@@ -58,12 +58,12 @@ async def test_another_version_under_the_same_name(stack: Stack, prompts: Prompt
     """vLLM documentation, LoRA Adapters, load_inplace: SkyRL's trainer loads each step's adapter under one name, and resets the
     prefix cache then (SkyRL 0.2.0, broadcast_to_inference_engines)."""
     batch = prompts.unique(6)
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, **SCORED)
     for version in (1, 2, 1):
         await stack.load_lora_adapter("policy", version)
         await stack.reset_prefix_cache()
         for _ in range(2):
-            await stack.generate(batch, lora_adapter="policy", **ANSWER)
+            await stack.generate(batch, lora_adapter="policy", **SCORED)
 
 
 @scenario(
@@ -78,13 +78,13 @@ async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> Non
     trainer resets the cache with each. Prompts fill a block and are answered twice, so that it is cached when the adapter comes."""
     batch = prompts.long(4)
     for _ in range(2):
-        await stack.generate(batch, **ANSWER)
+        await stack.generate(batch, **SCORED)
     for version in (1, 2):
         await stack.load_lora_adapter("policy", version)
         if version > 1:
             await stack.reset_prefix_cache()
         for _ in range(2):
-            await stack.generate(batch, lora_adapter="policy", **ANSWER)
+            await stack.generate(batch, lora_adapter="policy", **SCORED)
 
 
 @scenario(
@@ -100,9 +100,9 @@ async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> Non
 )
 async def test_chat_under_an_adapter(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, LoRA Adapters: a body's "model" is the adapter's name."""
-    body = {**GREEDY, "model": "policy", "return_token_ids": True}
+    body = {**ANSWER, "model": "policy", "return_token_ids": True}
     await stack.load_lora_adapter("policy", 1)
-    await stack.generate(prompts.unique(4), lora_adapter="policy", label="tokens", **ANSWER)
+    await stack.generate(prompts.unique(4), lora_adapter="policy", label="tokens", **SCORED)
     await stack.completion({**body, "prompt": prompts.unique(4)}, label="completion")
     for messages in prompts.conversations(4):
         await stack.chat_completion({**body, "messages": messages}, label="chat")
@@ -128,13 +128,13 @@ async def test_an_adapter_changes_only_what_asks_for_it(stack: Stack, prompts: P
     """vLLM documentation, LoRA Adapters: requests without an adapter are the base model's, after one and beside one."""
     batch = prompts.unique(8)
     await stack.digests()
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, **SCORED)
     await stack.load_lora_adapter("policy", 1)
-    await stack.generate(batch, lora_adapter="policy", **ANSWER)
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, lora_adapter="policy", **SCORED)
+    await stack.generate(batch, **SCORED)
     async with asyncio.TaskGroup() as callers:
         for adapter in (None, "policy"):
-            callers.create_task(stack.generate(batch, lora_adapter=adapter, **ANSWER))
+            callers.create_task(stack.generate(batch, lora_adapter=adapter, **SCORED))
     await stack.digests()
 
 
@@ -152,7 +152,7 @@ async def test_prefix_cache_is_not_shared_between_adapters(stack: Stack, prompts
     for batch, order in ((first, (None, "policy")), (second, ("policy", None))):
         for adapter in order:
             for _ in range(2):
-                await stack.generate(batch, lora_adapter=adapter, **ANSWER)
+                await stack.generate(batch, lora_adapter=adapter, **SCORED)
 
 
 @scenario(
@@ -169,9 +169,9 @@ async def test_adapters_side_by_side(stack: Stack, prompts: Prompts) -> None:
     await stack.load_lora_adapter("other", 2)
     async with asyncio.TaskGroup() as callers:
         for adapter in (None, "one", "other"):
-            callers.create_task(stack.generate(batch, lora_adapter=adapter, **ANSWER))
+            callers.create_task(stack.generate(batch, lora_adapter=adapter, **SCORED))
     for adapter in ("one", "other", None, "one"):
-        await stack.generate(long, lora_adapter=adapter, **ANSWER)
+        await stack.generate(long, lora_adapter=adapter, **SCORED)
 
 
 @scenario(
@@ -183,10 +183,10 @@ async def test_adapters_side_by_side(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_an_adapter_that_is_not_loaded(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, LoRA Adapters: an adapter that is not there is an error, never an answer of the base model."""
-    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="nobody", label="unknown", **ANSWER))
+    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="nobody", label="unknown", **SCORED))
     await stack.load_lora_adapter("policy", 1)
-    await stack.generate(prompts.unique(2), lora_adapter="policy", **ANSWER)
-    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="nobody", label="unknown", **ANSWER))
+    await stack.generate(prompts.unique(2), lora_adapter="policy", **SCORED)
+    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="nobody", label="unknown", **SCORED))
 
 
 @scenario(
@@ -199,7 +199,7 @@ async def test_an_adapter_that_is_not_loaded(stack: Stack, prompts: Prompts) -> 
 async def test_an_adapter_that_was_unloaded(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, LoRA Adapters, /v1/unload_lora_adapter."""
     await stack.load_lora_adapter("policy", 1)
-    await stack.generate(prompts.unique(2), lora_adapter="policy", **ANSWER)
+    await stack.generate(prompts.unique(2), lora_adapter="policy", **SCORED)
     await stack.unload_lora_adapter("policy")
-    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="policy", label="unloaded", **ANSWER))
-    await stack.generate(prompts.unique(2), **ANSWER)
+    await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="policy", label="unloaded", **SCORED))
+    await stack.generate(prompts.unique(2), **SCORED)

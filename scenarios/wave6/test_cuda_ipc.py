@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.liveness import ALL_COMPLETE
@@ -13,8 +11,8 @@ from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER
 
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
@@ -16,9 +15,8 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
+from scenarios.requests import ANSWER, LONG
 
-ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
-LONG: dict[str, Any] = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 SYNC = {Capability.WEIGHT_SYNC}
 NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
 
