@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.contract.capability import Capability
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import targets
 from harness.machine.environments import requirement_file
@@ -37,26 +36,15 @@ def test_the_adapter_of_a_target_is_there(name):
     assert callable(getattr(importlib.import_module(module), adapter).start)
 
 
-def test_what_the_stacks_declare_differs_where_the_released_stacks_do():
-    legacy, http = (registry()[f"skyrl-0.2.0:{kind}"].capabilities for kind in ("legacy", "http"))
-    assert legacy - http == {Capability.GENERATE_MESSAGES}
-    assert http - legacy == {
-        Capability.NATIVE_WEIGHT_SYNC,
-        Capability.TOKENIZE,
-        Capability.PAUSE_ABORT,
-        Capability.PARTIAL_ANSWERS,
-        Capability.PAUSE_WAIT,
-        Capability.PAUSE_CLEAR_CACHE,
-        Capability.RESET_RUNNING_REQUESTS,
-        Capability.HEALTH,
-        Capability.IS_PAUSED,
-        Capability.HTTP_STREAMING,
-        Capability.HTTP_CHOICES,
-        Capability.ADAPTER_BY_NAME,
-        Capability.SEVERAL_ADAPTERS,
-        Capability.QUANTIZED_SYNC,
-    }
-    assert registry()["reference"].capabilities == {Capability.SCORE}
+def test_what_is_like_another_takes_all_but_its_environment_unless_it_names_its_own(tmp_path):
+    rows = ['about = ""', 'adapter = "a:A"', 'environment = "first"', "capabilities = []", 'variables = { A = "1" }']
+    (tmp_path / "targets.toml").write_text(
+        "\n".join(["[targets.first]", *rows, "[targets.local]", 'like = "first"'])
+        + '\n[targets.next]\nlike = "first"\nenvironment = "next"\nvariables = { A = "2" }\n'
+    )
+    found = registry(tmp_path / "targets.toml")
+    assert [found[name].environment for name in ("first", "local", "next")] == ["first", None, "next"]
+    assert [found[name].variables["A"] for name in ("first", "local", "next")] == ["1", "1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,11 @@ import typer
 
 from harness import PROJECT
 from harness.contract.errors import HarnessError, UsageError
+from harness.machine.targets import default_pair
 
 if TYPE_CHECKING:
     from harness.proving.prove import Plan, Request
     from harness.records.verdict import Judgement
-
-"""The project's folder: scenarios below it, `.parity/` in it."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+BASELINE, CANDIDATE = default_pair()
 
 
 class EngineChoice(StrEnum):
@@ -111,8 +111,8 @@ def run(
         list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
     ] = None,
     k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:legacy.")] = None,
-    candidate: Annotated[str | None, typer.Option(help="Default skyrl-0.2.0:http.")] = None,
+    baseline: Annotated[str | None, typer.Option(help=f"Default {BASELINE}.")] = None,
+    candidate: Annotated[str | None, typer.Option(help=f"Default {CANDIDATE}.")] = None,
     stack: Annotated[
         list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
     ] = None,

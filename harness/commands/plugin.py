@@ -31,13 +31,12 @@ from harness.machine import environments, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
-from harness.machine.targets import interpreters, known, resolve
+from harness.machine.targets import default_pair, interpreters, known, resolve
 from harness.records.verdict import Judgement, Verdict
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario, declaration
 
-BASELINE, CANDIDATE = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 WAVES = range(1, 7)
 
 
@@ -56,8 +55,9 @@ class Duel(msgspec.Struct, frozen=True, kw_only=True):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
     add = group.addoption
-    add("--baseline", default=BASELINE, metavar="TARGET", help=f"stack to compare with (default {BASELINE})")
-    add("--candidate", default=CANDIDATE, metavar="TARGET", help=f"stack to judge (default {CANDIDATE})")
+    baseline, candidate = default_pair()
+    add("--baseline", default=baseline, metavar="TARGET", help=f"stack to compare with (default {baseline})")
+    add("--candidate", default=candidate, metavar="TARGET", help=f"stack to judge (default {candidate})")
     add(
         "--stack",
         action="append",

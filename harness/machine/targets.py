@@ -78,6 +78,13 @@ def _named(name: str) -> Any:
 
 
 @cache
+def default_pair() -> tuple[str, str]:
+    """Baseline and candidate of a run that names none."""
+    said = tomllib.loads(REGISTRY.read_text())["default"]
+    return said["baseline"], said["candidate"]
+
+
+@cache
 def registry(path: Path | None = None) -> dict[str, Target]:
     """All targets of a file (default: `REGISTRY`) by name, in its order. Local ones have no interpreter yet."""
     entries: dict[str, dict[str, Any]] = tomllib.loads((path or REGISTRY).read_text())["targets"]
@@ -85,8 +92,7 @@ def registry(path: Path | None = None) -> dict[str, Target]:
     for name, entry in entries.items():
         fields = dict(entry)
         if (like := fields.pop("like", None)) is not None:
-            fields = {**entries[like], **fields}
-            fields.pop("environment", None)
+            fields = {**entries[like], "environment": None, **fields}
         fields["capabilities"] = _capabilities(fields["capabilities"], entries)
         found[name] = msgspec.convert({"name": name, **fields}, Target)
     return found
