@@ -23,7 +23,7 @@ from harness.judging import gate, pace
 from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
-from harness.judging.recorded import Judging, Recorded, with_twins
+from harness.judging.recorded import Judging, Look, Recorded, with_twins
 from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
@@ -125,12 +125,28 @@ def _judgement(
     today: datetime.date | None,
     started: float,
 ) -> Judgement:
+    """Everything that is judged, in the one order that works.
+
+    1. Noise: the bounds of a comparison come from the baseline and its twin.
+    2. Each scenario: every stack alone, then the pair. Outputs may only be compared where both sides keep their promises, and a
+       check that reads the tap counts only where the instruments were seen to work (`Judging.scenario`, `judge_evidence`).
+    3. The whole run: capabilities that nothing exercised, and the candidate's pace.
+    4. The ledger, on finished verdicts: no check sees an entry, so an entry cannot hide a fact.
+    5. The gate, on what the ledger leaves.
+    """
     scenarios = declared()
     _refuse_what_differs(found)
     entries = known.load(ledger)
     noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
     trained: list[GapCurve] = []
-    verdicts = list(_verdicts(info, found, scenarios, noise, trained))
+    seen: dict[str, set[Capability]] = {r.target: set() for r in found}
+
+    def look(evidence: Evidence, verdicts: Sequence[Verdict]) -> None:
+        seen[evidence.header.target] |= exercised(evidence.trace)
+        trained.extend(_curve(evidence, verdicts))
+
+    verdicts = list(_of_scenarios(info, found, scenarios, noise, look))
+    verdicts += _of_the_run(info, found, scenarios, seen)
     judged = {(v.scenario, v.topology) for v in verdicts}
     elsewhere = [s.name for s in scenarios.values() if any((s.name, t) not in judged for t in s.topologies)]
     day = today or datetime.datetime.now(datetime.UTC).date()
@@ -181,20 +197,13 @@ def _refuse_what_differs(found: Sequence[Recorded]) -> None:
             )
 
 
-def _verdicts(
+def _of_scenarios(
     info: RunInfo,
     found: Sequence[Recorded],
     scenarios: Mapping[str, Scenario],
     noise: Sequence[NoiseFloor],
-    trained: list[GapCurve],
+    look: Look,
 ) -> Iterator[Verdict]:
-    """`trained` is filled with the curves of what was trained."""
-    seen: dict[str, set[Capability]] = {r.target: set() for r in found}
-
-    def look(evidence: Evidence, verdicts: Sequence[Verdict]) -> None:
-        seen[evidence.header.target] |= exercised(evidence.trace)
-        trained.extend(_curve(evidence, verdicts))
-
     for topology in _topology_names(info, found):
         here = {r.target: r for r in found if r.topology == topology}
         for name in _names(info, topology, here.values(), scenarios):
@@ -203,6 +212,14 @@ def _verdicts(
                 yield from (_undeclared(name, r) for r in here.values() if name in r.index.scenarios)
             else:
                 yield from Judging(info, topology, here, look).scenario(scenario, noise)
+
+
+def _of_the_run(
+    info: RunInfo,
+    found: Sequence[Recorded],
+    scenarios: Mapping[str, Scenario],
+    seen: Mapping[str, set[Capability]],
+) -> Iterator[Verdict]:
     for wave in info.whole_waves[:1]:
         for target, capabilities in seen.items():
             promised = {c for r in found if r.target == target for c in r.index.header.capabilities}
