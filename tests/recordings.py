@@ -16,6 +16,7 @@ from harness.checks.routing import STICKY
 from harness.records.book import Book
 from harness.records.recorder import Recorder
 from harness.records.recording import Call, Event, Header, Observation, ScenarioEnd, ScenarioStart
+from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest
 from harness.records.run_folder import RunFolder
 from harness.records.verdict import RunInfo
 from harness.suite.scenario import Scenario
@@ -23,6 +24,7 @@ from tests import traces
 
 SERVERS = ("server-0", "server-1")
 MODEL = "0" * 64
+WEIGHTS = {"weight": "0"}
 Change = Callable[[Event], Event]
 
 
@@ -66,11 +68,21 @@ def events(
     clock = clock or Clock()
     rng = random.Random(name)
     yield ScenarioStart(scenario=name, take=take, at_ns=clock.tick())
+    yield _digests(clock)
     yield from _batch(clock, rng, [[3, 4, 5, 6]], None, 1, phase="clean_room", label="canary")
     for _ in range(calls):
         prompts = [[rng.randrange(8, 60_000) for _ in range(16)] for _ in range(rows)]
         yield from _batch(clock, rng, prompts, [f"session-{row // 2}" for row in range(rows)], tokens)
     yield ScenarioEnd(scenario=name, take=take, outcome="completed", at_ns=clock.tick())
+
+
+def _digests(clock: Clock) -> Call:
+    """What the clean room reads: the checkpoint, on every server."""
+    result = {"servers": {server: [WEIGHTS] for server in SERVERS}}
+    began, ended = clock.tick(), clock.tick()
+    return Call(
+        id=began, method="digests", request={}, result=result, started_ns=began, ended_ns=ended, phase="clean_room"
+    )
 
 
 def _batch(
@@ -142,7 +154,8 @@ def run_folder(path: Path, names: list[str], *, change: Change | None = None, **
     with RunFolder.create(path) as folder:
         write(folder.recording("stack:old", traces.header().topology), "stack:old", names, takes=2)
         write(folder.recording("stack:new", traces.header().topology), "stack:new", names[::-1], change=change)
-        Book.create(folder.reference, MODEL).close()
+        with Book.create(folder.reference, MODEL) as book:
+            book.add(ExpectedDigestsRequest(version=0), ExpectedDigests(digests=WEIGHTS))
         folder.write_info(info(**changes))
     return folder
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from harness.checks.base import Check
+from harness.checks.clean_room import CLEAN_ROOM
 from harness.checks.conservation import CONSERVATION
 from harness.checks.echo import ECHO
 from harness.checks.instruments import INSTRUMENTS
 from harness.checks.numbers import NUMBERS
 
-ALWAYS: tuple[Check, ...] = (INSTRUMENTS, CONSERVATION, ECHO, NUMBERS)
+ALWAYS: tuple[Check, ...] = (CLEAN_ROOM, INSTRUMENTS, CONSERVATION, ECHO, NUMBERS)

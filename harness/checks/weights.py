@@ -60,7 +60,12 @@ def _expected(evidence: Evidence, version: int, place: Place) -> ExpectedDigests
 
 
 def _queries(evidence: Evidence) -> Iterator[ExpectedDigestsRequest]:
-    for version in _versions(evidence) if _read(evidence) else ():
+    yield from about_versions(evidence, _versions(evidence) if _read(evidence) else ())
+
+
+def about_versions(evidence: Evidence, versions: Iterable[int]) -> Iterator[ExpectedDigestsRequest]:
+    """Questions to the oracle: what each worker must hold of each version."""
+    for version in versions:
         for place in dict.fromkeys(_workers(evidence).values()):
             yield _expected(evidence, version, place)
 
@@ -75,19 +80,25 @@ def _ranks(call: Call) -> Iterator[tuple[str, int, dict[str, str]]]:
 def _judge_every_parameter(evidence: Evidence) -> Finding:
     if not _read(evidence):
         return untestable(NOT_READ)
+    return hold_their_version(
+        evidence, [(call, evidence.version_at(call.started_ns)) for call in _read(evidence)], _versions(evidence)
+    )
+
+
+def hold_their_version(evidence: Evidence, readings: Iterable[tuple[Call, int]], versions: Iterable[int]) -> Finding:
+    """Does every worker hold every parameter as the version of each reading has it? `versions`: all that it may hold by mistake."""
     if evidence.header.topology.pipeline_parallel > 1:
         return untestable("the reference does not know which layers a stage of a pipeline holds")
     places = _workers(evidence)
     try:
         known = {
-            place: {v: evidence.reference.expected_digests(_expected(evidence, v, place)) for v in _versions(evidence)}
+            place: {v: evidence.reference.expected_digests(_expected(evidence, v, place)) for v in versions}
             for place in set(places.values())
         }
     except UnansweredQuery:
         return untestable("the reference was not asked for the digests of a version")
     facts, wrong = 0, []
-    for call in _read(evidence):
-        version = evidence.version_at(call.started_ns)
+    for call, version in readings:
         workers = {(server, rank): digests for server, rank, digests in _ranks(call)}
         facts += sum(len(known[place][version]) for place in places.values())
         if absent := max(0, len(evidence.header.servers) - len({server for server, _ in workers})):

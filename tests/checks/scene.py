@@ -16,6 +16,8 @@ from tests import traces
 SERVERS = ("server-0", "server-1")
 STEP = 4_000_000
 """Nanoseconds between two steps of an engine."""
+WEIGHTS = {"weight": "00000000:2x2:float32"}
+"""Version 0 as the reference knows it."""
 GREEDY = {"temperature": 0.0, "max_tokens": 6}
 
 
@@ -36,7 +38,14 @@ class Scene:
         self.seen: list[Observation] = []
         self._turn = 0
         self.control("resume", phase="clean_room")
+        self.begin_on(dict.fromkeys(SERVERS, WEIGHTS))
         self.generate([[60, 61]], length=1, phase="clean_room", label="canary")
+
+    def begin_on(self, held: dict[str, dict[str, str]]) -> None:
+        """One more clean room, which reads this. `held`: server → what its one worker shows."""
+        result = {"servers": {server: [shown] for server, shown in held.items()}}
+        at = {"started_ns": self.pass_time(), "ended_ns": self.pass_time()}
+        self.calls.append(traces.call("digests", {}, result, phase="clean_room", **at))
 
     def pass_time(self, steps: float = 1) -> int:
         self.now += int(steps * STEP)

@@ -45,6 +45,16 @@ class _Syncing(Engine):
         return super().quantized(self.changed(dict(tensors)))
 
 
+@seeded("sync_missed", "back_to_the_first", caught_by=["clean_room"], corrupts=Fact.POLICY)
+class FirstVersionNeverBack(Client):
+    """A weight sync of the first version reaches no server: the next scenario begins on the weights of this one."""
+
+    async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
+        self.fired += version == 0
+        if version != 0:
+            await super().sync_weights(version, chunks, layout)
+
+
 @seeded(
     "sync_missed",
     "one_server",
