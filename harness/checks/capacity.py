@@ -34,7 +34,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[Call]
 
     def step_at(self, at_ns: int) -> int:
-        """The global step at that time. A trained() call counts from its start, since its effect may set in any time after it."""
+        """The global step at that time. A trained() call counts from its start, since it may take effect any time later."""
         told = [request(step, TrainedRequest).global_step for step in self.steps if step.started_ns <= at_ns]
         return max([1, *told])
 

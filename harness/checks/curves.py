@@ -19,7 +19,7 @@ EVALUATION = "evaluation"
 LEAST = 0.05
 """Mean reward, as a fraction, by which the candidate may always fall short of the baseline."""
 ABOVE_THE_NOISE = 3.0
-"""Factor on the difference between the baseline and its twin: up to this the candidate may fall short."""
+"""Multiple of the difference between the baseline and its twin by which the candidate may fall short."""
 
 
 @final

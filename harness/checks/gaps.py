@@ -27,7 +27,7 @@ FALSE_ALARM = 1e-6
 CONSTANT = 2e-2
 """Nats: the smallest shift of all log-probabilities that the comparison must detect in any dtype."""
 ABOVE_THE_NOISE = 3.0
-"""Factor on the difference between the baseline and its twin: up to this a difference is no gap."""
+"""Multiple of the difference between the baseline and its twin that does not count as a gap."""
 
 Unit = tuple[int, tuple[int, ...]]
 """A training step and one of its prompts. All samples of a prompt are one unit: their errors are correlated."""

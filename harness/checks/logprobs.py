@@ -156,7 +156,7 @@ def _others(evidence: Evidence, row: Answer) -> list[ScoreRequest]:
 def _asked_faults(evidence: Evidence, row: Answer, measure: Measure, *, temperature: bool) -> dict[str, float]:
     """Faults that need more answers of the reference: another temperature, another policy version. Seeded if it gave them.
 
-    The reference gives few tokens for another temperature. They show only the largest error, and only of exact numbers.
+    Another temperature is computed for few tokens, which show only the largest error, and only of exact numbers.
     """
     found: dict[str, float] = {}
     numbers = [float(x) for x in row.logprobs or ()]

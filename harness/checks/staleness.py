@@ -319,7 +319,7 @@ def _parts_of(evidence: Evidence, row: Row, execution: Execution, syncs: Sequenc
     synced = max(sync.ended_ns for sync in within)
     if anew := [at_ns for at_ns in read_anew(evidence) if at_ns >= frozen_ns]:
         last = sum(made <= max(anew[0], synced) for made in execution.step_ns)
-        if last == first:  # nothing was made between the sync and the reset, or the other way round
+        if last == first:  # nothing was made between the sync and the reset, in either order
             yield from part(last, len(execution.tokens), synced)
 
 

@@ -171,7 +171,7 @@ def apply(
 
     Verdicts keep their order. Within an entry's cap the first verdicts by `Verdict.id` are explained, so the same run
     gives the same answer. Entries without a judged verdict in this run are left alone. `elsewhere` names scenarios that
-    were not driven in each of their topologies; an entry whose pattern covers one of them is never stale or changed.
+    were not driven in each of their topologies; an entry whose pattern covers one of them is called neither stale nor changed.
     """
     live = [entry for entry in ledger.entries if entry.expires >= today]
     known: dict[str, str] = {}

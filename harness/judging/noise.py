@@ -44,8 +44,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 def deltas(left: Call, right: Call) -> tuple[int, list[Delta]]:
     """The number of compared tokens, and those that differ: over the common prefix of both calls, row by row.
 
-    A token without a number on one side, or a number without a token, is an infinite difference. Rows without numbers on
-    either side do not count.
+    A token without a number on one side, or a number without a token, is an infinite difference. Rows for which neither
+    side gave numbers do not count.
     """
     facts, found = 0, []
     ours, theirs = _logprob_rows(left), _logprob_rows(right)

@@ -1,7 +1,7 @@
 """Whether the candidate is several times slower than the baseline, from the times in the recordings. Pure.
 
 Like calls of one run are compared, paired as outputs are (`harness/judging/pairing.py`), each by its seconds per generated token.
-The median of many ratios does not show a few per cent, but surely a factor of ten.
+The median of many ratios hides a few per cent, but shows a factor of ten.
 """
 
 from __future__ import annotations

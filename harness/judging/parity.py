@@ -240,7 +240,7 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
 
 
 def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
-    """Compares the gaps of trainer and inference if the scenario promises none. A gap of the baseline alone is red as its own."""
+    """Compares the trainer gaps if the scenario promises agreement. A gap of the baseline alone is a red verdict of its own."""
     if GAP not in about.scenario.checks:
         return []
     ours, theirs = baseline.evidence, candidate.evidence

@@ -1,4 +1,4 @@
-"""The facets of two conforming traces side by side: what was compared, what differs, and what of it is noise. Pure."""
+"""The facets of two conforming traces side by side: compared values, differences, and which of them are noise. Pure."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
 
 
 def widest(margins: Sequence[Margin]) -> Margin:
-    """One margin for several of one check: the largest measurement, each fault where it was hardest to see."""
+    """Merges several margins of one check: the largest measurement, and each fault at its hardest to see."""
     faults: dict[str, float] = {}
     for name, size in (item for margin in margins for item in margin.faults.items()):
         faults[name] = min(size, faults.get(name, size))
