@@ -1,1 +1,1 @@
-"""Scenarios: what is done to a stack. They know no stack and assert nothing about which one it is."""
+"""Scenarios: what is done to a stack. They do not know which stack it is and assert nothing."""

@@ -1,7 +1,7 @@
 """Pausing at a chosen moment of requests' lives: before their first token, in the middle, at their last, in the queue.
 
-No single token is aimed at: there are so many requests, of such lengths, that whenever the pause comes it meets some
-at the moment that is meant. Whether it did is judged from the recording.
+A pause does not aim at a single token. The requests are numerous and long enough that it meets some of them at the chosen
+moment whenever it comes. The recording shows whether it did.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from harness.driving.stack import Stack
 from scenarios.requests import GREEDY
 
 POLL_S = 0.005
-"""How often it is asked whether a moment has come (seconds)."""
+"""Seconds between two looks at whether a moment has come."""
 QUEUED = 192
-"""Requests for two servers that run 64 at once each: some wait for their turn on any of them."""
+"""Requests for two servers that each run 64 at once: some wait for their turn on either."""
 SETTLED = 30
-"""So often the same number of held requests was seen that no more are on their way."""
+"""After this many looks with the same number of held requests, no more are on their way."""
 
 
 FREEZES = {Moment.BEFORE_FIRST_TOKEN: 2, Moment.QUEUED: 4, Moment.LAST_TOKEN: 16}
-"""How often pause(keep) freezes the same requests, a step or few between two."""
+"""Moment → how often pause(keep) freezes the same requests, one or a few steps apart."""
 ROUNDS = {Moment.LAST_TOKEN: 3}
-"""How often the same requests are asked, and paused at this moment: on a busy machine engines may take all their steps before a
-pause reaches them."""
+"""Moment → how often the same requests are sent and paused: on a busy machine engines may take all their steps before a pause
+reaches them."""
 FEWEST, STEPS = 24, 32
-"""In each of so many steps, from the one before this token on, some requests have one token left."""
+"""Budgets are `FEWEST` tokens and up, so in each of `STEPS` steps some requests have one token left."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt and how many tokens it may be answered with."""
+    """One prompt and the token budget of its answer."""
 
     prompt: list[int]
     max_tokens: int
 
 
 def ragged_budgets(prompts: Prompts) -> list[Ask]:
-    """Budgets next to each other, several requests to each."""
+    """Consecutive budgets, several requests for each."""
     return [Ask(prompt=prompt, max_tokens=FEWEST + at % STEPS) for at, prompt in enumerate(prompts.unique(64))]
 
 
 def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
-    """Requests that a pause can meet at this moment. What comes once to each is awaited: they last until it is there, however
+    """Requests that a pause can meet at this moment. In modes other than keep it comes once, so they last until it comes, however
     late."""
     once = mode != "keep"
     match moment:
@@ -64,7 +64,7 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
 
 
 async def ask_all(stack: Stack, asks: list[Ask], *, label: str, batched: bool = False, **params: Any) -> None:
-    """One call a prompt, all at once; or one call for all, whose budgets are alike then."""
+    """One call per prompt, all at once; if `batched`, one call for all, with the first one's budget."""
     shared = {**GREEDY, **params, "label": label}
     if batched:
         await stack.generate([ask.prompt for ask in asks], max_tokens=asks[0].max_tokens, **shared)
@@ -75,7 +75,7 @@ async def ask_all(stack: Stack, asks: list[Ask], *, label: str, batched: bool = 
 
 
 async def until(stack: Stack, moment: Moment, requests: int) -> None:
-    """Wait for the moment to come to some of so many requests. Raises what `Stack.until` raises."""
+    """Wait until the moment has come to some of `requests` requests. Raises what `Stack.until` raises."""
 
     def has_come(seen: InFlightResult) -> bool:
         match moment:
@@ -94,7 +94,7 @@ async def until(stack: Stack, moment: Moment, requests: int) -> None:
 
 
 async def until_all_are_there(stack: Stack, requests: int, calls: int) -> None:
-    """Wait until so many requests, or all that these calls bring, are held. A client may hold them where no engine sees them."""
+    """Wait until `requests` requests, or all that `calls` calls bring, are held. A client may hold some that no engine sees."""
     seen_before, unchanged = -1, 0
 
     def settled(seen: InFlightResult) -> bool:
@@ -109,10 +109,10 @@ async def until_all_are_there(stack: Stack, requests: int, calls: int) -> None:
 async def with_and_without_a_pause(
     stack: Stack, prompts: Prompts, mode: PauseMode, moment: Moment, *, batched: bool = False, **params: Any
 ) -> None:
-    """The same requests alone, then again with a pause at that moment. What the first ones left in the cache goes.
+    """The same requests alone, then again with a pause at that moment, after a reset of the prefix cache.
 
-    Unless they are to be met in the middle, the second time all begin at once: at the end of a pause before. pause(keep) then
-    comes again and again: it only stops them, so that one of many meets the moment on any machine.
+    Unless the moment is in the middle, the second requests begin all at once, at the end of an earlier pause. pause(keep) then
+    comes repeatedly: it only stops the requests, so one of many pauses meets the moment on any machine.
     """
     asks = asks_for(moment, prompts, mode)
     await ask_all(stack, asks, label=UNINTERRUPTED, batched=batched, **params)
@@ -137,7 +137,7 @@ async def with_and_without_a_pause(
 
 
 async def freeze_repeatedly(stack: Stack, times: int) -> None:
-    """pause(keep) and resume() over and over, a step or few between two, however busy the machine. As often on every stack."""
+    """pause(keep) and resume() `times` times, one or a few steps apart, however busy the machine. As often on every stack."""
     for _ in range(times):
         await stack.pause("keep")
         frozen = await stack.in_flight()

@@ -1,4 +1,4 @@
-"""Pausing at a moment that was observed, for as long as an engine would have needed to give itself away."""
+"""Pausing at an observed moment, long enough to catch an engine that runs on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.contract.messages import PauseMode
 from harness.driving.stack import Stack
 
 TOKENS = 16
-"""Tokens per request that are made before a pause."""
+"""Tokens per request before a pause."""
 HOLD = 3
-"""A pause is held for so many times as long as those tokens took: a machine may be busier later than it was then."""
+"""A pause lasts this many times as long as those tokens took, since a machine may be busier later."""
 
 
 @asynccontextmanager
@@ -22,7 +22,7 @@ async def pause_in_flight(
 ) -> AsyncIterator[None]:
     """Pause once `requests` requests are in flight with about `TOKENS` tokens each; resume on leaving.
 
-    The body runs while paused. The pause lasts so long that a running engine would have made at least as many again.
+    The body runs while paused. The pause is long enough for a running engine to make at least as many tokens again.
     """
     began = monotonic()
     await stack.until_generating(requests=requests, tokens=TOKENS * requests)
@@ -35,7 +35,7 @@ async def pause_in_flight(
 
 @asynccontextmanager
 async def pause_idle(stack: Stack, mode: PauseMode, prompt: list[int]) -> AsyncIterator[None]:
-    """Pause while nothing is in flight; resume on leaving. `prompt` is answered first: so long do tokens take."""
+    """Pause while nothing is in flight; resume on leaving. An answer to `prompt` first measures how long tokens take."""
     began = monotonic()
     await stack.generate([prompt], max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
     took = monotonic() - began

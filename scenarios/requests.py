@@ -1,4 +1,4 @@
-"""What many scenarios ask for, and where they are driven."""
+"""Sampling parameters and topologies of many scenarios."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ from scenarios.requests import ANSWER
 
 PROMPTS = 8
 GROUP = 6
-"""Samples of each prompt: an advantage is a sample's reward in units of its group."""
+"""Samples per prompt: an advantage is a sample's reward in units of its group."""
 LEARNING_RATE = 12.0
-"""Length of a step that teaches the tiny model. The trainer takes a part of it where all of it would ruin a policy (`MOST_KL`)."""
+"""Length of a step that teaches the tiny model. The trainer takes a part of it if all of it would ruin a policy (`MOST_KL`)."""
 REWARDED = range(3, 97)
 SAMPLED: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "ignore_eos": True, "logprobs": 0}
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """One row a sample, group after group."""
+    """One row per sample, group after group."""
 
     prompts: list[list[int]]
     responses: list[list[int]]
@@ -31,13 +31,13 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reward(response: list[int], vocabulary: Vocabulary) -> float:
-    """The share of tokens that are in one sixth of the frequent ones: plain characters alone for the tiny models."""
+    """The share of tokens in one sixth of the frequent ones, which are only plain characters for the tiny models."""
     wanted = set(vocabulary.scattered(REWARDED))
     return sum(token in wanted for token in response) / len(response) if response else 0.0
 
 
 async def roll_out(stack: Stack, prompts: list[list[int]], *, step: int) -> Rollouts:
-    """`GROUP` samples of each prompt, of seeds that belong to the step."""
+    """`GROUP` samples of each prompt, with seeds of this step."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
@@ -69,7 +69,7 @@ async def train(stack: Stack, rollouts: Rollouts, *, base: int, step: int) -> Tr
 
 
 def advantages(rewards: list[float]) -> list[float]:
-    """Each reward less its group's mean, over the group's standard deviation (SkyRL, compute_grpo_outcome_advantage)."""
+    """Each reward minus its group's mean, over the group's standard deviation (SkyRL, compute_grpo_outcome_advantage)."""
     found = []
     for start in range(0, len(rewards), GROUP):
         group = rewards[start : start + GROUP]
@@ -79,7 +79,7 @@ def advantages(rewards: list[float]) -> list[float]:
 
 
 async def evaluate(stack: Stack, prompts: list[list[int]], *, step: int) -> None:
-    """Greedy answers to prompts that nobody trains on: their mean reward is marked."""
+    """Marks the mean reward of greedy answers to prompts that are not trained on."""
     done = await stack.generate(prompts, label=f"evaluation {step}", **ANSWER)
     rewards = [reward(response, stack.vocabulary) for response in done.response_ids]
     stack.mark("evaluation", step=step, reward=statistics.fmean(rewards))

@@ -1,8 +1,8 @@
-"""LoRA adapters: nothing else is loaded, and each answer is made by the adapter that it asked for, by its latest version, and
-by no other's cache.
+"""LoRA adapters: a load sends nothing else, and each answer uses the requested adapter, its latest version and no other adapter's
+cache.
 
-Greedy answers of generate() are judged. Whether tokens and log-probabilities are the adapter's is judged by
-`tokens.greedy` and `logprobs.reference` as well; here it is said what went wrong.
+The checks judge greedy answers of generate(). `tokens.greedy` and `logprobs.reference` compare the same answers with the
+reference; the checks here name the fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.records.recording import Call, Observation
 from harness.records.reference import ScoreRequest
 
 ENOUGH = 4
-"""Prompts: an adapter may leave the first tokens of a few as they are, and nothing is wrong with that."""
+"""Prompts that must all be unmoved before that is a fault: a right adapter may leave the first tokens of a few unchanged."""
 
 SOURCE = "SkyRL #1014, task 11; vLLM documentation, LoRA Adapters"
 
@@ -32,16 +32,16 @@ def _loads(evidence: Evidence) -> list[Call]:
 
 
 def other_adapters(evidence: Evidence, answer: Answered) -> list[Answered]:
-    """The same answer under each other adapter version of the scenario, and under none."""
+    """The same answer under each other adapter version of the scenario, and under the base model."""
     versions = {call.request["version"] for call in _loads(evidence)} - {answer.adapter}
     base = [] if answer.adapter is None else [msgspec.structs.replace(answer, adapter=None)]
     return base + [msgspec.structs.replace(answer, adapter=version) for version in sorted(versions)]
 
 
 def _judge_effect(evidence: Evidence) -> Finding:
-    """Pairs of adapters (None: the base model) under one policy version, by the prompts that both were asked.
+    """Compares each pair of adapter versions (None: the base model) on the prompts that both answered under one policy version.
 
-    One prompt that is answered otherwise shows the effect; that there is none shows in `ENOUGH` of them.
+    One prompt with different answers shows the effect; only `ENOUGH` equal ones show its absence.
     """
     by_prompt: dict[Any, dict[int | None, tuple[int, ...] | None]] = defaultdict(dict)
     for answer in greedy_answers(evidence):
@@ -80,7 +80,7 @@ def _base_answers(evidence: Evidence) -> list[Answered]:
 
 
 def _judge_isolated(evidence: Evidence) -> Finding:
-    """Answers without an adapter, as far as one had been loaded before or was in use beside them."""
+    """Judges answers without an adapter. At least one of them must end after an adapter was loaded."""
     loads = _loads(evidence)
     base = _base_answers(evidence)
     if not any(load.ended_ns <= answer.row.call.ended_ns for load in loads for answer in base):
@@ -99,7 +99,7 @@ def _judge_isolated(evidence: Evidence) -> Finding:
 
 ADAPTER_ISOLATED = Check(
     name="adapter_isolated",
-    fault="an adapter leaks into answers of the base model: beside it in a batch, or after it",
+    fault="an adapter leaks into answers of the base model, in the same batch or afterwards",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
     source=f"{SOURCE}: requests without an adapter are served by the base model",
     judge=_judge_isolated,
@@ -108,7 +108,7 @@ ADAPTER_ISOLATED = Check(
 
 
 def _again(evidence: Evidence) -> list[Answered]:
-    """Answers to prompts longer than a cache block that were answered under another adapter, or none, before."""
+    """Answers to prompts longer than a cache block that another adapter, or the base model, answered before."""
     seen: dict[Any, set[int | None]] = defaultdict(set)
     found = []
     for answer in greedy_answers(evidence):
@@ -140,7 +140,7 @@ def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
 
 FRESH_ADAPTER_CACHE = Check(
     name="fresh_adapter_cache",
-    fault="keys and values that were computed under one adapter are read under another, or under its next version",
+    fault="keys and values computed under one adapter are read under another, or under its next version",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
@@ -149,11 +149,11 @@ FRESH_ADAPTER_CACHE = Check(
 
 
 LOAD = "add_lora"
-"""The engine's name for loading an adapter (vLLM, AsyncLLM). Its argument shows name and tensors: tensor → bytes."""
+"""The engine's operation that loads an adapter (vLLM, AsyncLLM). Its argument holds the name and the tensors (tensor → bytes)."""
 FACTORS = ("lora_a", "lora_b")
-"""What each tensor of an adapter is named after, in any case (PEFT documentation, checkpoint format)."""
+"""Each tensor name of an adapter contains one of these, in any case (PEFT documentation, checkpoint format)."""
 CARRIES_WEIGHTS = frozenset({RPC, "init_weight_transfer_engine", START, UPDATE, FINISH})
-"""Control calls of an engine by which tensors of the model may come (vLLM, AsyncLLM; legacy's way is collective_rpc)."""
+"""Control calls of an engine that may carry tensors of the model (vLLM, AsyncLLM; the legacy stack uses collective_rpc)."""
 
 
 def _tensors(seen: Observation) -> dict[str, int] | None:
@@ -164,7 +164,7 @@ def _tensors(seen: Observation) -> dict[str, int] | None:
 
 
 def _judge_travels(evidence: Evidence) -> Finding:
-    """What reached each engine while an adapter was loaded. A load beside a sync says nothing: both are on the way."""
+    """Judges what reached each engine during a load. Skips loads that overlap a sync, which sends weights too."""
     syncs = evidence.calls("sync_weights")
     loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
     if not loads:
@@ -197,7 +197,7 @@ def _judge_travels(evidence: Evidence) -> Finding:
 
 ONLY_ADAPTER_TRAVELS = Check(
     name="only_adapter_travels",
-    fault="loading an adapter sends weights of the model along, or reaches some of the servers only",
+    fault="loading an adapter also sends weights of the model, or does not reach every server",
     reads=Fact.ADAPTERS,
     source='SkyRL #1014, task 11: "Only LoRA weights synced"',
     tap=Tap.READ,

@@ -1,7 +1,7 @@
-"""Answers of the data plane, one a row, and what is wrong with a call before any row is looked at.
+"""Answers of the data plane, one per row, and the faults of a call that show before any row is judged.
 
-A check of rows is made by `of_answers`: a call that failed, lost a row or gave lists of unequal lengths is a failure by
-name, a recording without such calls untestable, and only whole answers reach the check's own rule.
+`of_answers` makes a check of rows. A call that failed, lost a row or returned lists of unequal lengths is a named failure. A
+recording without such calls is untestable. Only complete answers reach the check's own rule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, 
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as it came back. `logprobs` and `text` are None where the result holds none. `version`: of the policy."""
+    """One returned row. `logprobs` and `text` are None if the result holds none. `version` is the policy's."""
 
     call: Call
     index: int
@@ -34,10 +34,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any]
     version: int
     adapter: int | None = None
-    """Version of the LoRA adapter that was asked for; None is the base model."""
+    """Version of the requested LoRA adapter; None is the base model."""
     quantization: Quantization | None = None
     routed: Routed = []
-    """The experts that the reference is to take where they are near ties (`Evidence.followed`)."""
+    """Experts that the reference takes at near ties (`Evidence.followed`)."""
 
     @property
     def score(self) -> ScoreRequest:
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return ScoreRequest(prompt=self.prompt, tokens=self.tokens, routed=self.routed, **self._weights)
 
     def next_after(self, tokens: int) -> NextRequest:
-        """The question for the distribution of the token after the first `tokens` ones."""
+        """The question for the distribution of the token that follows the first `tokens`."""
         return NextRequest(prompt=self.prompt + self.tokens[:tokens], **self._weights)
 
     @property
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return {"version": self.version, "adapter": self.adapter, "quantization": self.quantization}
 
     def shown(self, **more: Any) -> dict[str, Any]:
-        """The smallest input that shows what is wrong with this row, and what came of it."""
+        """The smallest input that shows this row's fault, with its result."""
         return {
             "call": self.call.label or self.call.id,
             "method": self.call.method,
@@ -81,7 +81,7 @@ def of_answers(
     methods: Sequence[str] = LISTS,
     reads: Fact = Fact.ANSWERS,
 ) -> Check:
-    """A check of the answers of these calls: of all calls without `labels`. The labels become part of its name."""
+    """A check of the answers of the calls with these `labels` (empty: all calls). The labels become part of its name."""
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, labels, methods)
@@ -98,12 +98,12 @@ def of_answers(
 
 
 def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:
-    """The scenario's calls of these methods that carry one of `labels` (any, without labels)."""
+    """The scenario's calls of these methods that carry one of `labels` (empty: all calls)."""
     return [c for c in evidence.calls() if c.method in methods and (not labels or c.label in labels)]
 
 
 def trouble(calls: Sequence[Call], labels: Sequence[str], methods: Sequence[str]) -> Finding | None:
-    """Why no row can be judged: no call, a label that never came, a failed call, results that are no row a prompt."""
+    """Why no row can be judged, or None: no call, an absent label, a failed call, or results that are not one row per prompt."""
     absent = sorted(set(labels) - {c.label for c in calls})
     if absent:
         return untestable(f"no call labelled {', '.join(absent)} was recorded")
@@ -120,7 +120,7 @@ def trouble(calls: Sequence[Call], labels: Sequence[str], methods: Sequence[str]
 
 
 def unexpected(call: Call) -> Finding:
-    """A call that was to succeed failed: its error, named. The message varies and is evidence."""
+    """The finding for a call that failed and should not have. Its reason names the error; the message varies and is evidence."""
     assert call.error is not None
     error = call.error
     shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
@@ -134,7 +134,7 @@ def unexpected(call: Call) -> Finding:
 
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
-    """The rows of `calls`, which are in good shape. Prompts of chat messages are the reference's rendering."""
+    """The rows of `calls`, in which `trouble` found nothing. The reference renders prompts of chat messages."""
     wanted, known = {call.id for call in calls}, _known(evidence)
     found = []
     for row in matching.rows(evidence):
@@ -148,7 +148,7 @@ def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
 
 @kept
 def _known(_evidence: Evidence) -> dict[tuple[int, int], Answer]:
-    """Answers that were put together before, for the checks that follow on one scenario: (call id, row) → answer."""
+    """Cache of answers, shared by the checks of one scenario: (call id, row) → answer."""
     return {}
 
 
@@ -171,7 +171,7 @@ def _answer(evidence: Evidence, row: matching.Row) -> Answer:
 
 
 def _tokens(evidence: Evidence, row: matching.Row) -> list[int]:
-    """The row's tokens as returned, or, for a body that shows text alone, as the engine made them."""
+    """The row's tokens as returned; for a body with text only, as the engine made them."""
     if row.tokens is not None or row.call.method not in CHOICES:
         return list(row.tokens or ())
     return [token for execution in matching.assignment(evidence).of(row) for token in execution.tokens]
@@ -200,7 +200,7 @@ def _choice(row: matching.Row) -> tuple[str | None, list[Any] | None]:
 
 
 def choices(call: Call) -> list[dict[str, Any]]:
-    """The choices of a completion or chat completion, as they were listed."""
+    """The choices of a completion or chat completion, in the listed order."""
     body = (call.result or {}).get("body")
     found = body.get("choices") if isinstance(body, dict) else None
     return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
@@ -261,7 +261,7 @@ def _summary(call: Call) -> dict[str, Any]:
 
 
 def short(request: dict[str, Any]) -> dict[str, Any]:
-    """A request fit to be shown: the first two rows of a batch, the first 32 tokens of a prompt."""
+    """A request shortened for display: the first two rows of a batch, the first 32 tokens of a prompt."""
 
     def cut(value: Any, depth: int) -> Any:
         if isinstance(value, list):

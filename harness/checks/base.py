@@ -1,4 +1,4 @@
-"""What a check is, what it is given and what it returns."""
+"""Checks, their evidence and their findings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Status = Literal["pass", "fail", "untestable"]
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What one check found in one scenario.
 
-    `facts` counts what was compared; a pass with zero facts is turned into `untestable` by `run`. `reason` is one
-    sentence that stays the same from run to run for the same cause (the ledger matches it): numbers that vary go
-    into `evidence`. `evidence` holds the smallest inputs and both sides, fit to be shown.
+    `facts` counts the comparisons; `run` turns a pass with zero facts into `untestable`. `reason` is one sentence that
+    stays the same from run to run for the same cause, since the ledger matches it; varying numbers go into `evidence`.
+    `evidence` holds the smallest inputs and both sides, fit for display.
     """
 
     status: Status
@@ -36,17 +36,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: list[dict[str, Any]] = []
     blame: Blame | None = None
     numbers: dict[str, float] = {}
-    """Measured figures to be shown, such as {"max_abs_error": …, "bound": …}."""
+    """Measured figures for display, such as {"max_abs_error": …, "bound": …}."""
     margin: Margin | None = None
-    """What a numeric check could have seen. A pass that would have let its weakest seeded fault pass becomes `untestable`."""
+    """What a numeric check can detect. A pass that would also let the weakest seeded fault pass becomes `untestable`."""
     exposures: list[Exposure] = []
-    """What was found open to callers without credentials, of any severity."""
+    """What the check found open to callers without credentials, at any severity."""
     cause: Cause | None = None
-    """Set by what runs checks, where none was run to its end."""
+    """Set by the judge if no check ran to its end."""
 
 
 def passed(facts: int, *, margin: Margin | None = None, **numbers: float) -> Finding:
-    """All `facts` comparisons held; `margin` says by how much, where numbers were compared."""
+    """All `facts` comparisons held; for numeric ones `margin` says by how much."""
     return Finding(status="pass", facts=facts, numbers=numbers, margin=margin)
 
 
@@ -63,7 +63,7 @@ def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dic
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as an engine ran it, put together from the tap's observations."""
+    """One request as an engine ran it, assembled from the tap's observations."""
 
     server: str
     request_id: str
@@ -86,7 +86,7 @@ class Evidence:
         self.trace = trace
         self.reference = reference
         self.kept: dict[Any, Any] = {}
-        """What several checks need and was worked out once (`kept`)."""
+        """Results that several checks share (`kept`)."""
 
     @property
     def header(self) -> Any:
@@ -94,50 +94,50 @@ class Evidence:
 
     @property
     def exact(self) -> bool:
-        """True if the engines compute in float32: its noise hides no seeded fault and no draw."""
+        """True if the engines compute in float32, whose noise hides no seeded fault and no draw."""
         return bool(self.header.model["dtype"] == "float32")
 
     @property
     def noise_question(self) -> NoiseRequest:
-        """What the oracle is asked about the engines' arithmetic. In float32 quantization has no part in it: what it adds is told of
-        each answer (`Score.rounding`)."""
+        """The question to the oracle about the engines' arithmetic. In float32 it leaves out quantization, whose share
+        `Score.rounding` gives for each answer."""
         return NoiseRequest(quantization=None if self.exact else self.header.topology.quantization)
 
     @property
     def repeatable(self) -> bool:
-        """True if the same question has the same answer to the token: in float32, and on batch-invariant engines."""
+        """True if the same request gives the same tokens every time: in float32, and on batch-invariant engines."""
         return self.exact or bool(self.header.batch_invariant)
 
     @cached_property
     def noise(self) -> Noise:
-        """How far right log-probabilities lie from the oracle's, for want of digits."""
+        """How far rounding moves right log-probabilities from the oracle's."""
         return self.reference.noise(self.noise_question)
 
     def followed(self, routed: Routed) -> Routed:
-        """The experts that the oracle is to take where they are near ties: those that came with an answer. In float32 none."""
+        """Experts that the oracle takes at near ties: those returned with an answer, or none in float32."""
         return [] if self.exact else routed
 
     def near(self, score: Score) -> float:
-        """How far, in nats, a right engine may be from these log-probabilities, and two tokens from each other to be a near tie.
+        """A bound in nats: a right engine stays within it of these log-probabilities, and two tokens within it are a near tie.
 
-        What the dtype rounds was measured. Where activations are quantized, one that lies between two steps goes either way for it,
-        and what follows goes with it. Few do in an engine, far more in the reference's trials: twice the most that these moved any
-        token of the answer is allowed.
+        The rounding of the dtype was measured. A quantized activation between two steps may round either way, and later values
+        follow it. Few do so in an engine, far more in the reference's trials. The bound allows twice the largest move of any
+        token of the answer in these trials.
         """
         if not self.exact:
-            return self.noise.near  # was measured with activations that part
+            return self.noise.near  # measured with activations that round either way
         return self.noise.near + 2 * max(score.rounding, default=0.0)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
-        """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route is the
-        completion() or chat_completion() that it stands for (`harness.records.wire`)."""
+        """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route counts as
+        completion() or chat_completion() (`harness.records.wire`)."""
         return [
             c for c in self._own_calls if (method is None or c.method == method) and (label is None or c.label == label)
         ]
 
     @cached_property
     def _own_calls(self) -> list[Call]:
-        """Sorted once: every check asks for them, some for each row."""
+        """Sorted once: every check reads them, some once per row."""
         return sorted(map(as_openai, self.trace.own_calls), key=lambda c: c.started_ns)
 
     @cached_property
@@ -146,17 +146,17 @@ class Evidence:
 
     @cached_property
     def began_ns(self) -> int:
-        """When the clean room was done: what engines took up before that is not the scenario's."""
+        """When the clean room ended: requests that engines took up earlier are not the scenario's."""
         return self.trace.began_ns
 
     @cached_property
     def all_executions(self) -> list[Execution]:
-        """Every request that any engine ran, the clean room's canary among them."""
+        """Every request that any engine ran, including the clean room's canary."""
         return list(_executions(self.trace.observations))
 
     @cached_property
     def executions(self) -> list[Execution]:
-        """Every request that any engine ran in this scenario (clean room's canary excluded by its time)."""
+        """Every request that any engine ran in this scenario (its time excludes the clean room's canary)."""
         return [e for e in self.all_executions if e.started_ns >= self.began_ns]
 
     def controls(self, op: str | None = None) -> list[Observation]:
@@ -167,11 +167,11 @@ class Evidence:
         )
 
     def marks(self, name: str) -> list[Mark]:
-        """What the scenario marked under a name, in order of time."""
+        """The scenario's marks of this name, in order of time."""
         return [mark for mark in self.trace.own_marks if mark.name == name]
 
     def version_at(self, at_ns: int) -> int:
-        """The policy version whose sync had completed at that time: 0 from the clean room on."""
+        """The policy version of the last sync completed at that time; 0 before the first sync."""
         version = 0
         for call in self._syncs:
             if call.ended_ns <= at_ns:
@@ -179,8 +179,8 @@ class Evidence:
         return version
 
     def adapter_at(self, call: Call) -> int | None:
-        """The version of the LoRA adapter that a call asked for: the one last loaded under that name before it. An
-        OpenAI-style body asks by its "model"."""
+        """The version of the LoRA adapter that a call requested: the last one loaded under its name before the call. An
+        OpenAI-style body names the adapter in "model"."""
         name = call.request.get("lora_adapter") or (call.request.get("body") or {}).get("model")
         loads = [
             c for c in self.calls("load_lora_adapter") if c.error is None and c.request["name"] == name
@@ -223,7 +223,7 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
 
 
 def kept(of: Callable[[Evidence], _T]) -> Callable[[Evidence], _T]:
-    """The function, worked out once for the checks that follow on the same evidence."""
+    """Computes the function once per evidence, for all checks."""
 
     @wraps(of)
     def looked_up(evidence: Evidence) -> _T:
@@ -239,21 +239,21 @@ EVERY = "*"
 
 
 class Tap(Enum):
-    """Whether a check reads what the engine tap saw. One that does is untestable where the tap saw nothing."""
+    """Whether a check reads the engine tap. A check that does is untestable if the tap saw nothing."""
 
     UNREAD = "unread"
     READ = "read"
     """The tap must have seen the clean room's canary request."""
     READ_EVERYWHERE = "read everywhere"
-    """The same, and something of every server."""
+    """The same, and the tap must have seen something of every server."""
 
 
 @final
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One promise, judged on one scenario of one stack.
 
-    `fault` says in words which fault it exists for; the tests (and later the kill matrix) show that it catches it.
-    `queries` lists what must be asked of the oracle before `judge` can run; it is pure as well.
+    `fault` describes the fault that the check must catch; the tests and the kill matrix show that it does.
+    `queries` lists the questions that the oracle must answer before `judge` runs; it is pure too.
     """
 
     name: str
@@ -261,12 +261,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
     reads: Fact = NOTHING
-    """Facts that must be true for the check to pass. A fault that corrupts one of them may turn it red."""
+    """Facts that must be true for the check to pass. A fault that corrupts one of them may turn the check red."""
     tap: Tap = Tap.UNREAD
     errors_of: str | None = None
     """Label of the calls whose errors it judges ("" for calls without one), `EVERY` for all; None if it judges none."""
     judge: Callable[[Evidence], Finding | None]
-    """None only from a check that is applied to every scenario (`checks/always.py`): nothing here to judge."""
+    """Only a check of every scenario (`checks/always.py`) may return None: nothing to judge here."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()
 
 

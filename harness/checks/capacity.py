@@ -1,8 +1,8 @@
-"""Fully asynchronous training: rollouts are asked for no earlier than the staleness manager's capacity rule allows.
+"""Fully asynchronous training: rollouts begin no earlier than the staleness manager's capacity rule allows.
 
-The rule bounds how many rollouts are ahead of training altogether: those that came back and those under way are at most
-(max_staleness_steps + the step that is being worked on) × mini_batch_size. A single long rollout may be older than
-`max_staleness_steps` when it is used: the documentation says so, and it is shown, not judged.
+The rule bounds the number of all rollouts begun so far, finished or in flight: at most (max_staleness_steps + the current global
+step) × mini_batch_size. By the documentation, a single long rollout may be older than `max_staleness_steps` when it is used; the
+check shows its age and does not judge it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOST = "a rollout that came back was never used"
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of one staleness manager, in order of time."""
+    """The calls of one staleness manager, in order of time."""
 
     limits: StalenessRequest
     slots: list[Call]
@@ -34,7 +34,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[Call]
 
     def step_at(self, at_ns: int) -> int:
-        """The global step that was worked on then. One that is being told counts: nobody knows when it took effect."""
+        """The global step at that time. A trained() call counts from its start, since it may take effect any time later."""
         told = [request(step, TrainedRequest).global_step for step in self.steps if step.started_ns <= at_ns]
         return max([1, *told])
 
@@ -42,7 +42,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
         return sum(slot.ended_ns <= at_ns for slot in self.slots)
 
     def ahead(self, at_ns: int) -> int:
-        """How many rollouts may have been begun by then, at most."""
+        """The most rollouts that may have begun at that time."""
         return (self.limits.max_staleness_steps + self.step_at(at_ns)) * self.limits.mini_batch_size
 
     def running(self, at_ns: int) -> int:
@@ -50,7 +50,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rollouts(evidence: Evidence) -> Rollouts | None:
-    """None where the scenario started no manager."""
+    """None if the scenario started no manager."""
     started = [c for c in evidence.calls("start_staleness_manager") if c.error is None]
     if not started:
         return None
@@ -63,7 +63,7 @@ def rollouts(evidence: Evidence) -> Rollouts | None:
 
 
 def _ages(found: Rollouts) -> dict[str, int]:
-    """rollout → steps from when it was begun to when it was used."""
+    """rollout → training steps between its start and its use."""
     begun = {request(slot, RolloutRequest).rollout: found.step_at(slot.ended_ns) for slot in found.slots}
     return {
         name: request(step, TrainedRequest).global_step - 1 - begun[name]
@@ -103,14 +103,14 @@ def _judge(evidence: Evidence) -> Finding:
 
 
 def _waited(found: Rollouts, slot: Call) -> bool:
-    """Did it have to wait for a training step? There was no room when it was asked for."""
+    """True if the slot had to wait for a training step: there was no room when it was requested."""
     at = slot.started_ns
     return found.begun(at) >= found.ahead(at) and slot.ended_ns > at
 
 
 CAPACITY = Check(
     name="staleness.capacity",
-    fault="rollouts are begun that will be older than max_staleness_steps when they are used, lost, or used twice",
+    fault="rollouts begin that will be older than max_staleness_steps when they are used, or rollouts are lost or used twice",
     source='SkyRL documentation, Fully Async Training, "Async staleness manager"; SkyRL #1014, task 5: staleness',
     judge=_judge,
 )

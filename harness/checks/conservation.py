@@ -1,4 +1,4 @@
-"""Nothing lost, nothing doubled: submitted = returned + explicitly failed, and every execution is one row's."""
+"""Nothing lost, nothing doubled: submitted = returned + explicitly failed, and every execution belongs to one row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 
 def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str, object]]] | None:
-    """The first of the faults, the one nearest to its cause first."""
+    """The first fault found, or None. Faults nearest to the cause come first."""
     altered = {(row.call.id, row.index): execution for row, execution in found.altered}
     returned = [row for row in found.rows if row.state == "returned"]
     unserved = [row for row in returned if not found.of(row) and (row.call.id, row.index) not in altered]

@@ -1,7 +1,7 @@
-"""What a stack makes of a request that pause(abort) cut short, where it goes on with it by itself.
+"""How a stack by itself continues a request that pause(abort) cut short.
 
-A retry is given the prompt and all tokens made so far, and no more of the budget than is left of it; the caller sees one
-answer. Each *attempt* is an engine's execution of the row's prompt, or of one that begins with it.
+A retry gets the prompt, all tokens made so far and the rest of the budget; the caller sees one answer. Each *attempt* is
+an engine's execution of the row's prompt, or of a prompt that begins with it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from harness.records.recording import Call
 
 NOT_CONTINUED = "no request was cut short and continued"
 SPENT = frozenset({"max_tokens", "min_tokens"})
-"""Sampling parameters of which an attempt uses some up: the next one is given what is left. All others stay."""
+"""Sampling parameters that an attempt uses up in part: the next attempt gets the rest. All others stay the same."""
 
 
 def _aborts(evidence: Evidence, row: Row) -> list[Call]:
-    """The pause(abort) calls that may have cut a row short: those that overlap its call."""
+    """The pause(abort) calls that may have cut a row short: those that began during its call."""
     pauses = [c for c in evidence.calls("pause") if c.error is None and c.request.get("mode") == "abort"]
     return [c for c in pauses if row.call.started_ns < c.started_ns < row.call.ended_ns]
 
@@ -52,7 +52,7 @@ def _attempts(evidence: Evidence, row: Row) -> list[Execution]:
 
 
 def _wrong(row: Row, attempts: list[Execution], aborts: int) -> str | None:
-    """The first thing that is wrong, the one nearest to its cause first."""
+    """The first fault found, or None. Faults nearest to the cause come first."""
     if row.state != "returned":
         return "a request that pause(abort) cut short was not answered"
     if row.finish_reason == "abort":
@@ -91,7 +91,7 @@ def _wrong_start(given: tuple[int, ...], done: tuple[int, ...]) -> str:
 
 
 def _changed(first: Execution, later: Execution) -> str | None:
-    """A sampling parameter that is not the first attempt's. What a seed means after an interruption is left open."""
+    """A sampling parameter that differs from the first attempt's. The contract does not define a seed after an interruption."""
     fields = (f for f in ENGINE_DEFAULTS if f not in SPENT and f != "seed")
     return next((f for f in fields if first.sampling_params.get(f) != later.sampling_params.get(f)), None)
 
@@ -99,7 +99,7 @@ def _changed(first: Execution, later: Execution) -> str | None:
 def _wrong_answer(row: Row, attempts: list[Execution]) -> str | None:
     made = tuple(token for attempt in attempts for token in attempt.tokens)
     tokens = row.tokens or ()
-    # An engine may run on for a step after a stop string, which its frontend finds.
+    # The frontend finds stop strings, so an engine may run a step further.
     by_string = row.finish_reason == "stop" and bool(stop_strings(row.params))
     if tokens != made and not (by_string and tokens == made[: len(tokens)]):
         kind = (
@@ -157,11 +157,11 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
 
 
 def continuation(*moments: Moment) -> Check:
-    """What was cut short was continued as it should be; at one of `moments` at least once, if any are named. Else one at least
-    went on with tokens that it had."""
+    """Requests that were cut short continue correctly. At least one must be cut at one of `moments`; if none are named, at
+    least one must have tokens from two attempts."""
     return Check(
         name="continuation",
-        fault="where a request goes on after an abort, tokens are lost or doubled, its budget begins anew, or the abort leaks",
+        fault="a request that continues after an abort loses or doubles tokens, gets its whole budget again, or shows the abort",
         reads=Fact.ANSWERS | Fact.PAUSES,
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
         tap=Tap.READ,
@@ -174,7 +174,7 @@ CONTINUATION = continuation()
 
 
 def same_as_uninterrupted(*moments: Moment) -> Check:
-    """`pausing.SAME_AS_UNINTERRUPTED`, where the pause met at least one request at one of `moments`, in whichever mode."""
+    """`pausing.SAME_AS_UNINTERRUPTED`, if the pause, in any mode, met at least one request at one of `moments`."""
 
     def judge(evidence: Evidence) -> Finding:
         return same(

@@ -1,4 +1,4 @@
-"""Control calls reach every server once, and what the stack says of itself is so."""
+"""Control calls reach every server once, and the stack reports its own state correctly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAN_OUT = Check(
 
 
 def dead_at(evidence: Evidence, at_ns: int) -> set[str]:
-    """The servers that had been killed by then."""
+    """The servers killed up to that time."""
     kills = [call for call in evidence.calls("kill_server") if call.error is None and call.ended_ns <= at_ns]
     return {call.request["server"] for call in kills}
 
@@ -63,7 +63,7 @@ def _judge_healthy(evidence: Evidence) -> Finding:
 
 HEALTHY = Check(
     name="healthy",
-    fault="a stack that serves requests says that it does not",
+    fault="a stack that serves requests reports itself unhealthy",
     reads=Fact.ERRORS,
     source="SkyRL #899, review of /health: true if at least one engine is healthy",
     judge=_judge_healthy,
@@ -71,7 +71,7 @@ HEALTHY = Check(
 
 
 def _judge_health_follows(evidence: Evidence) -> Finding:
-    """Only the last answer in each state: a stack may need a moment to see that a server is gone."""
+    """Judges only the last answer in each state: a stack may need a moment to notice a dead server."""
     last: dict[int, Call] = {}
     for call in evidence.calls("health"):
         last[len(dead_at(evidence, call.started_ns))] = call
@@ -96,7 +96,7 @@ def _error(call: Call) -> str | None:
 
 HEALTH_FOLLOWS_SERVERS = Check(
     name="health_follows_servers",
-    fault="health() says yes whatever the servers do, or no as soon as one of them is gone",
+    fault="health() is true whatever the servers do, or false as soon as one of them is dead",
     reads=Fact.ERRORS,
     source='SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"',
     judge=_judge_health_follows,
@@ -149,7 +149,7 @@ def _judge_pause_states(evidence: Evidence) -> Finding:
 
 PAUSE_STATES = Check(
     name="pause_states",
-    fault="is_paused() leaves a server out, or shows a state that is not so",
+    fault="is_paused() leaves out a server, or shows a wrong state",
     reads=Fact.PAUSES,
     source="SkyRL #899, review of /is_paused: a mapping from server to is_paused state of each engine",
     judge=_judge_pause_states,

@@ -1,7 +1,7 @@
-"""Is the candidate's evaluation curve at least the baseline's? Of the marks that a training run leaves in its recording. Pure.
+"""Compares the candidate's evaluation curve with the baseline's, by the marks that a training run leaves in its recording. Pure.
 
-The mean reward over all evaluations is compared: a single step of a small run says little. What the baseline differs from its own
-twin is noise.
+The mean reward over all evaluations is compared: a single step of a small run says little. The difference between the baseline
+and its twin is noise.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from harness.records.verdict import Margin, Parity
 CHECK = "outputs.evaluation"
 EVALUATION = "evaluation"
 LEAST = 0.05
-"""Mean reward, a share, by which the candidate may fall short of the baseline."""
+"""Mean reward, as a fraction, by which the candidate may always fall short of the baseline."""
 ABOVE_THE_NOISE = 3.0
-"""How many times what the baseline differs from its twin is no shortfall."""
+"""Multiple of the difference between the baseline and its twin by which the candidate may fall short."""
 
 
 @final
@@ -41,7 +41,7 @@ def rewards(trace: ScenarioTrace) -> list[float]:
 
 
 def compare(baseline: ScenarioTrace, candidate: ScenarioTrace, twin: ScenarioTrace | None) -> Curves | None:
-    """None where neither side evaluates. Regression if the candidate's mean is short of the baseline's by more than the bound."""
+    """None if neither side evaluates. Regression if the candidate's mean falls short of the baseline's by more than the bound."""
     ours, theirs = rewards(baseline), rewards(candidate)
     if not ours and not theirs:
         return None

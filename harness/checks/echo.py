@@ -1,4 +1,4 @@
-"""The arguments that took effect at the engine are those that the caller gave, through every hop."""
+"""The engine applies the arguments that the caller gave, through every hop."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ ENGINE_DEFAULTS: dict[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": [],
 }
-"""What a field of SamplingParams is where the tap shows none (vLLM documentation, SamplingParams)."""
+"""Value of a field of SamplingParams that the tap does not show (vLLM documentation, SamplingParams)."""
 
 SAMPLING_EPSILON = 1e-5
-"""Below this temperature vLLM samples greedily and sets top_p, top_k and min_p aside (vLLM, SamplingParams)."""
+"""Below this temperature vLLM samples greedily and ignores top_p, top_k and min_p (vLLM, SamplingParams)."""
 
 GREEDY_OVERRIDES = frozenset({"top_p", "top_k", "min_p"})
 
 _Accepts = Callable[[Row, Any, Any], bool]
-"""(row, value that the caller gave, value at the engine) → is that what was meant?"""
+"""(row, the caller's value, the engine's value) → True if the engine's value is what the caller meant."""
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -83,11 +83,11 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
         lambda _row, given, seen: _bias(given) == _bias(seen),
     ),
 }
-"""Documented translations: field → why the engine may hold another value, and which."""
+"""Documented translations: field → (why the engine may hold another value, test for a right one)."""
 
 
 def _copies(row: Row) -> int:
-    """How many rows of its call are of the row's prompt."""
+    """How many rows its call requested for each prompt."""
     return int(row.params.get("n") or 1 if row.call.method != "sample" else row.call.request["num_samples"])
 
 
@@ -103,7 +103,7 @@ def _bias(value: Any) -> dict[int, float]:
 
 
 def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
-    """(field, given, seen, is that right) for every sampling parameter that the caller gave."""
+    """(field, given, seen, True if right) for every sampling parameter that the caller gave."""
     temperature = row.params.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON
     for field, given in row.params.items():
@@ -125,7 +125,7 @@ def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
     try:
         return TRANSLATIONS[field][1](row, given, seen)
     except (TypeError, ValueError):
-        return False  # given in a type that the field does not have: what took effect is something else
+        return False  # the caller gave a type that the field cannot hold, so another value took effect
 
 
 CONTROL_OPS = {
@@ -143,14 +143,14 @@ CONTROL_ARGUMENTS: dict[str, dict[str, Any]] = {
     "wake_up": {"tags": None},
     "reset_prefix_cache": {"reset_running_requests": False},
 }
-"""Arguments that are followed to the engine, with the value that it takes where it is given none (vLLM, AsyncLLM)."""
+"""Arguments that are compared at the engine, with the engine's defaults (vLLM, AsyncLLM)."""
 
 OFFERED_BY = {"clear_cache": Capability.PAUSE_CLEAR_CACHE}
-"""Arguments that only stacks of a capability pass on."""
+"""Arguments that only stacks with this capability pass on."""
 
 
 def reached(evidence: Evidence, call: Call) -> list[Any]:
-    """The control observations of the engines that belong to one control call: its operation, in its time."""
+    """The engines' control observations of one control call, matched by operation and time."""
     return [
         seen for seen in evidence.controls(CONTROL_OPS[call.method]) if call.started_ns <= seen.at_ns <= call.ended_ns
     ]
@@ -163,7 +163,7 @@ def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
             for control in reached(evidence, call):
                 for name, default in defaults.items():
                     if (needed := OFFERED_BY.get(name)) and needed not in evidence.header.capabilities:
-                        continue  # the caller has no way to say it: what the engine does by itself is left open
+                        continue  # the caller cannot set it, and the contract does not define the engine's default
                     yield (
                         call,
                         name,
@@ -181,7 +181,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     facts, wrong = 0, []
     for row in found.rows:
         for execution in found.of(row)[:1]:
-            facts += 1  # its prompt: rows are matched by it
+            facts += 1  # the prompt, by which rows are matched
             for field, given, seen, right in _parameters(row, execution):
                 facts += 1
                 if not right:
@@ -211,7 +211,7 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 
 def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
-    """Rows that no engine served as asked, while an engine ran another prompt in that time."""
+    """Rows that no engine served as asked, although an engine ran a prompt of no call in that time."""
     found = assignment(evidence)
     altered = {(row.call.id, row.index) for row, _ in found.altered}
     items = []

@@ -1,4 +1,4 @@
-"""Calls that are to fail: with an error that says what was wrong, never a hang, an empty success or half a result."""
+"""Calls that must fail: with an error that says what was wrong, never a hang, an empty success or half a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.contract.faults import Fact
 from harness.records.recording import Call
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
-"""Kinds of exception that say nothing."""
+"""Kinds of exception that name no cause."""
 BAD_REQUEST = 400
 LATE, DEAD = "CallTimedOut", "StackDied"
 
@@ -20,7 +20,7 @@ LATE, DEAD = "CallTimedOut", "StackDied"
 def names_error(label: str, *says: str) -> Check:
     """Each call labelled `label` fails, in time, with an error that mentions one of the words `says` (any case).
 
-    An exception and a returned error body count alike; which of the two it is, `returns_error` judges.
+    An exception and a returned error body count alike; `returns_error` requires the body.
     """
 
     def judge(evidence: Evidence) -> Finding:
@@ -38,7 +38,7 @@ def names_error(label: str, *says: str) -> Check:
 
     return Check(
         name=f"errors.named:{label}",
-        fault="bad input that is accepted, answered with nothing, hangs, kills a server, or fails without a reason",
+        fault="bad input is accepted, returns nothing, hangs, kills a server, or fails without a reason",
         reads=Fact.ERRORS,
         errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
@@ -64,10 +64,10 @@ def _wrong(call: Call, says: tuple[str, ...]) -> str | None:
 
 
 def _error(call: Call) -> tuple[str | None, str, int | None]:
-    """Kind, message and status of how the call failed; kind None: it did not."""
+    """Kind, message and status of the call's error; kind is None if it succeeded."""
     if call.error is not None:
         return call.error.kind, call.error.message, call.error.status
-    if call.method == "http":  # of no OpenAI route: those are read as the calls that they stand for
+    if call.method == "http":  # not an OpenAI route: `Evidence.calls` turns those into OpenAI calls
         status = int((call.result or {}).get("status", 0))
         return (f"HTTP{status}", (call.result or {})["body"], status) if status >= BAD_REQUEST else (None, "", None)
     body = (call.result or {}).get("body")
@@ -81,7 +81,7 @@ def _error(call: Call) -> tuple[str | None, str, int | None]:
 def returns_error(label: str) -> Check:
     """A failed call of an OpenAI method returns an ErrorResponse: {"error": {"message", "type", "code"}}.
 
-    Whether the code blames the right side is judged by `names_error`."""
+    `names_error` judges whether the code blames the right side."""
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, (label,), ("completion", "chat_completion"))
@@ -111,7 +111,7 @@ def returns_error(label: str) -> Check:
 
 
 def nothing_for_nothing(label: str) -> Check:
-    """A call for no rows gives no rows, or a named error: nothing else."""
+    """A call for no rows returns no rows or fails with a named error."""
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, (label,), ("generate",))
@@ -128,7 +128,7 @@ def nothing_for_nothing(label: str) -> Check:
 
     return Check(
         name=f"errors.empty:{label}",
-        fault="an empty batch that hangs, fails without a name, or is answered with results",
+        fault="an empty batch hangs, fails without a name, or returns results",
         reads=Fact.ERRORS,
         errors_of=label,
         source="SkyRL API reference, InferenceEngineInterface.generate",

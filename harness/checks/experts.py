@@ -1,4 +1,4 @@
-"""Routed experts: for each token that was fed to the model, in each layer, the experts that it went to. The oracle's."""
+"""Routed experts: each token fed to the model goes, in each layer, to the experts that the oracle chooses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.records.verdict import Margin
 
 
 def _request(answer: Answer) -> ExpertsRequest:
-    """The question for the experts of all tokens that were fed to the model: all but the last one. In 16 bits with those of the
-    answer, which the reference takes where they are near ties."""
+    """The question for the experts of all tokens fed to the model: all but the last. In 16 bits it carries the answer's experts,
+    which the reference takes at near ties."""
     return ExpertsRequest(
         version=answer.version,
         adapter=answer.adapter,
@@ -26,7 +26,7 @@ def _request(answer: Answer) -> ExpertsRequest:
 
 
 def _judged(evidence: Evidence, answers: list[Answer]) -> list[Answer]:
-    """Those that no weight sync overlaps: which version made which token is left open there."""
+    """Answers that no weight sync overlaps: during a sync the version behind each token is open."""
     syncs = evidence.calls("sync_weights")
     return [answer for answer in answers if not any(overlap(sync, answer.call) for sync in syncs)]
 
@@ -37,7 +37,7 @@ def _routed(answer: Answer) -> Any:
 
 
 def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
-    """What can be said without comparing an index with the reference's."""
+    """Faults that show before any index is compared with the reference's; None if there are none."""
     if not routed:
         return "routed experts are missing" if routed is None else "routed experts are empty"
     if len(routed) != len(answer.prompt) + len(answer.tokens) - 1:
@@ -54,17 +54,17 @@ def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
 
 
 def _near_tie(evidence: Evidence) -> float:
-    """Router logits: below this distance between neighbours rounding may choose or order otherwise."""
+    """Router logits: up to this distance between neighbours, rounding may change the choice or the order."""
     return WIDER * evidence.noise.router
 
 
 def _distance(expected: Experts, position: int, layer: int) -> float:
-    """How far another choice than the reference's is from it. Where the reference did not see it: to the nearest other one."""
+    """Router logits between the answer's choice and the reference's; the nearest other choice if the reference got no answer's."""
     return (expected.behind or expected.margins)[position][layer]
 
 
 def _differences(routed: Routed, expected: Experts, near_tie: float) -> Iterator[tuple[int, int]]:
-    """(position, layer) where the experts are others, near ties aside."""
+    """(position, layer) where the experts differ, except near ties."""
     for position, layers in enumerate(routed):
         for layer, chosen in enumerate(layers):
             if chosen != expected.indices[position][layer] and _distance(expected, position, layer) > near_tie:
@@ -72,13 +72,13 @@ def _differences(routed: Routed, expected: Experts, near_tie: float) -> Iterator
 
 
 def _shifted(routed: Routed, expected: Experts) -> bool:
-    """Do they fit the reference's when moved by one position?"""
+    """True if the experts match the reference's when moved by one position."""
     later, earlier = expected.indices[1:], expected.indices[:-1]
     return len(routed) > 1 and (routed[:-1] == later or routed[1:] == earlier)
 
 
 def _permuted(routed: Routed, expected: Experts) -> bool:
-    """The same experts everywhere, in another order."""
+    """True if the experts are the same everywhere, in another order."""
     both = zip(routed, expected.indices, strict=True)
     return all(set(a) == set(b) for one, other in both for a, b in zip(one, other, strict=True))
 
@@ -116,7 +116,7 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
 
 
 def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
-    """What was let pass as a near tie, and the closest choice that was none: a swap there would have been red."""
+    """The largest difference accepted as a near tie, and the closest choice above the bound: a swap there would be red."""
     let_pass, closest = 0.0, []
     near_tie = _near_tie(evidence)
     for answer in judged:
@@ -132,10 +132,10 @@ def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
 
 
 def routed_experts(*labels: str) -> Check:
-    """Each answer has the experts of its prompt and response without the last token, as the reference routes them."""
+    """Each answer returns the reference's experts for its prompt and response without the last token."""
     return of_answers(
         "routed_experts",
-        fault="experts that are missing, of another token or layer, or of other weights: the trainer replays wrong routing",
+        fault="experts are missing or belong to another token, layer or weights: the trainer replays wrong routing",
         reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
         rule=_rule,

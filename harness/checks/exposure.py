@@ -1,4 +1,4 @@
-"""What a stack opens to a caller who shows no credentials: routes, sockets, and code of the caller's own. Findings have severities."""
+"""What a stack opens to a caller without credentials: routes, sockets, execution of the caller's code. Findings have severities."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from harness.contract.messages import Answer, Listener, ProbedAddress, ProbeSecu
 from harness.records.verdict import Exposure, Severity
 
 REFUSED = frozenset({401, 403, 404})
-"""HTTP statuses of a route that is not there, or not for this caller (RFC 9110, section 15.5)."""
+"""HTTP statuses of a route that does not exist or is closed to this caller (RFC 9110, section 15.5)."""
 NOT_THERE = REFUSED | {405}
-"""The same for a path that nobody has: a proxy may refuse a method before it looks at the path."""
+"""The same for a path that no server has: a proxy may refuse a method before it looks at the path."""
 UNCLEAR = frozenset({502, 503, 504})
-"""A proxy that got no answer: neither open nor closed."""
+"""HTTP statuses of a proxy that got no answer: neither open nor closed."""
 EVERY_INTERFACE = "0.0.0.0"
-"""What an empty host binds."""
+"""The address that an empty host binds."""
 RED = frozenset({Severity.CRITICAL, Severity.HIGH})
 NOT_PROBED = "the stack was not probed"
 SOURCE = 'SkyRL #904: "Router (InferenceRouter): Data plane only"; its review on unauthenticated control endpoints'
@@ -31,7 +31,7 @@ def _probes(evidence: Evidence) -> list[ProbeSecurityResult]:
 
 
 def _finding(facts: int, exposures: Sequence[Exposure], reason: str, unclear: Sequence[Answer] = ()) -> Finding:
-    """Red if something is as bad as that; what is less is shown with the finding. `unclear` answers are no evidence of anything."""
+    """Red if an exposure's severity is in `RED`; milder ones are shown. Else `unclear` answers make the finding untestable."""
     red = [one for one in exposures if one.severity in RED]
     shown = [{"severity": one.severity, "where": one.where, "what": one.what, "by": one.by} for one in red]
     if red:
@@ -91,7 +91,7 @@ def _shown(answers: Iterable[Answer]) -> list[dict[str, object]]:
 
 CONTROL_PLANE_CLOSED = Check(
     name="control_plane_closed",
-    fault="whoever may generate may also pause the servers, put them to sleep or change their weights",
+    fault="a caller that may generate may also pause the servers, put them to sleep or change their weights",
     source=SOURCE,
     judge=_routes,
 )
@@ -124,7 +124,7 @@ def _pickles(evidence: Evidence) -> Finding:
 
 NOTHING_UNPICKLED = Check(
     name="nothing_unpickled",
-    fault="whoever reaches an address of the stack has it run code of their own",
+    fault="any client that reaches an address of the stack can run its own code there",
     source='Python documentation, pickle: "Never unpickle data that could have come from an untrusted source"',
     judge=_pickles,
 )

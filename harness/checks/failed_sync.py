@@ -1,4 +1,4 @@
-"""A sync that the trainer gave up in the middle: it fails by name and in time, and what comes after it succeeds."""
+"""A sync that the trainer gave up in the middle: it fails in time with a named error, and later calls succeed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DONE = "a sync that the trainer gave up is reported as done"
 ENDLESS = "a sync that the trainer gave up does not end"
 OTHERWISE = "a sync that the trainer was to give up failed before, for another reason"
 PLANNED = "TrainerFailed"
-"""The error of a sync that the trainer gave up where it was asked to (harness/contract/messages.py, SyncWeightsRequest)."""
+"""The error of a sync that the trainer gave up on request (harness/contract/messages.py, SyncWeightsRequest)."""
 ENDED_BY_A_LIMIT = {*GAVE_UP, "TimeoutError"}
-"""A limit of the harness's or of the adapter's: nothing else ended the call."""
+"""Errors of a call that only a time limit of the harness or the adapter ended."""
 
 
 def given_up(call: Call) -> bool:
-    """Was the trainer to fail in the middle of this sync?"""
+    """True if the trainer was asked to fail in the middle of this sync."""
     return call.method == "sync_weights" and call.request.get("fail_after_chunks") is not None
 
 
@@ -54,7 +54,7 @@ def _judge(evidence: Evidence) -> Finding:
 
 FAILED_SYNC = Check(
     name="failed_sync",
-    fault="a sync that failed is reported as done or never ends, or the stack takes no other one after it",
+    fault="a failed sync is reported as done or never ends, or the stack accepts no sync after it",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
     judge=_judge,

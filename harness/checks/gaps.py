@@ -1,7 +1,6 @@
-"""Trainer and inference: the gap between their log-probabilities at each training step, and whether one stack has a gap that the other
-has not. Pure.
+"""The gap between the log-probabilities of trainer and inference at each training step, compared between two stacks. Pure.
 
-A bound on single tokens has to allow what rounding does to the worst of them. Means over thousands of tokens show far less.
+A bound on single tokens must allow the worst rounding of any token. Means over thousands of tokens show far smaller gaps.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from harness.records.verdict import Gap, Margin, Parity
 
 CHECK = "outputs.gap"
 RATIO = 0.1
-"""How far from 1 an importance ratio is that counts as outside."""
+"""Distance from 1 beyond which an importance ratio counts as outside."""
 FALSE_ALARM = 1e-6
-"""How often two right stacks in 16 bits are told apart. In float32 nothing is left to chance."""
+"""Probability that two right stacks in 16 bits are told apart. In float32 nothing is left to chance."""
 CONSTANT = 2e-2
-"""Nats: the smallest shift of all log-probabilities that must be seen in any dtype."""
+"""Nats: the smallest shift of all log-probabilities that the comparison must detect in any dtype."""
 ABOVE_THE_NOISE = 3.0
-"""How many times the difference between the baseline and its twin is no gap."""
+"""Multiple of the difference between the baseline and its twin that does not count as a gap."""
 
 Unit = tuple[int, tuple[int, ...]]
 """A training step and one of its prompts. All samples of a prompt are one unit: their errors are correlated."""
 Pairs = list[tuple[float, float]]
-"""A log-probability of each token: the rollout's and the trainer's."""
+"""For each token the log-probabilities of the rollout and of the trainer."""
 
 
 @final
@@ -71,7 +70,7 @@ def gap_of(rollouts: Sequence[Sequence[float]], trained: Sequence[Sequence[float
 
 
 def by_step(trace: ScenarioTrace) -> list[Gap]:
-    """The gap at each step that can be compared; steps count all training calls from 0."""
+    """The gap at each comparable step; steps count all training calls from 0."""
     return [
         gap_of(request["rollout_logprobs"], result["response_logprobs"], step=step)
         for step, request, result in _steps(trace)
@@ -79,7 +78,7 @@ def by_step(trace: ScenarioTrace) -> list[Gap]:
 
 
 def _steps(trace: ScenarioTrace) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Steps with one log-probability on both sides for each token. `training.gap` is red for any other."""
+    """Steps with one log-probability per token on both sides. `training.gap` is red for any other step."""
     calls = sorted((c for c in trace.own_calls if c.method == "train"), key=lambda call: call.started_ns)
     for step, call in enumerate(calls):
         if call.result is not None and matching(call.request.get("rollout_logprobs") or (), call.result):
@@ -97,16 +96,16 @@ def matching(rollouts: Sequence[Sequence[float]], result: Mapping[str, Any]) -> 
 def compare(
     baseline: ScenarioTrace, candidate: ScenarioTrace, twin: ScenarioTrace | None, noise: Noise, *, exact: bool
 ) -> Compared:
-    """Does one stack have a gap that the other has not? The one with the larger gap has it.
+    """Compares the gaps of two stacks. If they differ by more than a bound, the stack with the larger gap is wrong.
 
-    Three figures are compared, prompt by prompt: mean absolute difference, mean difference, and the slope of the difference over the
-    log-probability, in which another temperature shows. Bound of each:
+    Three figures are compared, prompt by prompt: mean absolute difference, mean difference, and the slope of the difference over
+    the log-probability, which shows another temperature. Bound of each:
 
         max(floor + error, 3 × the difference between the baseline and its twin)
 
-    The floor is what right stacks may differ by: `MEAN_FLOOR`, and of the measured `noise` the root mean square for the mean absolute
-    difference, half its square for the other two (the Kullback-Leibler divergence of a sample's own noise). The error is the
-    t-quantile of `FALSE_ALARM` times the standard error over prompts; `exact`: float32, where samples make no difference.
+    The floor is the difference allowed between right stacks: `MEAN_FLOOR` plus the root mean square of the measured `noise` for the
+    mean absolute difference, or half its square for the other two (the Kullback-Leibler divergence of a sample's own noise). The
+    error is the t-quantile of `FALSE_ALARM` times the standard error over prompts. It is 0 if `exact`: float32.
     """
     ours, theirs, again = sides = [_units(trace) for trace in (baseline, candidate, twin or baseline)]
     if not ours.keys() == theirs.keys() == again.keys():
@@ -166,7 +165,7 @@ def _units(trace: ScenarioTrace) -> dict[Unit, Pairs]:
 
 
 def _figures(units: Mapping[Unit, Pairs]) -> dict[str, list[float]]:
-    """Each figure → its share in each unit; the mean of the shares is the figure."""
+    """Figure → its share in each unit; the mean of the shares is the figure."""
     center = statistics.fmean(trained for pairs in units.values() for _, trained in pairs)
     spread = math.fsum((trained - center) ** 2 for pairs in units.values() for _, trained in pairs) or math.inf
     differences = [[trained - rollout for rollout, trained in pairs] for pairs in units.values()]
@@ -181,7 +180,7 @@ def _figures(units: Mapping[Unit, Pairs]) -> dict[str, list[float]]:
 
 
 def _faults(units: Mapping[Unit, Pairs], *, exact: bool) -> dict[str, tuple[str, float]]:
-    """Each seeded fault → the figure in which it shows, and how far it moves that. 16 bits hide one more rounding."""
+    """Seeded fault → (the figure that shows it, how far it moves that figure). 16 bits hide one more rounding."""
     found = {
         f"each off by {CONSTANT:g}": ("mean difference", CONSTANT),
         f"of temperature {TEMPERATURE:g}": ("slope", 1 - 1 / TEMPERATURE),

@@ -1,6 +1,6 @@
 """Trajectories of the gym generator: order, tokens, loss masks, rewards, stop reasons, log-probabilities.
 
-What they must be is worked out in `trajectories`, from the prompts, the engines' executions and the environment's rule.
+`trajectories` derives the right ones from the prompts, the engines' executions and the environment's rule.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SOURCE = "SkyRL, GeneratorInterface.generate and GeneratorOutput; SkyRL document
 COLUMNS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons")
 BROKEN = "a turn's prompt was read by no engine"
 REWARD_EPSILON = 1e-9
-"""Rewards are sixteenths, of which sums are exact: this is for nothing but the way they are written."""
+"""Sums of rewards are exact, since rewards are sixteenths: this tolerates only how they are written."""
 
 Rule = Callable[[Trajectory, dict[str, Any]], tuple[int, str | None, dict[str, Any]]]
-"""(what must be, the result's columns in this row) → facts, what is wrong, both sides."""
+"""(right trajectory, the result's columns in this row) → (facts, what is wrong or None, both sides)."""
 
 
 def _rows(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]]]:
-    """What must be beside what came back; or why nothing can be judged."""
+    """Each right trajectory with the columns that came back; or a finding if they cannot be compared."""
     calls = evidence.calls("gym_generate")
     if not calls:
         return untestable("no call of gym_generate was recorded")
@@ -78,7 +78,7 @@ def _shown(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _both(expected: Any, got: Any) -> dict[str, Any]:
-    """Both sides, lists from shortly before where they part."""
+    """Both sides; lists from shortly before their first difference."""
     if not isinstance(expected, list) or not isinstance(got, list):
         return {"expected": expected, "got": got}
     at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
@@ -154,7 +154,7 @@ STOP_REASONS = _check(
 
 
 def _turn_scores(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[int, ScoreRequest]]:
-    """Where each turn lies in the response, and the question for its teacher-forced scores."""
+    """Each turn's offset in the response, and the question for its teacher-forced scores."""
     at = 0
     for turn in trajectory.turns:
         version = evidence.version_at(trajectory.call.started_ns)
@@ -182,7 +182,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             return failed(facts + 1, "a log-probability is not a finite number", [_shown(trajectory)])
         if len(got) != len(trajectory.response):
-            continue  # other tokens than the engines': `gym.tokens` says so
+            continue  # `gym.tokens` reports tokens that are not the engines'
         expected = _expected(evidence, trajectory)
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
@@ -200,7 +200,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
 
 
 def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
-    """The reference's on the policy's own tokens; 0 on all others (SkyRL: dummy values)."""
+    """The reference's log-probabilities on the policy's own tokens; 0 on all others (SkyRL: dummy values)."""
     expected = [0.0] * len(trajectory.response)
     for at, question in _turn_scores(evidence, trajectory):
         if question.tokens:
@@ -210,7 +210,7 @@ def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
 
 LOGPROBS = Check(
     name="gym.logprobs",
-    fault="log-probabilities of another turn, shifted against the tokens, or on tokens that the policy did not make",
+    fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     tap=Tap.READ,
@@ -242,7 +242,7 @@ def _judge_metrics(evidence: Evidence) -> Finding:
 
 METRICS = Check(
     name="gym.metrics",
-    fault="metrics that leave trajectories or turns out",
+    fault="metrics leave out trajectories or turns",
     reads=Fact.ANSWERS | Fact.TEXT,
     source="SkyRL, get_rollout_metrics",
     tap=Tap.READ,
@@ -251,4 +251,4 @@ METRICS = Check(
 )
 
 TRAJECTORIES = (ORDER, TOKENS, LOSS_MASKS, REWARDS, STOP_REASONS, METRICS)
-"""What every scenario of the generator is judged by."""
+"""The checks of every scenario of the generator."""

@@ -1,4 +1,4 @@
-"""Did the instruments see anything? What rests on a tap that saw nothing is untestable, never passed.
+"""Whether the instruments saw anything. A check of a tap that saw nothing is untestable, never passed.
 
 The clean room sends a canary request through the stack before each scenario (a call labelled "canary"); the engine tap
 must have seen its prompt.
@@ -13,7 +13,7 @@ SILENT = "the tap of a server saw nothing at all"
 
 
 def tap_works(evidence: Evidence) -> bool:
-    """Was the canary's prompt seen in an engine? False as well where no canary was sent."""
+    """True if engines ran every canary prompt; False if no canary was sent."""
     wanted = {
         tuple(prompt)
         for call in evidence.trace.calls
@@ -24,13 +24,13 @@ def tap_works(evidence: Evidence) -> bool:
 
 
 def silent_servers(evidence: Evidence) -> list[str]:
-    """Servers of the recording that no observation names, the clean room's included."""
+    """Servers of the recording without any observation, even from the clean room."""
     heard = {seen.server for seen in evidence.trace.observations}
     return [server for server in evidence.header.servers if server not in heard]
 
 
 def blind(evidence: Evidence, tap: Tap) -> Finding | None:
-    """Why a check that reads the tap like this can judge nothing; None if it can."""
+    """Why a check with this `tap` can judge nothing; None if it can."""
     if tap is not Tap.UNREAD and not tap_works(evidence):
         return untestable(BLIND)
     if tap is Tap.READ_EVERYWHERE and (silent := silent_servers(evidence)):
@@ -44,7 +44,7 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 INSTRUMENTS = Check(
     name="instruments",
-    fault="the engine tap is not installed or cannot be read, and every check that reads it would judge nothing",
+    fault="the engine tap is not installed or cannot be read, so every check that reads it would judge nothing",
     source="architecture, rule 7: each instrument has a canary",
     tap=Tap.READ,
     judge=_judge,

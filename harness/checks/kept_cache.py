@@ -1,4 +1,4 @@
-"""What frozen requests go on with after a sync: the new weights, on the keys and values that the old ones left."""
+"""After a sync frozen requests continue with the new weights, on the keys and values that the old weights left."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NEITHER = "what a frozen request goes on with is not the new weights on the cach
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine made for a request from one sync to the next: `score` as it should be, `stale` by the weights from before,
-    `anew` with nothing kept."""
+    """Tokens that an engine made for a request between two syncs, as three questions: `score` for the right weights and cache,
+    `stale` for the weights from before the sync, `anew` for an empty cache."""
 
     row: Row
     score: ScoreRequest
@@ -38,7 +38,7 @@ def _syncs(evidence: Evidence) -> list[Call]:
 
 
 def _within(execution: Execution, syncs: list[Call]) -> list[int]:
-    """When this execution made tokens in the middle of a sync: by whatever was there."""
+    """Times at which this execution made tokens in the middle of a sync, under unknown weights."""
     return [at for at in execution.step_ns if any(sync.started_ns <= at <= sync.ended_ns for sync in syncs)]
 
 
@@ -52,7 +52,7 @@ def _rests(evidence: Evidence) -> list[Rest]:
 def _rests_of(
     evidence: Evidence, row: Row, execution: Execution, syncs: list[Call], anew_ns: list[int]
 ) -> Iterator[Rest]:
-    """Of one execution, as long as its cache was kept. An engine has read all tokens but the newest when it is frozen."""
+    """The rests of one execution, as long as its cache was kept. A frozen engine has read all tokens but the newest."""
     made = execution.step_ns
     if not made or _within(execution, syncs):
         return
@@ -61,7 +61,7 @@ def _rests_of(
     read, version = 0, evidence.version_at(made[0])
     for start, stop in itertools.pairwise(ends):
         if start == 0:
-            continue  # all of it is the new version's: `whole_version`
+            continue  # the new version made all of it, which `whole_version` judges
         if any(made[0] <= at <= made[start] for at in anew_ns):
             return
         before, version = version, evidence.version_at(made[start])
@@ -122,7 +122,7 @@ def _judge(evidence: Evidence) -> Finding:
 
 KEPT_CACHE = Check(
     name="kept_cache",
-    fault="frozen requests go on with the weights from before a sync, or their cache is thrown away and read again",
+    fault="frozen requests continue with the weights from before a sync, or their cache is dropped and read again",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL 0.2.0, RemoteInferenceClient.pause, KEEP: "They resume where they left off on /resume. KV cache is preserved."',
     judge=_judge,

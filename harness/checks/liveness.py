@@ -1,4 +1,4 @@
-"""Every call ends, and ends well, where nothing was done that could make it fail."""
+"""Every call ends, and succeeds unless the scenario did something that could make it fail."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL_COMPLETE = Check(
 
 
 GAVE_UP = frozenset({LATE, "Cancelled", "ScenarioTimedOut"})
-"""Kinds of error that the harness gives to a call that it stopped waiting for."""
+"""Error kinds of a call that the harness stopped waiting for."""
 
 
 def _pending_at_a_death(evidence: Evidence) -> bool:
@@ -82,7 +82,7 @@ def _judge_ends(evidence: Evidence) -> Finding:
 
 
 def _bad_error(call: Call) -> str | None:
-    """What is wrong with how a call failed; None: it did not, or by name and with a reason."""
+    """What is wrong with a call's error; None if the call succeeded, or its error has a name and a message."""
     if call.error is None:
         return None
     if call.error.kind in GAVE_UP:
@@ -102,7 +102,7 @@ def _hollow(row: Row) -> str | None:
 
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
-    fault="a call waits for ever for a dead server, or comes back as if nothing had happened",
+    fault="a call waits forever for a dead server, or comes back as if nothing had happened",
     reads=Fact.ANSWERS | Fact.ERRORS,
     errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",

@@ -1,4 +1,4 @@
-"""Log-probabilities: numbers at all, one per token, and the oracle's."""
+"""Log-probabilities: finite numbers, one per token, and the oracle's."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CONSTANT = 1e-2
 TEMPERATURE = 1.01
 FEWEST_ROWS, FEWEST_TOKENS = 24, 2000
 MEAN_FLOOR = 1e-5
-"""Nats, and nats a nat: what float32 may be off by in the mean."""
+"""Error that float32 may leave in a mean (nats) or a slope (nats per nat)."""
 DEVIATIONS = 5.0
-"""Standard errors: one right run in two million is beyond."""
+"""Standard errors: one right run in two million exceeds them."""
 TEMPERED_TOKENS = 4
-"""Of how many tokens the reference is asked for the whole distribution, to seed another temperature."""
+"""Number of tokens for which the reference gives the whole distribution, to seed another temperature."""
 
 Measure = Callable[[Iterable[float]], float]
 
@@ -65,10 +65,10 @@ def _numbers(_: Evidence, rows: list[Answer]) -> Finding:
 
 
 def are_numbers(*labels: str) -> Check:
-    """One finite number ≤ 0 per token where they were asked for, none where they were not."""
+    """One finite number ≤ 0 per token if the call asked for log-probabilities, none if it did not."""
     return of_answers(
         "logprobs.numbers",
-        fault="NaN, missing, doubled or shifted log-probabilities, which a comparison of the shorter side lets pass",
+        fault="log-probabilities are NaN, missing, doubled or shifted, and a comparison of the shorter side lets them pass",
         reads=Fact.ANSWERS | Fact.LOGPROBS,
         source=SOURCE,
         rule=_numbers,
@@ -118,15 +118,15 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
 
 
 def _quarter(errors: Iterable[float]) -> float:
-    """Below which a quarter of the errors lies. Roundings that part move some answers and not others: what is wrong with all of
-    them shows here, as sharply as in full precision."""
+    """The lower quartile of the errors. Roundings that go either way move only some answers, so a fault of all answers shows here
+    as sharply as in full precision."""
     ordered = sorted(errors)
     return ordered[len(ordered) // 4]
 
 
 def _seeded(numbers: list[float], expected: list[float], *, constant: bool) -> Iterator[tuple[str, list[float]]]:
-    """Each fault that the numbers alone can be given, and how far from the reference's it puts each of them. `constant`: of a dtype
-    whose noise hides a small constant in so few numbers, that is left to the mean over many (`logprobs.mean`)."""
+    """Each fault that can be seeded in the numbers alone, and how far from the reference's it puts each of them. `constant`: False
+    if the dtype's noise hides a small constant in few numbers; the mean over many shows it (`logprobs.mean`)."""
     damaged = {"shifted by one position": numbers[1:]}
     if constant:
         damaged[f"each off by {CONSTANT:g}"] = [x - CONSTANT for x in numbers]
@@ -136,27 +136,27 @@ def _seeded(numbers: list[float], expected: list[float], *, constant: bool) -> I
 
 
 def seeded(numbers: Sequence[float], *, exact: bool) -> dict[str, float]:
-    """Faults of log-probabilities alone → by how much each moves one of them at most. `exact`: small ones as well, which the noise of
-    shorter dtypes hides."""
+    """Fault of log-probabilities alone → the most that it moves one of them. `exact`: also small faults, which the noise of shorter
+    dtypes hides."""
     shifted = {"shifted by one": max((abs(a - b) for a, b in pairwise(numbers)), default=0.0)}
     return shifted | ({"each off": CONSTANT} if exact and numbers else {})
 
 
 def _distributions(row: Answer) -> list[NextRequest]:
-    """The questions for the whole distribution of its first tokens."""
+    """The questions for the whole distributions of the row's first tokens."""
     return [row.next_after(at) for at in range(min(len(row.tokens), TEMPERED_TOKENS))]
 
 
 def _others(evidence: Evidence, row: Answer) -> list[ScoreRequest]:
-    """The row's tokens under the policy versions that it was not made by."""
+    """The row's tokens under one other policy version; empty if the scenario has no other."""
     versions = {0, *(call.request["version"] for call in evidence.calls("sync_weights"))} - {row.version}
     return [msgspec.structs.replace(row.score, version=version) for version in sorted(versions)[:1]]
 
 
 def _asked_faults(evidence: Evidence, row: Answer, measure: Measure, *, temperature: bool) -> dict[str, float]:
-    """Faults that need more of the reference: another temperature, another policy version. Seeded where it was asked.
+    """Faults that need more answers of the reference: another temperature, another policy version. Seeded if it gave them.
 
-    Of the few tokens for which another temperature is worked out, nothing but the largest error can be told, of exact numbers.
+    Another temperature is computed for few tokens, which show only the largest error, and only of exact numbers.
     """
     found: dict[str, float] = {}
     numbers = [float(x) for x in row.logprobs or ()]
@@ -172,12 +172,12 @@ def _asked_faults(evidence: Evidence, row: Answer, measure: Measure, *, temperat
             scored = evidence.reference.score(other).logprobs
             found["of another policy version"] = measure(abs(x - y) for x, y in zip(scored, expected, strict=True))
     except UnansweredQuery:
-        pass  # a recording from before these were asked
+        pass  # an older recording, made before these questions were asked
     return found
 
 
 def _moved(one: Next, token: int) -> float:
-    """By how much a token's log-probability moves when the temperature does."""
+    """How far `TEMPERATURE` moves a token's log-probability."""
     return math.log(tempered(one.logprobs, TEMPERATURE)[token]) - one.logprobs[token]
 
 
@@ -190,12 +190,12 @@ def _queries(evidence: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 
 def of_reference(*labels: str) -> Check:
-    """Each log-probability is the reference's at temperature 1 (vLLM's default: raw ones) within what rounding moves.
+    """Each log-probability is within rounding of the reference's at temperature 1 (vLLM's default: raw ones).
 
-    Of quantized weights a quarter of them is, at least, and each within what roundings that part may do (`Score.near`)."""
+    With quantized weights at least a quarter of them must be, and each must lie within `Evidence.near`."""
     return of_answers(
         "logprobs.reference",
-        fault="log-probabilities of other weights, of another token or position, or after temperature and filters",
+        fault="log-probabilities are of other weights, of another token or position, or after temperature and filters",
         reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY | Fact.ADAPTERS,
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
@@ -205,13 +205,13 @@ def of_reference(*labels: str) -> Check:
 
 
 def floor_of_a_mean(noise: Noise) -> float:
-    """How far, in nats, the mean of right errors may be from 0: half the square of the noise is what sampling by the engine's own
-    probabilities makes of it (a Kullback-Leibler divergence)."""
+    """How far, in nats, the mean of right errors may be from 0. Sampling by the engine's own probabilities adds half the square of
+    the noise (a Kullback-Leibler divergence)."""
     return MEAN_FLOOR + noise.rms**2 / 2
 
 
 def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
-    """Mean and slope of the errors. A row's errors go together, so that rows are the unit: the error of a mean comes from theirs."""
+    """Judges mean and slope of the errors. Errors within a row are correlated, so the standard error is taken over rows."""
     errors: list[list[float]] = []
     numbers: list[list[float]] = []
     for row in rows:
@@ -254,11 +254,11 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
 def over_many(*labels: str) -> Check:
     """Over thousands of sampled tokens the errors cancel: their mean is 0, and they do not grow with the log-probability.
 
-    The bound of the mean is far below what one number may be off by: `DEVIATIONS` standard errors above `floor_of_a_mean`.
+    The bound of the mean is far below the bound of one number: `DEVIATIONS` standard errors above `floor_of_a_mean`.
     """
     return of_answers(
         "logprobs.mean",
-        fault="a small constant, or a temperature a hundredth off, that the noise of single numbers hides",
+        fault="log-probabilities are off by a small constant or a hundredth in temperature, hidden by the noise of single numbers",
         reads=Fact.ANSWERS | Fact.LOGPROBS,
         source=SOURCE,
         rule=_many,

@@ -21,14 +21,14 @@ from harness.records.reference import EncodeRequest, Query, ReferenceBook, Rende
 from harness.records.wire import SESSION
 
 WITH_ROWS = tuple(name for name, method in METHODS.items() if method.answers is not None)
-"""Calls whose result has one response a row. Calls of `http` are read as the OpenAI calls that they stand for."""
+"""Calls whose result has one response per row. `http` calls of OpenAI routes are read as the OpenAI calls."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One response that a caller asked for.
 
-    `prompt` is None for a text whose tokens the oracle was not asked. `tokens` is None where the result shows text
-    only; `count` is their number then, if the usage says it. `params` is what the caller gave.
+    `prompt` is None for a text whose tokens the oracle was not asked for. `tokens` is None if the result shows text
+    only; `count` is then their number from the usage, if it has one. `params` are the caller's.
     """
 
     call: Call
@@ -42,8 +42,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionId | None
     params: dict[str, Any]
     routed: Routed = []
-    """The experts that the result names for each token that was fed to the model: the prompt and all but the last of `tokens`. Empty
-    where it names none, or not that many."""
+    """The result's experts for each token fed to the model: the prompt and all but the last of `tokens`. Empty if the result names
+    none, or not that many."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -53,35 +53,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows beside the executions that served them. Every execution is in exactly one place."""
+    """Rows and the executions that served them. Every execution is in exactly one place."""
 
     rows: tuple[Row, ...]
     served: dict[tuple[int, int], list[Execution]]
-    """(call id, row index) → its executions in order: one, or several where a client went on after an abort."""
+    """(call id, row index) → its executions in order: one, or several if a client continued after an abort."""
     altered: list[tuple[Row, Execution]]
-    """A returned row beside an execution of its prompt that made other tokens."""
+    """A returned row and an execution of its prompt that made other tokens."""
     repeated: list[Execution]
-    """Executions of a prompt that was asked for, beyond those that rows account for."""
+    """Executions of a requested prompt beyond those that rows account for."""
     strangers: list[Execution]
-    """Executions whose prompt nobody asked for."""
+    """Executions of a prompt that no call requested."""
     aborted: list[Execution]
-    """Executions that were ended early and started again: no row's, and nothing is wrong with that."""
+    """Executions that ended early and were started again. They belong to no row and are no fault."""
 
     def of(self, row: Row) -> list[Execution]:
         return self.served.get((row.call.id, row.index), [])
 
     def where(self, row: Row) -> list[Execution]:
-        """The executions that took the row up, even where other tokens came back than they made: for routing."""
+        """The executions that took up the row, even if other tokens came back than they made: for routing."""
         return self.of(row) or [execution for other, execution in self.altered if other is row]
 
 
 def is_error(body: dict[str, Any]) -> bool:
-    """Is this OpenAI-style body an error response? (vLLM, ErrorResponse)"""
+    """True if this OpenAI-style body is an error response (vLLM, ErrorResponse)."""
     return bool(body.get("error")) or body.get("object") == "error"
 
 
 def queries(evidence: Evidence) -> Iterator[Query]:
-    """What must be asked to know the token ids of text and chat prompts."""
+    """The questions for the token ids of text and chat prompts."""
     for call in evidence.calls():
         if call.error is None and call.method in WITH_ROWS:
             yield from _text_queries(call)
@@ -107,7 +107,7 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
 
 
 def _plain(messages: Any) -> bool:
-    """Can the oracle render them? Not nothing at all, and no content of parts."""
+    """True if the oracle can render the messages: at least one, each with only a role and a text."""
     return (
         isinstance(messages, list)
         and bool(messages)
@@ -134,7 +134,7 @@ def _asked(ask: Callable[[], list[int]]) -> tuple[int, ...] | None:
 
 @kept
 def rows(evidence: Evidence) -> tuple[Row, ...]:
-    """Every row that the scenario asked for, in order of its calls' start. Kept for the checks that follow on one scenario."""
+    """Every row that the scenario asked for, in order of its calls' start. Shared by the checks of one scenario."""
     found: list[Row] = []
     for call in evidence.calls():
         match call.method:
@@ -202,7 +202,7 @@ def _routed(result: Any, index: int, fed: int) -> Routed:
 
 
 def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
-    """One a turn; the prompts follow from what the engines made, not from the result."""
+    """One row per turn. The prompts follow from the engines' tokens, not from the result."""
     params = call.request.get("sampling_params") or {}
     try:
         found = [t for t in trajectories.trajectories(evidence) if t.call.id == call.id]
@@ -280,12 +280,12 @@ def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
 
 @kept
 def assignment(evidence: Evidence) -> Assignment:
-    """Match the scenario's rows with its engines' executions. Pure; kept for the checks that follow on one scenario."""
+    """Match the scenario's rows with its engines' executions. Pure; shared by the checks of one scenario."""
     return _Matcher(evidence).run()
 
 
 class _Matcher:
-    """One pass per kind of match, from the surest to the loosest. Each execution is given away once."""
+    """One pass per kind of match, from the strictest to the loosest. Each execution is assigned once."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.rows = rows(evidence)
@@ -333,7 +333,7 @@ class _Matcher:
 
     @staticmethod
     def _in_time(row: Row, execution: Execution) -> bool:
-        """An engine takes a request up while its call is pending. A batch that failed may have rows on their way still."""
+        """True if the execution started while the row's call was pending. A failed batch may have rows that start later."""
         late = row.state == "failed"
         return row.call.started_ns <= execution.started_ns and (late or execution.started_ns <= row.call.ended_ns)
 
@@ -343,7 +343,7 @@ class _Matcher:
         return next(([n] for n in self._open(row, row.prompt) if fits(self.executions[n])), [])
 
     def _direct(self, row: Row) -> list[int]:
-        """One execution with the row's tokens. After a stop string an engine may have run on (vLLM finds it later)."""
+        """One execution with the row's tokens. An engine may run past a stop string, which vLLM finds later."""
 
         def alike(e: Execution) -> bool:
             return e.tokens == row.tokens and e.finish_reason == row.finish_reason
@@ -359,7 +359,7 @@ class _Matcher:
         )
 
     def _chain(self, row: Row) -> list[int]:
-        """Executions that each went on where the one before was aborted: a client's retry with accumulated tokens."""
+        """Executions that each continue where the one before was aborted: a client's retry with accumulated tokens."""
         assert row.prompt is not None
         assert row.tokens is not None
         done: tuple[int, ...] = ()
@@ -373,14 +373,14 @@ class _Matcher:
                 if execution.tokens == left and numbers:
                     return [*numbers, number]
                 if self._ended_early(execution) and execution.tokens == left[: len(execution.tokens)]:
-                    numbers.append(number)  # one that was interrupted again before its first token belongs to it too
+                    numbers.append(number)  # an execution aborted before its first token belongs to the chain too
                     done += execution.tokens
                     break
             else:
                 return []
 
     def _by_answer(self, row: Row) -> list[int]:
-        """For a prompt of unknown tokens: an execution of that time with the row's answer, which no prompt claims."""
+        """For a prompt of unknown tokens: an execution in time with the row's answer, whose prompt no row has."""
         claimed = {r.prompt for r in self.rows}
         for number, execution in enumerate(self.executions):
             if number in self.taken or execution.prompt in claimed:
@@ -395,7 +395,7 @@ class _Matcher:
         return []
 
     def _ended_early(self, execution: Execution) -> bool:
-        """Was it aborted, dropped by its frontend, or did it die with its server?"""
+        """True if the execution was aborted, was dropped by its frontend, or died with its server."""
         died = execution.finish_reason is None and execution.server in self.killed
         dropped = (execution.server, execution.request_id) in self.dropped
         return execution.finish_reason == "abort" or dropped or died

@@ -1,6 +1,6 @@
-"""Sleep gives device memory back, and wake_up takes it again: judged from what the devices report, not from what a stack says.
+"""Sleep releases device memory, and wake_up takes it back: judged from the devices' reports, not from the stack's.
 
-Every bound is a share of what the engines' own sleep pool holds, so it fits any model and any cache size.
+Every bound is a share of the engines' own sleep pool, so it fits any model and any cache size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.records.verdict import Margin
 
 BOUND = 0.05
 """Share of the pool by which a reading may be off. On an H100, two engines of vLLM 0.23 with 1 GiB of cache each gave back 2052 MiB
-and took back the same 2052 MiB. The bound leaves room for what else uses a device meanwhile, such as the trainer's buffers."""
+and took back the same 2052 MiB. The bound leaves room for other users of a device, such as the trainer's buffers."""
 LEAK = 0.02
 """Share of the pool that the weakest seeded leak keeps with each sleep."""
 TAGS = frozenset({"weights", "kv_cache"})
@@ -32,7 +32,7 @@ GROWS = "memory in use grows with the number of sleeps"
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One device at one reading, in bytes: in use by all processes, and what the pools of all workers on it hold, by tag."""
+    """One device at one reading, in bytes: memory in use by all processes, and the pools of all its workers, by tag."""
 
     in_use: int
     pool: dict[str, int]
@@ -53,8 +53,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Cycle(msgspec.Struct, frozen=True):
-    """One device around one sleep: at the scenario's first reading awake, at the last one before the sleep, asleep, and at
-    `reading`, which is that asleep or a later one before the next sleep."""
+    """One device around one sleep: at the scenario's first reading awake, at the last one before the sleep, asleep, and now.
+    `reading` is the one asleep or a later one before the next sleep."""
 
     device: str
     reading: Reading
@@ -65,12 +65,12 @@ class Cycle(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> int:
-        """Bytes that the sleep gave back, or that an earlier one gave and waking did not take."""
+        """Bytes that the sleep gave back, or that an earlier sleep gave back and waking did not take."""
         return max(self.first.in_use, self.before.in_use) - self.asleep.in_use
 
     @property
     def taken(self) -> int:
-        """Bytes that waking took since."""
+        """Bytes that waking took since the sleep."""
         return self.now.in_use - self.asleep.in_use
 
     @property
@@ -84,7 +84,7 @@ class Cycle(msgspec.Struct, frozen=True):
 
     @property
     def lacking(self) -> float:
-        """Share of the pool that waking had to take and did not. What the sleep kept cannot be taken."""
+        """Share of the pool that waking had to take and did not. Waking cannot take bytes that the sleep kept."""
         return self.share(min(self.woken, self.given) - self.taken)
 
     @property
@@ -163,8 +163,8 @@ def _judge(
     shares: Callable[[Cycle], dict[str, float]],
     faults: Callable[[Cycle], dict[str, float]],
 ) -> Finding:
-    """Judge every cycle whose awake tags `state` accepts. `shares`: reason → share of the pool that is wrong. `faults`: seeded fault
-    → the share that it would make wrong."""
+    """Judge every cycle whose awake tags `state` accepts. `shares`: reason → wrong share of the pool. `faults`: seeded fault → the
+    share that it would make wrong."""
     readings = []
     for call, awake, sleeps in _readings(evidence):
         devices = _devices(call, evidence.header.servers)
@@ -197,7 +197,7 @@ def _judge(
 
 
 def _hardest_to_see(cycles: list[Cycle], faults: Callable[[Cycle], dict[str, float]]) -> dict[str, float]:
-    """Each fault on the device where it shows least, in the cycle where it shows most there."""
+    """Fault → its share on the device that shows it least, in the cycle that shows it most there."""
     seeded: dict[str, dict[str, float]] = {}
     for cycle in cycles:
         for fault, share in faults(cycle).items():
@@ -217,7 +217,7 @@ def _judge_released(evidence: Evidence) -> Finding:
 
 RELEASED = Check(
     name="memory.released",
-    fault="sleep() is accepted and the engines hold their memory, or a part of it",
+    fault="sleep() is accepted and the engines keep their memory, or a part of it",
     source='vLLM documentation, Sleep Mode: "release most GPU memory used by a model, including model weights and KV cache"; '
     "SkyRL #1014, task 1",
     judge=_judge_released,

@@ -1,6 +1,6 @@
-"""At which moment of a request's life a pause met it, from what its engine had made of it by then.
+"""At which moment of a request's life a pause met it, judged by the tokens that its engine had made.
 
-A pause(abort) meets what it ends; pause(keep) what it freezes; pause(wait) what was there when it was asked for.
+pause(abort) meets the requests that it ends, pause(keep) those that it freezes, pause(wait) those present when it was called.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from harness.checks.matching import Row
 from harness.checks.pausing import Pause, dropped, pauses
 
 QUEUE_STEPS = 2
-"""A request that got no token in so many steps of its server was waiting for its turn, not being prefilled."""
+"""A request that got no token in this many steps of its server was waiting for its turn, not being prefilled."""
 
 
 class Moment(StrEnum):
-    """What had become of a request when the pause met it."""
+    """The state of a request when the pause met it."""
 
     BEFORE_FIRST_TOKEN = "before its first token"
     UNDER_WAY = "in the middle"
@@ -26,7 +26,7 @@ class Moment(StrEnum):
 
 
 def caught_at(evidence: Evidence, row: Row, *moments: Moment) -> int:
-    """How many times a pause met the row at one of these moments, all its attempts counted."""
+    """How many times a pause met the row at one of these moments, over all its attempts."""
     prompt = row.prompt or ()
     return sum(
         not met.isdisjoint(moments)
@@ -38,7 +38,7 @@ def caught_at(evidence: Evidence, row: Row, *moments: Moment) -> int:
 
 @kept
 def _met(evidence: Evidence) -> list[tuple[Execution, frozenset[Moment]]]:
-    """Every execution that a pause met, with what had become of it. Kept for the rows that are asked one by one."""
+    """Every execution that a pause met, with its moments. Kept, since `caught_at` is called per row."""
     return [
         (execution, frozenset(_moments(evidence, execution, *met)))
         for execution in evidence.executions
@@ -75,7 +75,7 @@ def _moments(evidence: Evidence, execution: Execution, at_ns: int, made: int) ->
 
 @kept
 def _steps_of(evidence: Evidence) -> dict[str, list[int]]:
-    """server → when it made tokens for anything."""
+    """server → when it made tokens for any request."""
     found: dict[str, list[int]] = {}
     for seen in evidence.trace.observations:
         if seen.kind == "step":

@@ -1,6 +1,6 @@
 """Numbers are numbers: log-probabilities finite and ≤ 0, one per token, present for each row that asked.
 
-Belongs to every scenario, so it looks at the rows that came back and leaves calls that failed to other checks.
+Belongs to every scenario, so it judges returned rows and leaves failed calls to other checks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results in the order of their prompts, each with its own caller. Judged by what the engines ran, seen out of band."""
+"""Results in the order of their prompts, each with its own caller. Judged by the engines' executions, seen out of band."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in 
 
 
 def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Check:
-    """Each result is what an engine made of the prompt in its place.
+    """Each result is an engine's answer to the prompt in its place.
 
-    `ragged` demands that the rows of a call did finish out of order, `concurrent` that calls did overlap in time:
-    else the promise was not put to the test.
+    `ragged` requires that rows of a call finish out of order, `concurrent` that calls overlap in time. Otherwise the promise is
+    untestable.
     """
 
     def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
@@ -37,7 +37,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
 
     return of_answers(
         "ordering",
-        fault="results swapped within a batch, dropped, or handed to another caller",
+        fault="results are swapped within a batch, dropped, or returned to another caller",
         source=SOURCE,
         rule=rule,
         labels=labels,
@@ -46,9 +46,9 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
 
 def _made(row: Answer, execution: Execution) -> bool:
     made = list(execution.tokens)
-    # vLLM's engine may run on for a step after a stop string, which the frontend finds.
+    # vLLM's frontend finds stop strings, so the engine may run a step further.
     ran_on = row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
-    # A client may go on with what pause(abort) cut short: how, is judged by `continuation`.
+    # A client may continue what pause(abort) cut short; `continuation` judges how.
     went_on = execution.finish_reason == "abort" and made != [] and row.tokens[: len(made)] == made
     return made == row.tokens or ran_on or went_on
 

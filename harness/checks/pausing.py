@@ -1,4 +1,4 @@
-"""What pause() promises in each mode, judged from when engines made tokens.
+"""What pause() promises in each mode, judged by the times at which engines made tokens.
 
 A *pause* here is the time from a pause() call's return to the start of the resume() after it.
 """
@@ -20,16 +20,16 @@ from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
 GRACE_NS = 100_000_000
-"""One engine step may be under way when pause() returns: one per server is allowed, if it ends within this (0.1 s)."""
+"""Nanoseconds (0.1 s): each server may finish one engine step within this time after pause() returned."""
 
 PAUSE_STEPS = 10
-"""A pause is long enough to judge when a running engine would have made this many steps in it."""
+"""A pause is long enough to judge if a running engine would have made this many steps in it."""
 
 NOTHING_PAUSED = "no request was in flight when the pause came"
 TOO_SHORT = "the pause was too short for a step to be seen in it"
 DIFFERS = "a greedy run with a pause in it differs from the run without"
 UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
-"""Labels of the two calls that are compared: the same prompts without and with a pause in them."""
+"""Labels of the two compared calls: the same prompts without and with a pause."""
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ def pauses(evidence: Evidence) -> list[Pause]:
 
 
 def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
-    """Executions that had made a token by then, were not done, and of which nobody had said that they are not wanted."""
+    """Executions that had made a token at that time, had not ended, and had not been dropped by their caller."""
     gone = dropped(evidence)
     return [
         e
@@ -81,13 +81,13 @@ def in_flight(evidence: Evidence, at_ns: int) -> list[Execution]:
 
 @kept
 def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
-    """(server, request) → when its caller was gone, as after another row of its batch had failed."""
+    """(server, request) → when its caller dropped it, for example after another row of its batch failed."""
     aborts = (seen for seen in evidence.trace.observations if seen.kind == "abort")
     return {(seen.server, request): seen.at_ns for seen in aborts for request in seen.data["request_ids"]}
 
 
 def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
-    """The steps of each server in order of time. Raises nothing; a server without steps has no entry."""
+    """The steps of each server in order of time; a server without steps has no entry."""
     found: dict[str, list[Observation]] = {}
     for seen in sorted(evidence.trace.observations, key=lambda o: o.at_ns):
         if seen.kind == "step":
@@ -96,7 +96,7 @@ def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
 
 
 def _step_time_ns(evidence: Evidence) -> int:
-    """The median time between tokens of one request, over all requests: how fast engines step here."""
+    """The median time between tokens of one request, over all requests, as the time of an engine step."""
     gaps = sorted(b - a for e in evidence.executions for a, b in zip(e.step_ns, e.step_ns[1:], strict=False) if b > a)
     return gaps[len(gaps) // 2] if gaps else 0
 
@@ -142,7 +142,7 @@ def _judge_frozen(evidence: Evidence) -> Finding:
 
 FROZEN = Check(
     name="frozen_while_paused",
-    fault="pause() returns before generation has stopped, or a server goes on through it",
+    fault="pause() returns before generation has stopped, or a server generates during the pause",
     reads=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
     tap=Tap.READ_EVERYWHERE,
@@ -151,7 +151,7 @@ FROZEN = Check(
 
 
 def _pair(evidence: Evidence) -> Iterator[tuple[Row, Row]]:
-    """Rows of the calls labelled "uninterrupted" beside those labelled "paused", by prompt."""
+    """Pairs of rows with one prompt, from the calls labelled "uninterrupted" and "paused"."""
     found = [r for r in rows(evidence) if r.state == "returned"]
     plain = {r.prompt: r for r in found if r.call.label == UNINTERRUPTED}
     for row in found:
@@ -160,7 +160,7 @@ def _pair(evidence: Evidence) -> Iterator[tuple[Row, Row]]:
 
 
 def _caught(evidence: Evidence) -> dict[tuple[int, int], list[Pause]]:
-    """Which "paused" rows were in flight at which pauses: (call id, row) → pauses."""
+    """The pauses at which each "paused" row was in flight: (call id, row) → pauses."""
     found = assignment(evidence)
     caught: dict[tuple[int, int], list[Pause]] = {}
     for pause in pauses(evidence):
@@ -187,8 +187,8 @@ def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
 
 
 def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> list[ScoreRequest]:
-    """The questions for the scores of both rows; none where a near tie cannot be why they differ. `aborted`: the paused one may
-    have been cut short."""
+    """The questions for the scores of both rows; none if a near tie cannot explain their difference. `aborted`: True if the paused
+    one may have been cut short."""
     made, left = len(paused.tokens or ()), len(plain.tokens or ())
     whole = plain.finish_reason == paused.finish_reason and made == left
     partial = aborted and paused.finish_reason == "abort" and made <= left
@@ -207,8 +207,8 @@ def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = Fals
 
 
 def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> bool:
-    """Did rounding decide differently between two tokens, and does each row follow the model's greedy choice to its end?
-    On batch-invariant engines rounding is the same in both rows."""
+    """True if the rows differ by rounding at a near tie, and each follows the model's greedy choice to its end. Always False on
+    batch-invariant engines, where both rows round alike."""
     if evidence.header.batch_invariant:
         return False
     scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
@@ -216,7 +216,7 @@ def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bo
 
 
 def queries_of_same(evidence: Evidence) -> Iterator[Query]:
-    """What `same` must know: the rows, and the scores of those that differ."""
+    """The questions of `same`: for the rows, and for the scores of those that differ."""
     yield from queries(evidence)
     for plain, paused in _different(evidence):
         yield from _scores(evidence, plain, paused)
@@ -227,11 +227,12 @@ def _judge_same(evidence: Evidence) -> Finding:
 
 
 def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], otherwise: str) -> Finding:
-    """Does each "paused" row equal its "uninterrupted" one? `put_to_the_test` of the paused rows, `otherwise` why not."""
+    """Judges if each "paused" row equals its "uninterrupted" one. Untestable (`otherwise`) if `put_to_the_test` of the paused rows
+    is False."""
     pairs = list(_pair(evidence))
     different = [(a, b) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
     if different:
-        # Not asked here whether the pause caught them: an answer that a pause changed may not match its execution.
+        # Red even if no pause is known to have caught them: an answer that a pause changed may not match its execution.
         shown = [_shown(a, b) for a, b in different]
         return failed(len(pairs), DIFFERS, shown)
     paused = [b for _, b in pairs]
@@ -252,13 +253,13 @@ SAME_AS_UNINTERRUPTED = Check(
 
 
 def _begins(plain: Row, paused: Row) -> bool:
-    """Is what a pause left the beginning of the uninterrupted answer?"""
+    """True if the paused answer is a prefix of the uninterrupted one."""
     made = paused.tokens or ()
     return made == (plain.tokens or ())[: len(made)]
 
 
 def _queries_of_aborted(evidence: Evidence) -> Iterator[Query]:
-    """The rows, and the scores of those that differ."""
+    """The questions for the rows, and for the scores of those that differ."""
     yield from queries(evidence)
     for plain, paused in _pair(evidence):
         if not _begins(plain, paused) or (paused.finish_reason != "abort" and paused.tokens != plain.tokens):
@@ -282,7 +283,7 @@ def _judge_aborted(evidence: Evidence) -> Finding:
         for at in caught
         if at in pairs
         and pairs[at][1].finish_reason != "abort"
-        # A request may end by itself while pause() is on its way: then it is whole.
+        # A request may end by itself while pause() is in flight; then it is complete.
         and pairs[at][1].tokens != pairs[at][0].tokens
         and not _parted_at_a_tie(evidence, *pairs[at], aborted=True)
     ]

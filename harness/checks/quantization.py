@@ -1,5 +1,5 @@
-"""Is the quantization that was asked for in effect, and what does it cost? An engine that keeps full precision answers well, and by
-other weights."""
+"""Whether the requested quantization is in effect, and its error. An engine that keeps full precision answers well, but with other
+weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harness.records.reference import ScoreRequest
 from harness.records.verdict import Margin
 
 TELLING = 4
-"""The reference's two sets of log-probabilities must be this many times the bound apart for an answer to tell which made it."""
+"""An answer counts only if the reference's log-probabilities with and without quantization are this many times the bound apart."""
 
 
 NOT_IN_EFFECT = "log-probabilities are those of full precision: the quantization is not in effect"
 CANNOT_TELL = "no answer can tell whether its weights were quantized"
 HALF = 0.5
-"""Share of the reference's quantization error. Where chance alone may show that much, nothing can be told."""
+"""Share of the reference's quantization error. If chance alone may show this share, the check is untestable."""
 
 
 def _full(answer: Answer) -> ScoreRequest:
@@ -77,8 +77,8 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
 def _over_many(evidence: Evidence, answers: list[Answer]) -> Finding:
     """The same in 16 bits, whose noise hides the quantization of a single answer.
 
-    Judged by the share of the reference's quantization error that all log-probabilities show together. Full precision shows none, but
-    for chance. A right engine shows less than all: the noise makes roundings to 8 bits part."""
+    Judged by the share of the reference's quantization error that all log-probabilities show together. Full precision shows none,
+    except by chance. A right engine shows less than all: noise turns some roundings to 8 bits the other way."""
     rows: list[tuple[list[float], list[float]]] = []
     for answer in answers:
         got = answer.logprobs or []
@@ -105,8 +105,8 @@ def _over_many(evidence: Evidence, answers: list[Answer]) -> Finding:
 
 
 def _share(rows: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float]:
-    """Of (errors, expected errors) of each row: the slope of all errors over the expected ones, and its standard error. The errors
-    of a row go together, so rows are the unit. The error is infinite where nothing can be said."""
+    """The slope of all errors over the expected ones, and its standard error, from (errors, expected errors) of each row. Errors
+    within a row are correlated, so rows are the unit. The standard error is infinite if it cannot be computed."""
     weight = math.fsum(x * x for _, expected in rows for x in expected)
     if len(rows) < 2 or not weight:
         return 0.0, math.inf
@@ -118,11 +118,11 @@ def _share(rows: Sequence[tuple[list[float], list[float]]]) -> tuple[float, floa
 def quantization_effect(*labels: str) -> Check:
     """Log-probabilities are not those of the same weights in full precision.
 
-    Shown in nats: how far they are from those of full precision, teacher-forced, in the mean and at most (`…_quantization_error`), and
-    how far the quantizing reference's are (`…_error_of_reference`). A comparison shows both stacks'."""
+    The finding shows, in nats, the mean and largest teacher-forced distance from full precision: the engines'
+    (`…_quantization_error`) and the quantizing reference's (`…_error_of_reference`). A comparison shows both stacks'."""
     return of_answers(
         "quantization_effect",
-        fault="the engines ignore the quantization that was asked for and answer in full precision",
+        fault="the engines ignore the requested quantization and answer in full precision",
         reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL #1014, task 12: FlashRL, int8 and fp8; architecture, forced effect",
         rule=_rule,

@@ -1,4 +1,4 @@
-"""Which requests share a server. Compared as a partition: two right hash functions number the servers differently."""
+"""Which requests share a server. Compared as a partition: two right hash functions may number the servers differently."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.contract.messages import SessionId
 from harness.records.verdict import Margin
 
 ALPHA = 1e-6
-"""A spread is judged only where a fair choice leaves a server out with a chance below this."""
+"""A spread is judged only if the probability that a fair choice leaves out a server is at most this."""
 
 UNSEEN = "no engine execution could be matched with a request, so its server is unknown"
 
 
 def family(session: SessionId) -> str:
-    """The kind of session id, in words for a reason: a defect is blamed on the kind, not on one id."""
+    """The kind of session id, in words for a reason, which blames the kind and not one id."""
     kinds: tuple[tuple[bool, str], ...]
     if isinstance(session, int):
         kinds = (
@@ -40,7 +40,7 @@ def family(session: SessionId) -> str:
 
 
 def _placed(evidence: Evidence) -> Iterator[tuple[Row, tuple[str, ...]]]:
-    """Rows beside the servers that worked on them."""
+    """Rows with the servers that worked on them."""
     found = assignment(evidence)
     for row in found.rows:
         servers = tuple(dict.fromkeys(execution.server for execution in found.where(row)))
@@ -114,12 +114,12 @@ SAME_SESSION = Check(
 
 
 def false_alarm_rate(units: int, servers: int) -> float:
-    """Bound on the chance that a fair choice of one of `servers` for each of `units` leaves any server out."""
+    """Upper bound on the probability that a fair choice of one of `servers` for each of `units` leaves out any server."""
     return min(1.0, servers * (1 - 1 / servers) ** units)
 
 
 def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Finding:
-    """Is every server used by some unit? A unit is what is routed as one: a session, a request, a call of sample()."""
+    """Judges if every server is used by some unit. A unit is routed as one: a session, a request, a call of sample()."""
     placed = [unit for unit in units if unit]
     if not placed:
         return untestable(UNSEEN)
@@ -165,12 +165,12 @@ SESSIONS_SPREAD = Check(
 
 
 def _judge_sessionless_spread(evidence: Evidence) -> Finding:
-    """All of them, and those of each prompt that was asked often enough: its content must not decide."""
+    """Judges all requests, and those of each prompt with enough of them: a prompt's content must not decide."""
     units: dict[tuple[int, int], set[str]] = defaultdict(set)
     of_prompt: dict[tuple[int, ...] | None, set[tuple[int, int]]] = defaultdict(set)
     for row, servers in _placed(evidence):
         if row.session is None:
-            # The samples of one call share a server (SkyRL #934: one engine is selected a call).
+            # The samples of one call share a server (SkyRL #934: one engine is selected per call).
             unit = (row.call.id, 0 if row.call.method == "sample" else row.index)
             units[unit].update(servers)
             of_prompt[row.prompt].add(unit)

@@ -1,7 +1,6 @@
-"""Sampled tokens: from the oracle's distribution, within the filters that were asked for, and independent.
+"""Sampled tokens: from the oracle's distribution, within the requested filters, and independent.
 
-Chance is judged with a stated rate of false alarms, and a recording on which the fault would have passed as well is
-`untestable`: the check says what it could have caught.
+Chance is judged with a stated rate of false alarms. A recording on which the fault would also have passed is `untestable`.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from harness.records.reference import Query
 from harness.records.verdict import Margin
 
 FALSE_ALARM = 1e-6
-"""How often a correct stack is called wrong by each check of this module."""
+"""Probability that one check of this module calls a correct stack wrong."""
 SMALLEST_CELL = 5.0
 """Expected draws in a cell of the chi-square test; rarer tokens are pooled up to that."""
 WEAKEST_FAULT = (0.7, 1 / 0.7)
-"""A temperature wrong by these factors must be found …"""
+"""The check must find a temperature wrong by these factors …"""
 POWER = 0.9
-"""… with at least this probability, or nothing was tested."""
+"""… with at least this probability, or it is untestable."""
 FILTERS = ("top_k", "top_p", "min_p")
 SUMMED = 1e-3
-"""Probability mass: engines add up the probabilities of a whole vocabulary in float32, whatever they compute in."""
+"""Probability mass: allowed error of a sum over the whole vocabulary, which engines of every dtype compute in float32."""
 
 
 def _first_tokens(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
@@ -52,7 +51,7 @@ def goodness_of_fit(*labels: str) -> Check:
     """First tokens of many unseeded rows of a few prompts fit the reference's distributions at their temperature."""
     return of_answers(
         "sampling.distribution",
-        fault="a temperature that is ignored or applied twice, filters nobody asked for, another model's distribution",
+        fault="a temperature is ignored or applied twice, an unrequested filter applies, or another model's distribution is used",
         reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.temperature, top_p, top_k, min_p (all off by default)",
         rule=_goodness_of_fit,
@@ -63,7 +62,7 @@ def goodness_of_fit(*labels: str) -> Check:
 
 @final
 class _Draws(msgspec.Struct, frozen=True, kw_only=True):
-    """The first tokens of one prompt beside the reference's distribution."""
+    """The first tokens of one prompt and the reference's distribution."""
 
     model: list[float]
     """Log-probabilities at temperature 1, by token."""
@@ -132,10 +131,10 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
 
 
 def _margin(every: list[_Draws], *, rms: float) -> Margin:
-    """Everything as −log10 of a p-value. Of a fault: what it reaches at least with probability `POWER`.
+    """All values are −log10 of a p-value. A fault reaches at least its value with probability `POWER`.
 
     Statistics of several prompts add up, and so do their degrees of freedom. An engine whose log-probabilities are off by `rms`
-    nats draws from a distribution of its own: the statistic of a right one has a noncentrality of draws × rms². Twice the `rms` of
+    nats draws from its own distribution, so a right engine's statistic has a noncentrality of draws × rms². Twice the `rms` of
     many positions is allowed for these few.
     """
     freedom = sum(len(draws.cells) - 1 for draws in every)
@@ -188,8 +187,8 @@ def tempered(logprobs: list[float], temperature: float) -> list[float]:
 
 
 def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = 0.0) -> set[int]:
-    """Tokens that min_p, top_k and top_p leave, in this order. `tolerance` (nats) is how far apart two log-probabilities may lie
-    and still be in either order: it moves each edge."""
+    """Tokens that min_p, top_k and top_p leave, in this order. Two log-probabilities within `tolerance` (nats) may be in either
+    order, which widens each edge."""
     kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
     slack = math.exp(-tolerance)
     if params.get("min_p"):
@@ -214,10 +213,10 @@ def _every_token(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 
 def within_filters(*labels: str) -> Check:
-    """Each sampled token is one that top_k, top_p and min_p leave, and not always the most probable one."""
+    """top_k, top_p and min_p allow each sampled token, and it is not always the most probable one."""
     return of_answers(
         "sampling.filters",
-        fault="top_k, top_p or min_p that is dropped on the way, applied before the temperature, or turned into greedy",
+        fault="top_k, top_p or min_p is dropped on the way, applied before the temperature, or turned into greedy sampling",
         reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.top_k, top_p, min_p",
         rule=_within_filters,
@@ -268,7 +267,7 @@ def independent(*labels: str) -> Check:
     """Samples of one prompt are drawn independently: no two are the same unless the reference makes that likely."""
     return of_answers(
         "sampling.independent",
-        fault="one sample handed out several times: a shared seed, a cached result, servers with like random numbers",
+        fault="one sample is returned several times: a shared seed, a cached result, servers with equal random numbers",
         reads=Fact.ANSWERS | Fact.CHANCE,
         source='SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."',
         rule=_independent,
@@ -318,9 +317,9 @@ FLIPS = 4.0
 
 
 def draws_repeat(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rms: float) -> Margin:
-    """Do seeded draws repeat but for noise of `rms` nats? As −log10 of the probability of so many partings, or more.
+    """How well seeded draws repeat: −log10 of the probability that noise of `rms` nats changes at least as many pairs.
 
-    Each token up to the first other one is a trial. Another seed parts at about every second token.
+    Each token up to the first different one is a trial. With another seed about every second token differs.
     """
     trials = partings = 0
     for one, other in pairs:

@@ -1,8 +1,8 @@
 """The schedule of one-step off-policy training: what overlaps, what must not, and which version made which rollout.
 
 Steps count from 0. Generation N+1 runs while step N is trained; then the generator acknowledges ("generation_ack" N), the
-version of step N is synced, and the trainer says so ("sync_finished" N). So rollout N is made by the version of step N-2, and
-the first two by version 0 (SkyRL, examples/train/async: a queue of one batch between generator and trainer).
+version of step N is synced, and the trainer reports that ("sync_finished" N). So the version of step N-2 makes rollout N, and
+version 0 makes the first two (SkyRL, examples/train/async: a queue of one batch between generator and trainer).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
 ROLLOUT, TRAIN, SYNC = "rollout", "train", "sync"
-"""Labels are one of these and the number of the step: "rollout 3"."""
+"""A label is one of these and the number of the step: "rollout 3"."""
 LEAST_STEPS = 10
-"""Training and generation were under way together long enough to judge if an engine would have made this many steps in it."""
+"""An overlap of training and generation is long enough to judge if an engine would have made more than this many steps in it."""
 UNDER_WAY = 1
-"""Steps that an engine makes during a training step though it stands still: the one that was under way."""
+"""Steps that an idle engine may make during a training step: the one in flight at its start."""
 WEIGHT_OPS = ("start_weight_update", "update_weights", "finish_weight_update", "update_weights_chunk")
 SOURCE = "SkyRL #1014, task 4; SkyRL documentation, One-Step Off-Policy Pipeline"
 
@@ -48,7 +48,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 @kept
 def steps(evidence: Evidence) -> dict[int, Step]:
-    """The scenario's steps by number: those that have a rollout."""
+    """The scenario's steps that have a rollout, by number."""
     found: dict[tuple[str, int], list[Call]] = defaultdict(list)
     for call in evidence.calls():
         kind, _, number = (call.label or "").rpartition(" ")
@@ -69,7 +69,7 @@ def _executions(evidence: Evidence, calls: list[Call]) -> list[Execution]:
 
 
 def _unfit(evidence: Evidence) -> Finding | None:
-    """Why no schedule can be judged."""
+    """Why no schedule can be judged; None if it can."""
     found = steps(evidence)
     if len(found) < 3 or not any(step.train for step in found.values()):
         return untestable("fewer than three steps were trained and rolled out")
@@ -81,7 +81,7 @@ def _unfit(evidence: Evidence) -> Finding | None:
 
 
 def _judge_overlap(evidence: Evidence) -> Finding:
-    """Red if engines stood still during the training steps, taken together: one alone may be short, or its batch late."""
+    """Red if engines made no tokens over all training steps together: a single one may be short, or its batch late."""
     if unfit := _unfit(evidence):
         return unfit
     made, windows = 0, []
@@ -201,7 +201,7 @@ def _judge_acknowledged(evidence: Evidence) -> Finding:
 
 ACKNOWLEDGED = Check(
     name="schedule.acknowledged",
-    fault="generation_ack or sync_finished come before what they say has happened",
+    fault="generation_ack or sync_finished comes before the event that it reports",
     source=f'{SOURCE}: "generation_ack and sync_finished events work"',
     tap=Tap.READ,
     judge=_judge_acknowledged,
@@ -210,14 +210,14 @@ ACKNOWLEDGED = Check(
 
 
 def _allowed(evidence: Evidence) -> dict[int, int]:
-    """Step → the version that its rollout must be made by."""
+    """Step → the version that must make its rollout."""
     known = steps(evidence)
     made = {n: step.train.result["version"] for n, step in known.items() if step.train and step.train.result}
     return {number: made.get(number - 2, 0) for number in known if number < 2 or number - 2 in made}
 
 
 def _rows(evidence: Evidence) -> list[tuple[int, Answer]]:
-    """Rows of rollouts with their step, each as one of the version that the schedule allows."""
+    """Rows of rollouts with their step, each with the version that the schedule allows."""
     allowed = _allowed(evidence)
     return [
         (number, msgspec.structs.replace(row, version=allowed[number]))
@@ -282,7 +282,7 @@ def _between(evidence: Evidence, row: Answer, other: ScoreRequest) -> float:
 
 VERSIONS = Check(
     name="schedule.versions",
-    fault="a rollout is older than one step, or newer than its schedule says: the trainer weighs it wrongly",
+    fault="a rollout is older than one step, or newer than the schedule allows: the trainer weighs it wrongly",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=f"{SOURCE}; SkyRL's AsyncRayPPOTrainer: one batch lies between generator and trainer",
     tap=Tap.READ,

@@ -1,4 +1,4 @@
-"""Which policy version an answer was made by: the one that was synced, and no other, its KV cache included."""
+"""Only the synced policy version makes an answer, including its KV cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_GREEDY = "no greedy answer was made under one policy version"
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """A greedy row of generate() and the weights that it was asked of: policy version, and version of the adapter if any."""
+    """A greedy row of generate() and its weights: policy version, and version of the adapter if any."""
 
     row: Row
     version: int
@@ -34,8 +34,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def greedy_answers(evidence: Evidence) -> list[Answered]:
-    """Greedy rows of generate() that came back, asked of nothing but the model's own distribution, and that no sync
-    overlaps, nor a change of their own adapter."""
+    """Returned greedy rows of generate() that use only the model's own distribution. Neither a sync nor a change of their
+    adapter overlaps them."""
     syncs = evidence.calls("sync_weights")
     found = []
     for row in rows(evidence):
@@ -52,7 +52,7 @@ def greedy_answers(evidence: Evidence) -> list[Answered]:
 
 
 def overlap(one: Call, other: Call) -> bool:
-    """Did the two calls overlap in time?"""
+    """True if the two calls overlap in time."""
     return one.started_ns < other.ended_ns and one.ended_ns > other.started_ns
 
 
@@ -71,7 +71,7 @@ def other_versions(evidence: Evidence, answer: Answered) -> list[Answered]:
 
 
 Others = Callable[[Evidence, Answered], list[Answered]]
-"""Other weights that an answer may have been made by, by mistake."""
+"""Other weights that may have made an answer by mistake."""
 
 
 def questions(evidence: Evidence, answers: Sequence[Answered], others: Others) -> Iterator[ScoreRequest]:
@@ -79,7 +79,7 @@ def questions(evidence: Evidence, answers: Sequence[Answered], others: Others) -
     for answer in answers:
         yield score_of(evidence, answer)
     for answer in answers:
-        if first_doubt(evidence, answer) is not None:  # UnansweredQuery in the first round: the next one knows
+        if first_doubt(evidence, answer) is not None:  # UnansweredQuery in the first round: the next one has the answer
             for other in others(evidence, answer):
                 yield score_of(evidence, other)
 
@@ -101,7 +101,7 @@ def score_of(evidence: Evidence, answer: Answered) -> ScoreRequest:
 
 
 def first_doubt(evidence: Evidence, answer: Answered) -> int | None:
-    """Where the answer first parts from the greedy choice of its weights; None if it follows it to the end."""
+    """Where the answer first differs from the greedy choice of its weights; None if it follows it to the end."""
     return ties.parts_at(evidence, evidence.reference.score(score_of(evidence, answer)))
 
 
@@ -113,7 +113,7 @@ def follow(
     replaced: str = "an answer was made by a policy version that had been replaced",
     neither: str,
 ) -> Finding:
-    """Does each answer follow its weights? `replaced` is the reason where it follows others, `neither` where it does not."""
+    """Judges if each answer follows its weights. The reason is `replaced` if it follows others instead, else `neither`."""
     if not answers:
         return untestable(NO_GREEDY)
     reasons, shown, scores = set(), [], []
@@ -159,7 +159,7 @@ CURRENT_POLICY = Check(
 
 
 def _judge_fresh_cache(evidence: Evidence) -> Finding:
-    """Only answers to prompts of more than a block that were answered under another version before."""
+    """Judges only answers to prompts longer than a block that another version answered before."""
     seen: dict[tuple[Any, ...], set[int]] = defaultdict(set)
     again = []
     for answer in greedy_answers(evidence):
@@ -186,10 +186,10 @@ FRESH_CACHE = Check(
 
 
 def _by_prompt(evidence: Evidence) -> dict[tuple[Any, ...], list[Answered]]:
-    """Answers by prompt and adapter: what differs between them is the policy version."""
+    """Answers by prompt and adapter: within a group only the policy version differs."""
     found: dict[tuple[Any, ...], list[Answered]] = defaultdict(list)
     for answer in greedy_answers(evidence):
-        if answer.row.finish_reason != "abort":  # how far it had come then is chance
+        if answer.row.finish_reason != "abort":  # an abort comes after a random number of tokens
             found[answer.row.prompt, answer.adapter].append(answer)
     return found
 
@@ -212,7 +212,7 @@ def _judge_same_output(evidence: Evidence) -> Finding:
 
 SAME_VERSION_SAME_OUTPUT = Check(
     name="same_version_same_output",
-    fault="a sync of the weights that are there, or a sleep, changes what the engines answer",
+    fault="a sync of the current weights, or a sleep, changes the engines' answers",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
@@ -243,7 +243,7 @@ FORCED_EFFECT = Check(
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine made for a greedy answer in one go, all of it under one policy version; `prompt` is all it read before."""
+    """Tokens that one engine made for a greedy answer under one policy version without a break; `prompt` is all it read before."""
 
     row: Row
     prompt: tuple[int, ...]
@@ -259,19 +259,19 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parts(evidence: Evidence) -> list[Part]:
-    """What engines made for calls that a sync overlaps, as far as one version alone can have made it.
+    """Tokens that engines made for calls that a sync overlaps, if only one version can have made them.
 
-    A request that came during a pause begins when resume() is called: its keys and values are the new policy's. Of a request
-    that was frozen through a sync, what came before the sync is the old policy's; what comes after it reads old keys and values,
-    which `kept_cache` judges, unless running requests were reset or the pause cleared its cache: then all is read anew.
+    A request that came during a pause begins at resume(), so its keys and values are the new policy's. If a sync came while a
+    request was frozen, the old policy made its earlier tokens; the later ones read old keys and values, which `kept_cache` judges.
+    After a reset of running requests, or a pause that cleared the cache, the new policy computes all keys and values again.
     """
     syncs = evidence.calls("sync_weights")
     return [part for row, execution in overlapped(evidence) for part in _parts_of(evidence, row, execution, syncs)]
 
 
 def overlapped(evidence: Evidence) -> Iterator[tuple[Row, Execution]]:
-    """Greedy rows of generate(), asked of nothing but the model's own distribution, that a sync overlaps, each with every execution
-    that it was given to."""
+    """Greedy rows of generate() that use only the model's own distribution and that a sync overlaps, each with every execution of
+    it."""
     syncs = evidence.calls("sync_weights")
     for row in assignment(evidence).rows:
         call = row.call
@@ -286,8 +286,8 @@ def overlapped(evidence: Evidence) -> Iterator[tuple[Row, Execution]]:
 
 
 def read_anew(evidence: Evidence) -> list[int]:
-    """When frozen requests lost their keys and values, so that they are computed again: at a reset of running requests, and at
-    a pause(keep) that clears the cache."""
+    """Times at which frozen requests lost their keys and values: a reset of running requests, or a pause(keep) that clears the
+    cache. Engines then compute them again."""
     resets = [c for c in evidence.calls("reset_prefix_cache") if c.request.get("reset_running_requests")]
     cleared = [
         c for c in evidence.calls("pause") if c.request.get("clear_cache") and c.request.get("mode", "keep") == "keep"
@@ -319,7 +319,7 @@ def _parts_of(evidence: Evidence, row: Row, execution: Execution, syncs: Sequenc
     synced = max(sync.ended_ns for sync in within)
     if anew := [at_ns for at_ns in read_anew(evidence) if at_ns >= frozen_ns]:
         last = sum(made <= max(anew[0], synced) for made in execution.step_ns)
-        if last == first:  # nothing was made between the sync and the reset, or the other way round
+        if last == first:  # nothing was made between the sync and the reset, in either order
             yield from part(last, len(execution.tokens), synced)
 
 
@@ -347,7 +347,7 @@ def _judge_whole(evidence: Evidence) -> Finding:
 
 WHOLE_VERSION = Check(
     name="whole_version",
-    fault="half of a sync in chunks is visible to requests that waited for it, or they are answered by the old policy",
+    fault="requests that waited for a sync in chunks see half of it, or the old policy answers them",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',
     judge=_judge_whole,

@@ -17,7 +17,7 @@ FINISH_REASON: dict[Cause, str] = {"length": "length", "stop token": "stop", "eo
 
 
 def stop_strings(params: dict[str, Any]) -> list[str]:
-    """The stop strings that were asked for."""
+    """The requested stop strings."""
     stop = params.get("stop") or []
     return [stop] if isinstance(stop, str) else list(stop)
 
@@ -39,8 +39,8 @@ def ends_as_asked(
 ) -> Check:
     """Each output ends at the first token that should end it, not before, and its finish reason says why.
 
-    The model's end of sequence ends one unless ignore_eos; `max_model_len` caps prompt and response together. Each of `causes` must
-    have ended some output: else it was not put to the test.
+    The model's end of sequence ends an output unless ignore_eos is set; `max_model_len` caps prompt and response together. Each of
+    `causes` must have ended some output, or the check is untestable.
     """
     wanted = set(causes)
 
@@ -59,7 +59,7 @@ def ends_as_asked(
 
     return of_answers(
         "stopping",
-        fault="a stop condition or length that is ignored, met late or invented, or a wrong finish reason",
+        fault="a stop condition or length is ignored, met late or invented, or a finish reason is wrong",
         source=SOURCE,
         rule=rule,
         asks=_asks,
@@ -69,7 +69,7 @@ def ends_as_asked(
 
 
 def _end(evidence: Evidence, row: Answer, max_model_len: int) -> tuple[int | None, Cause | None]:
-    """How many tokens the output should have had and what should have ended it; None, None: it should have gone on."""
+    """The right number of tokens and the right cause of the end; (None, None) if the output should have continued."""
     params = row.params
     most = min(params.get("max_tokens") or 16, max_model_len - len(row.prompt))
     ends = evidence.trace.header.vocabulary.ends
@@ -110,10 +110,10 @@ def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
 
 
 def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
-    """The text of an output that a stop string ended: up to that string, or with it if it is to be included."""
+    """The text of an output that a stop string ended: up to that string, or with it if the caller asked to include it."""
     return of_answers(
         "stopping.text",
-        fault="text that keeps the stop string, loses it when it was asked for, or goes on behind it",
+        fault="text keeps the stop string, loses it although it was requested, or continues after it",
         reads=Fact.ANSWERS | Fact.TEXT,
         source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
         "include_stop_str_in_output: whether to include the stop strings in output text",

@@ -1,4 +1,4 @@
-"""Text is the decoding of the tokens beside it, special tokens and all."""
+"""Text is the decoding of the answer's tokens, with the requested treatment of special tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from harness.contract.messages import LISTS
 from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
-"""What a decoder shows for bytes that are no whole character."""
+"""A decoder's output for bytes that form no whole character."""
 
 
 def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] = LISTS) -> Check:
     """`text` is the decoding of `tokens`, without special tokens unless skip_special_tokens is false.
 
-    Rows that a stop string ended are left to `stopping.stop_text`. `special` demands that special tokens did occur
-    before the end of an output.
+    `stopping.stop_text` judges rows that a stop string ended. `special` requires that special tokens occur before the
+    end of an output.
     """
 
     def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
@@ -37,7 +37,7 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
 
     return of_answers(
         "text",
-        fault="text of other tokens, with special tokens that were to be skipped, or without those to be kept",
+        fault="text is of other tokens, has special tokens that should be skipped, or lacks those that should be kept",
         reads=Fact.ANSWERS | Fact.TEXT,
         source="SkyRL, InferenceEngineOutput: "
         "tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses; "

@@ -1,4 +1,4 @@
-"""Near ties: where two tokens are so nearly as probable that rounding decides, either may be the greedy one."""
+"""Near ties: if two tokens are so nearly equally probable that rounding decides, either may be the greedy one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from harness.records.verdict import Margin
 
 
 def parts_at(evidence: Evidence, score: Score) -> int | None:
-    """Where scored tokens first part from the greedy choice, near ties aside; None: nowhere."""
+    """Where scored tokens first differ from the greedy choice by more than a near tie; None if nowhere."""
     near = evidence.near(score)
     return next((at for at, gap in enumerate(score.gaps) if gap > 0 and gap >= near), None)
 
 
 def margin(evidence: Evidence, scores: Iterable[Score]) -> Margin:
-    """What was let pass as a near tie, and the closest decision that was none: a swap there would have been red."""
+    """The largest gap accepted as a near tie, and the closest decision above the bound: a swap there would be red."""
     scores = list(scores)
     bound = max((evidence.near(score) for score in scores), default=evidence.noise.near)
     let_pass, closest = 0.0, []

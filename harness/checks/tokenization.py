@@ -1,4 +1,4 @@
-"""tokenize() and detokenize() against the oracle's tokenizer, and there and back again."""
+"""tokenize() and detokenize() against the oracle's tokenizer, and their round trip."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ DECODED = Check(
 )
 ROUND_TRIP = Check(
     name="tokenize.round_trip",
-    fault="a text that comes back changed: white space, unicode or special tokens lost on the way",
+    fault="a text comes back changed: white space, unicode or special tokens are lost on the way",
     reads=Fact.TOKENIZER,
     source=SOURCE,
     judge=_round_trip,

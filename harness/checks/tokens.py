@@ -18,12 +18,12 @@ RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
 
 
 def is_greedy(answer: Answer) -> bool:
-    """Was this row asked for greedily, and of nothing but the model's own distribution?"""
+    """True if the row was requested greedily, from the model's own distribution only."""
     return answer.params.get("temperature") == 0 and not any(answer.params.get(p) for p in RESHAPING)
 
 
 def fixed_length(params: dict[str, Any]) -> int | None:
-    """How many tokens there must be if nothing but max_tokens can end the output, else None."""
+    """The required number of tokens if only max_tokens can end the output, else None."""
     endless = params.get("ignore_eos") and not params.get("stop") and not params.get("stop_token_ids")
     return params.get("max_tokens") if endless else None
 
@@ -55,7 +55,7 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     """At temperature 0 each token is the reference's most probable one (teacher-forced after a near tie)."""
     return of_answers(
         "tokens.greedy",
-        fault="tokens of another prompt, of other weights, of a stale cache, or doubled, dropped and cut-off tokens",
+        fault="tokens are of another prompt, other weights or a stale cache, or tokens are doubled, dropped or cut off",
         reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
         source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
         rule=_greedy,
@@ -66,7 +66,7 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
 
 
 def same_output(first: str, second: str) -> Check:
-    """The rows of call(s) `first` came back in call(s) `second`, to the token, with the same end and text."""
+    """Call(s) `second` returned the rows of call(s) `first` again, to the token, with the same end and text."""
 
     def judge(evidence: Evidence) -> Finding:
         pairs = _pairs(evidence, first, second)
@@ -91,7 +91,7 @@ def same_output(first: str, second: str) -> Check:
 
     return Check(
         name=f"tokens.same:{first}={second}",
-        fault="an output that depends on its place in a batch, on the load, or on what was asked before",
+        fault="an output depends on its place in a batch, on the load, or on earlier requests",
         reads=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,
@@ -100,8 +100,8 @@ def same_output(first: str, second: str) -> Check:
 
 
 def _rounding_parts(evidence: Evidence, one: Answer, other: Answer) -> bool:
-    """True if two rows part for want of digits: greedy ones that both follow the model, near ties aside. Sampled ones are judged
-    together, by how soon they part. Repeatable engines have no such reason."""
+    """True if two rows may differ by rounding: greedy ones if both follow the model, except near ties; sampled ones always, since
+    `draws_repeat` judges them together. Always False on repeatable engines."""
     if evidence.repeatable or one.tokens == other.tokens:
         return False
     if not is_greedy(one):
@@ -120,7 +120,7 @@ def _queries_of_same(evidence: Evidence, first: str, second: str) -> Iterator[Qu
 
 
 def different_output(first: str, second: str) -> Check:
-    """Of the rows that calls `first` and `second` share, at least half came out differently."""
+    """At least half of the rows that calls `first` and `second` share differ."""
 
     def judge(evidence: Evidence) -> Finding:
         pairs = _pairs(evidence, first, second)
@@ -133,7 +133,7 @@ def different_output(first: str, second: str) -> Check:
 
     return Check(
         name=f"tokens.differ:{first}!={second}",
-        fault="a seed that is ignored, or a fixed one that is used in its place",
+        fault="a seed is ignored, or a fixed one is used in its place",
         reads=Fact.ANSWERS | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,

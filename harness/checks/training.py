@@ -1,4 +1,4 @@
-"""A small training run: the evaluation rises, and trainer and engines agree on what the policy thinks of its rollouts."""
+"""A small training run: the evaluation rises, and trainer and engines agree on the log-probabilities of its rollouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.records.reference import WIDER
 from harness.records.verdict import Margin
 
 RISE = 0.15
-"""By how much the mean reward of the evaluation, a share, must rise over the run. One that learns nothing does not move."""
+"""Mean reward of the evaluation, as a fraction: the least rise over the run. A policy that learns nothing does not move it."""
 
 SOURCE = 'SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"'
 
@@ -48,7 +48,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
 
 
 def _seeded(numbers: list[float], *, exact: bool) -> dict[str, float]:
-    """Each fault that numbers alone can be given → by how much it moves one of them at most."""
+    """Fault that can be seeded in the numbers alone → the most that it moves one of them."""
     tempered = {f"of temperature {TEMPERATURE:g}, not renormalized": max(map(abs, numbers)) * (1 - 1 / TEMPERATURE)}
     return seeded(numbers, exact=exact) | (tempered if exact else {})
 
@@ -77,7 +77,7 @@ def _judge_rise(evidence: Evidence) -> Finding:
 
 RISES = Check(
     name="training.rises",
-    fault="training has no effect on what the engines answer, or the wrong one",
+    fault="training has no effect on the engines' answers, or the wrong one",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE,
     source=SOURCE,
     judge=_judge_rise,

@@ -1,7 +1,7 @@
-"""Gym trajectories, worked out again: from the prompts, what the engines made, and the environment's rule.
+"""Right gym trajectories, derived from the prompts, the engines' executions, and the environment's rule.
 
-Nothing of a generator's result goes into a trajectory but, where several executions have one prompt, which of them is whose.
-Queries are asked along the way, since each turn's prompt depends on the text of the turn before.
+A trajectory takes nothing from a generator's result, which only tells apart several executions of one prompt. Queries are
+asked turn by turn, since each turn's prompt depends on the text of the turn before.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BASE = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "I am a user."},
 ]
-"""Messages before an observation, so that the template renders it as one of a conversation (SkyRL, fixed-base approach)."""
+"""Messages before an observation, so that the template renders it as part of a conversation (SkyRL, fixed-base approach)."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `prompt` is what the engine had to read; `kept` of `tokens` is what stays in the trajectory.
+    """One answer. `prompt` is what the engine had to read; `kept` is the part of `tokens` that stays in the trajectory.
 
-    `execution` is None where no engine read that prompt; `observed` is empty after the last turn.
+    `execution` is None if no engine read that prompt; `observed` is empty after the last turn.
     """
 
     prompt: tuple[int, ...]
@@ -43,7 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a gym_generate() as it must be. `whole`: engines read every prompt of it."""
+    """One row of a gym_generate() as it must be. `whole`: True if engines read every prompt of it."""
 
     call: Call
     index: int
@@ -51,9 +51,9 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
     turns: tuple[Turn, ...]
     cut: bool
-    """Did it end because the next prompt would have been too long?"""
+    """True if it ended because the next prompt would have been too long."""
     end: tuple[int, ...]
-    """The end of the sequence if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
+    """The end-of-sequence token if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
 
     @property
     def whole(self) -> bool:
@@ -66,13 +66,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 on the policy's own tokens and on the end of the sequence that is added (SkyRL, SkyRLGymGenerator)."""
+        """1 on the policy's own tokens and on an added end-of-sequence token (SkyRL, SkyRLGymGenerator)."""
         found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.observed))]
         return [*found, *[1] * len(self.end)]
 
     @property
     def rewards(self) -> list[float]:
-        """Each turn's at its last token; the last one's at the end of the sequence that is added."""
+        """Each turn's reward at its last token; the last turn's at an added end-of-sequence token."""
         found: list[float] = []
         for turn in self.turns:
             found += [0.0] * len(turn.kept)
@@ -90,8 +90,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def queries(evidence: Evidence) -> Iterator[Query]:
-    """What must be asked of the oracle to work out every trajectory, as far as it is known: all that can be asked at once, so
-    that there are as many rounds as turns. Raises UnansweredQuery after these where an answer is waited for."""
+    """The questions to the oracle for every trajectory, as far as it is known. Each round asks all that it can, so there are as
+    many rounds as turns. Raises UnansweredQuery after these if a trajectory still lacks an answer."""
     known, waiting = _known(evidence)
     yield from known
     if waiting:
@@ -100,16 +100,16 @@ def queries(evidence: Evidence) -> Iterator[Query]:
 
 @kept
 def _known(evidence: Evidence) -> tuple[list[Query], bool]:
-    """The queries of a round, and whether more will follow: worked out once for all checks that ask."""
+    """The queries of a round, and True if more will follow. Shared by all checks that ask."""
     walk = _Walk(evidence)
     return list(walk.queries()), walk.waiting
 
 
 @kept
 def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
-    """The trajectories of every gym_generate(), as far as engines made them where one failed.
+    """The trajectories of every gym_generate(); those of a failed one as far as engines made them.
 
-    Raises UnansweredQuery for a recording about which the oracle was not asked."""
+    Raises UnansweredQuery if the oracle was not asked about the recording."""
     walk = _Walk(evidence)
     for _ in walk.queries():
         pass
@@ -119,14 +119,14 @@ def trajectories(evidence: Evidence) -> tuple[Trajectory, ...]:
 
 
 class _Walk:
-    """Goes through all calls; each execution is given away once."""
+    """Goes through all calls; each execution is assigned once."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self._eos = evidence.trace.header.vocabulary.eos
         self.found: list[Trajectory] = []
         self.waiting = False
-        """A trajectory could not be worked out to its end for lack of an answer."""
+        """True if a trajectory is incomplete for lack of an answer."""
         self._taken: set[int] = set()
         self._by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, execution in enumerate(evidence.executions):
@@ -183,7 +183,7 @@ class _Walk:
         )
 
     def _observed(self, asked: GymRequest, observation: str) -> Generator[Query, None, tuple[int, ...]]:
-        """The ids by which the policy reads an observation."""
+        """The token ids in which the policy reads an observation."""
         book = self.evidence.reference
         if not asked.use_conversation_multi_turn:
             yield EncodeRequest(text=observation, add_special_tokens=False)
@@ -197,9 +197,9 @@ class _Walk:
         return tuple(full[end + 1 :])
 
     def _take(self, call: Call, index: int, prompt: tuple[int, ...], context: tuple[int, ...]) -> Execution | None:
-        """An execution of this prompt in the call's time: the one whose tokens the result has here, if there is one. One that
-        its engine did not end, because it died, comes last: the request may have been sent to another. What a generator that
-        failed left behind may go on later."""
+        """An execution of this prompt in the call's time: the one whose tokens the result has here, if there is one. An execution
+        that a dead engine did not end comes last, since another engine may have got the request. Requests of a failed generator
+        may start after the call."""
         until_ns = call.ended_ns if call.error is None else math.inf
         open_ = [
             number

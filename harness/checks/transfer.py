@@ -1,4 +1,4 @@
-"""How weights travel: by which operations of the engine, into which classes, over what."""
+"""How weights travel: by which operations of the engine, into which worker classes, over which transport."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.records.recording import Call, Observation
 UPDATE = "update_weights"
 START, FINISH = "start_weight_update", "finish_weight_update"
 RPC = "collective_rpc"
-"""Operations of an engine (vLLM, AsyncLLM): its own weight transfer, and the call of any method that a worker class has."""
+"""Operations of an engine (vLLM, AsyncLLM): its own weight transfer, and a call of any method of a worker class."""
 OWN = frozenset({"init_weight_transfer_engine", START, UPDATE, FINISH})
-"""Methods of vLLM's own worker, by which the engine does the former through the latter (vLLM, AsyncLLM.update_weights)."""
+"""Methods of vLLM's own worker, which the engine's weight transfer calls by `RPC` (vLLM, AsyncLLM.update_weights)."""
 NOT_ASKED = "nobody asked what the workers are"
 
 
 def within(evidence: Evidence, call: Call) -> list[Observation]:
-    """Control calls that reached engines while a call was under way."""
+    """Control calls that reached engines during a call."""
     return [seen for seen in evidence.controls() if call.started_ns <= seen.at_ns <= call.ended_ns]
 
 
@@ -54,7 +54,7 @@ def _judge_native(evidence: Evidence) -> Finding:
 
 NATIVE_TRANSFER = Check(
     name="native_transfer",
-    fault="weights are loaded by a method that the stack has put into the engine's workers",
+    fault="a method that the stack has put into the engine's workers loads the weights",
     reads=Fact.POLICY,
     source="SkyRL #1014, task 14: Native weight sync; vLLM documentation, Weight Transfer",
     tap=Tap.READ_EVERYWHERE,
@@ -67,7 +67,7 @@ def _answers(evidence: Evidence) -> list[WorkersResult]:
 
 
 def _every_worker(evidence: Evidence, field: str, right: object, reason: str) -> Finding:
-    """Does each worker of each server say this of itself?"""
+    """Judges if each worker of each server reports `right` in `field`."""
     facts, wrong = 0, []
     for answer in _answers(evidence):
         if absent := set(evidence.header.servers) - {server for server, workers in answer.servers.items() if workers}:

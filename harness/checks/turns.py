@@ -1,4 +1,4 @@
-"""Conversations of several turns through token ids: what an engine reads is what the caller gave, id for id.
+"""Conversations of several turns through token ids: an engine reads what the caller gave, id for id.
 
 A turn's prompt is the turn before, its response and some new ids. Decoding and encoding again would give other ids for
 the same text, and the trainer would score tokens that the policy never saw.
@@ -55,7 +55,7 @@ def _survives(evidence: Evidence, row: Row) -> bool:
 
 
 def _first(evidence: Evidence, row: Row) -> Execution | None:
-    """What an engine ran for a row first: its own execution, or one of that time that nobody asked for."""
+    """The first execution for a row: its own, or one of that time whose prompt no call requested."""
     found = assignment(evidence)
     if ran := found.where(row):
         return ran[0]
@@ -85,7 +85,7 @@ def _wrong(evidence: Evidence, turns: list[Row]) -> tuple[str, dict[str, Any]] |
 
 
 def _wrong_retry(evidence: Evidence, row: Row) -> tuple[str, dict[str, Any]] | None:
-    """Where a turn was interrupted and went on: with what had been made, id for id?"""
+    """The fault of an interrupted turn that did not continue with the tokens made before, id for id; else None."""
     found, given = assignment(evidence), row.prompt or ()
     read = given
     for attempt in found.where(row):
@@ -95,14 +95,14 @@ def _wrong_retry(evidence: Evidence, row: Row) -> tuple[str, dict[str, Any]] | N
     if found.of(row) or read == given + (row.tokens or ()):
         return None
     rest = (row.tokens or ())[len(read) - len(given) :]
-    for stray in found.strangers:  # the retry of a turn whose parts do not fit together: it made what is missing
+    for stray in found.strangers:  # a retry that does not fit the turn's other parts, but made the missing tokens
         if row.call.started_ns <= stray.started_ns <= row.call.ended_ns and stray.tokens == rest:
             return OTHER_RETRY, _parting(read, stray.prompt)
     return None
 
 
 def _parting(given: tuple[int, ...], read: tuple[int, ...]) -> dict[str, Any]:
-    """Where what an engine read parts from what was given."""
+    """The first difference between the given tokens and those that an engine read."""
     at = next((i for i, (a, b) in enumerate(zip(given, read, strict=False)) if a != b), min(len(given), len(read)))
     lengths = {"tokens given": len(given), "tokens at the engine": len(read), "first difference": at}
     return {**lengths, "given": list(given[at : at + 8]), "engine": list(read[at : at + 8])}
@@ -123,7 +123,7 @@ def _judge(evidence: Evidence) -> Finding:
 
 TURNS_KEEP_TOKENS = Check(
     name="turns_keep_tokens",
-    fault="between two turns token ids become text and other ids again",
+    fault="between two turns token ids become text and then other ids",
     reads=Fact.ANSWERS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
     tap=Tap.READ,
@@ -142,7 +142,7 @@ def _text_conversations(evidence: Evidence) -> list[list[Row]]:
 
 
 def _drift(before: Execution, after: Row) -> int:
-    """How many of the tokens that were made in a turn the next turn's text does not come to, from the first difference on."""
+    """How many tokens made in a turn the next turn's prompt does not repeat, from the first difference on."""
     context = before.prompt + before.tokens
     pairs = zip(context, after.prompt or (), strict=False)
     common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(context), len(after.prompt or ())))

@@ -12,14 +12,14 @@ from harness.records.reference import ExpectedDigestsRequest, ExpertShard, Unans
 
 NOT_READ = "no parameter digests were read in the scenario"
 OF_EXPERTS = ".experts."
-"""In the name of a parameter that belongs to an expert, or holds several of them."""
+"""In the name of each parameter that holds one expert or several."""
 
 Problem = tuple[str, dict[str, Any]]
-"""(reason, what is shown)"""
+"""(reason, evidence)"""
 
 Place = tuple[int, ExpertShard | None]
-"""(tensor-parallel rank, share of the experts) of a worker: from these and the version follows what it must hold. None: the experts
-are split as all else is."""
+"""(tensor-parallel rank, share of the experts) of a worker. Together with the version they determine its parameters. None: the
+experts are split like all other parameters."""
 
 
 def _read(evidence: Evidence) -> list[Call]:
@@ -27,14 +27,14 @@ def _read(evidence: Evidence) -> list[Call]:
 
 
 def _versions(evidence: Evidence) -> list[int]:
-    """All versions that the scenario knows, the clean room's 0 first."""
+    """All versions of the scenario, the clean room's 0 first."""
     synced = [call.request["version"] for call in evidence.calls("sync_weights")]
     return list(dict.fromkeys([0, *synced]))
 
 
 def _workers(evidence: Evidence) -> dict[tuple[str, int], Place]:
-    """(server, rank) → its place. With data parallelism an engine has one server a rank, in order. Where experts are spread, all
-    workers of an engine share them; all else each holds as its tensor-parallel rank says (vLLM)."""
+    """(server, rank) → its place. With data parallelism an engine has one server per data-parallel rank, in order. If experts are
+    spread, all workers of an engine share them; the tensor-parallel rank determines all other parameters (vLLM)."""
     topology = evidence.header.topology
     tensor, data = topology.tensor_parallel, topology.data_parallel
     spread = data > 1 or topology.expert_parallel
@@ -132,7 +132,7 @@ def _of_all_else(digests: dict[str, str]) -> dict[str, str]:
 
 
 def _anothers(digests: dict[str, str], expected: dict[str, str], others: Iterable[dict[str, str]]) -> Problem | None:
-    """Does the worker hold experts that another one must hold, and all else as it should?"""
+    """The problem of a worker that holds another worker's experts and all other parameters rightly; else None."""
     held, own = _of_experts(digests), _of_experts(expected)
     if held == own or _of_all_else(digests) != _of_all_else(expected):
         return None
@@ -207,7 +207,7 @@ def _judge_uniform(evidence: Evidence) -> Finding:
 
 
 def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
-    """Of one worker's parameters those that its fellows on other servers must hold as well: data-parallel ones share experts."""
+    """The parameters of one worker that workers on other servers must also hold. Data-parallel workers split the experts."""
     if evidence.header.topology.data_parallel == 1:
         return digests
     return _of_all_else(digests)
@@ -250,7 +250,7 @@ def _judge_same_again(evidence: Evidence) -> Finding:
 
 SAME_VERSION_SAME_PARAMETERS = Check(
     name="same_version_same_parameters",
-    fault="a sync is not idempotent, or what it leaves behind depends on what was there before",
+    fault="a sync is not idempotent, or its result depends on the earlier weights",
     reads=Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync: syncing the weights that are there moves no digest",
     judge=_judge_same_again,

@@ -1,4 +1,4 @@
-"""The OpenAI address as a user's client meets it: status and body agree, streams end, log-probabilities are the model's."""
+"""The OpenAI address as a user's client sees it: status and body agree, streams end, log-probabilities are the model's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENT_ERROR = 400
 
 
 def _raw(evidence: Evidence) -> list[Any]:
-    """http() calls that were answered, as they were made."""
+    """Answered http() calls, not converted to OpenAI calls."""
     found = [call for call in evidence.trace.own_calls if call.method == "http" and call.result is not None]
     return sorted(found, key=lambda call: call.started_ns)
 
@@ -40,7 +40,7 @@ def _judge_status(evidence: Evidence) -> Finding:
 
 
 def _status(call: Any) -> str | None:
-    """What is wrong with an answer's status beside its body."""
+    """What is wrong with an answer's status, given its body; None if nothing is."""
     status, text = call.result["status"], call.result["body"]
     if call.request["path"] not in ROUTES or streams(call.result):
         return None
@@ -57,7 +57,7 @@ def _status(call: Any) -> str | None:
 
 STATUS = Check(
     name="wire.status",
-    fault="an error that a client takes for an answer, or that it cannot name",
+    fault="a client takes an error for an answer, or cannot name it",
     reads=Fact.ERRORS,
     source=SOURCE,
     judge=_judge_status,
@@ -95,14 +95,14 @@ def _stream(call: Any) -> tuple[str | None, int]:
 
 STREAMS = Check(
     name="wire.streams",
-    fault="a stream that breaks off, never ends, or is no stream",
+    fault="a stream breaks off, never ends, or is no stream",
     source=f"{SOURCE}: streaming",
     judge=_judge_stream,
 )
 
 
 def _numbers(choice: dict[str, Any]) -> list[Any] | None:
-    """The log-probabilities of a choice's own tokens: completions list them, chats have one object a token."""
+    """The log-probabilities of a choice's own tokens: completions list them, chats have one object per token."""
     found = choice.get("logprobs")
     if not isinstance(found, dict):
         return None
@@ -149,7 +149,7 @@ def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
 
 LOGPROBS = of_answers(
     "wire.logprobs",
-    fault="log-probabilities of an OpenAI body that are missing, shifted, or of other weights",
+    fault="log-probabilities of an OpenAI body are missing, shifted, or of other weights",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=f"{SOURCE}: logprobs",
     rule=_logprobs,
@@ -159,7 +159,7 @@ LOGPROBS = of_answers(
 
 
 def answered(*labels: str) -> Check:
-    """Every call that carries one of `labels` was answered well: what comes after errors, beside errors."""
+    """Every call with one of `labels` was answered well, such as those after or beside errors."""
 
     def rule(_: Evidence, rows: list[Answer]) -> Finding:
         return passed(len(rows))

@@ -1,4 +1,4 @@
-"""Which declared abilities a run really exercised. One that nothing exercised was promised, not seen: red. Pure."""
+"""Which declared capabilities a run exercised. A declared one that no call exercised is red. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NO_PROOF: dict[str, frozenset[Capability]] = {
     "wake_up": frozenset({Capability.SLEEP}),
     "prepare_weight_sync": frozenset({Capability.WEIGHT_SYNC}),
 }
-"""Calls that go along with others: waking up does not show that sleep was exercised."""
+"""Call → capabilities that it does not prove: waking up does not show that sleep was exercised."""
 
 
 _AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})
-"""Two ways of ending a generate() that pause(abort) meets. Exercised is the one that the stack declares."""
+"""Two ways to end a generate() that pause(abort) meets. Such a call exercises the one that the stack declares."""
 
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
@@ -37,7 +37,7 @@ def exercised(trace: ScenarioTrace) -> set[Capability]:
 
 
 def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
-    """What no request names: it shows in what came back, and when."""
+    """Capabilities that no request names; results and their times show them."""
     answered = [call for call in own if call.method == "generate" and (call.result or {}).get("response_ids")]
     aborts = [call for call in own if call.method == "pause" and call.request.get("mode") == "abort"]
     found: set[Capability] = set()
@@ -61,7 +61,7 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
 
 
 def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:
-    """Answers without an adapter while one is loaded, answers under several."""
+    """Capabilities that show in answers without an adapter while one is loaded, and in answers under several."""
     loads = [call for call in own if call.method == "load_lora_adapter"]
     names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
     found = {Capability.ADAPTER_BY_NAME} if None in names and len(names) > 1 else set()
@@ -69,14 +69,14 @@ def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:
 
 
 def _overlaps(pauses: Iterable[Call], call: Call) -> bool:
-    """Did one of these pauses come while the call was pending?"""
+    """True if one of these pauses came while the call was pending."""
     return any(call.started_ns < pause.started_ns < call.ended_ns for pause in pauses)
 
 
 def due(
     promised: AbstractSet[Capability], scenarios: Iterable[Scenario], whole_waves: Iterable[int]
 ) -> set[Capability]:
-    """The promised capabilities that these waves had to exercise: all but those that only other waves have scenarios for."""
+    """The promised capabilities that these waves had to exercise: all except those with scenarios in other waves only."""
     waves = set(whole_waves)
     able = [scenario for scenario in scenarios if scenario.needs <= promised]
     here = {capability for scenario in able if scenario.wave in waves for capability in scenario.needs}
@@ -87,7 +87,7 @@ def due(
 def unexercised(
     target: str, topology: str, wave: int, declared: Iterable[Capability], seen: Iterable[Capability]
 ) -> list[Verdict]:
-    """A red verdict for each declared capability that was not seen. Only fit for a wave that was run unfiltered."""
+    """A red verdict for each declared capability that was not seen. Valid only for a wave that ran unfiltered."""
     return [
         Verdict(
             scenario=f"capabilities.{capability}",
@@ -100,7 +100,7 @@ def unexercised(
             status=Conformance.UNTESTABLE,
             blame=Blame.HARNESS,
             reason=f"{capability} is declared and no call of the run exercised it with success",
-            fault="an ability is declared, never tried, and the report looks as if it worked",
+            fault="a capability is declared and never tried, and the report looks as if it worked",
             source="architecture, rule 8",
             next_step=NEXT_STEP[Blame.HARNESS],
         )

@@ -1,7 +1,7 @@
-"""What of a call's outcome is compared: its facets, each a mapping from a place ("row 3") to a value. Pure.
+"""The compared facets of a call's outcome, each a mapping from a place ("row 3") to a value. Pure.
 
-Log-probabilities are not here: they are numbers, and `harness/judging/noise.py` measures how near is near enough.
-Sampled output without a seed is not here either: two right answers need not be alike, so it is judged by conformance.
+Log-probabilities are not here: they are numbers, and `harness/judging/noise.py` derives their bound. Sampled output without
+a seed is not here either: two right answers may differ, so only conformance judges it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _OWN_TO_A_CALL = frozenset({"id", "created", "request_id", "system_fingerprint"}
 
 
 def deterministic(call: Call) -> bool:
-    """Must the call give the same output twice? Greedy, or seeded. Where no temperature is given, vLLM samples."""
+    """True if the call must give the same output twice: greedy, or seeded. Without a temperature vLLM samples."""
     asked = call.request.get("body") if call.method in CHOICES else None
     params = asked if asked is not None else call.request.get("sampling_params") or {}
     return params.get("temperature") == 0 or params.get("seed") is not None
 
 
 def error_of(call: Call) -> dict[str, Any] | None:
-    """How a call failed: kind, HTTP status, and whether it raised or returned an error body. None: it did not."""
+    """How a call failed: kind, HTTP status, and whether it raised or returned an error body. None if it succeeded."""
     if call.error is not None:
         return {"kind": call.error.kind, "status": call.error.status, "how": "raised"}
     body = (call.result or {}).get("body")
@@ -53,7 +53,7 @@ def error_of(call: Call) -> dict[str, Any] | None:
 
 
 def outputs(call: Call) -> Outputs:
-    """Everything about a successful call that is compared; nothing for one that failed."""
+    """All compared facets of a successful call; empty for a failed one."""
     if error_of(call) is not None or call.result is None:
         return {}
     read = _READERS.get(call.method)
@@ -87,7 +87,7 @@ def _body(call: Call, result: dict[str, Any]) -> Outputs:
 
 
 def _digests(_call: Call, result: dict[str, Any]) -> Outputs:
-    """Servers are numbered by what they hold: their names are each stack's own."""
+    """Servers are numbered by their digests, since each stack has names of its own."""
     servers = sorted(result["servers"].values(), key=lambda ranks: msgspec.json.encode(ranks, order="deterministic"))
     return {
         DIGESTS: {
@@ -119,7 +119,7 @@ def _rows(values: list[Any] | None) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Path → value of each leaf. An empty list or object is a leaf, so that it differs from one that is not there."""
+    """Path → value of each leaf. An empty list or object is a leaf, so that it differs from an absent one."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             if name not in _OWN_TO_A_CALL and not (name == "model" and not path):
@@ -132,7 +132,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def size_of(call: Call, place: str) -> int:
-    """How large the input is that led to the value at `place`: prompt tokens, or characters of the request."""
+    """Size of the input behind the value at `place`: prompt tokens, or characters of the request."""
     prompt = prompt_of(call, place)
     return len(prompt) if isinstance(prompt, list) else len(str(prompt))
 

@@ -1,4 +1,4 @@
-"""May the legacy stack be removed? Everything that stands against it is named, worst first. Pure."""
+"""Whether the legacy stack may be removed, with every reason against it, worst first. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WORST_FIRST = (Parity.REGRESSION, Parity.BOTH_WRONG, Conformance.FAIL, Parity.M
 def decide(judgement: Judgement, plan: Plan, ledger: Ledger) -> Gate:
     """The answer, from verdicts to which the ledger has been applied.
 
-    Yes needs all of it: a completed run of both stacks as shipped (start "ray"), evidence for every bullet of every
-    task, nothing red, missing or untestable, a sound ledger, and no known divergence that stands against removal.
+    Yes requires a completed run of both stacks as shipped (start "ray"), evidence for every bullet of every task,
+    nothing red, missing or untestable, a sound ledger, and no known divergence that blocks removal.
     """
     reasons = list(
         dict.fromkeys(
@@ -53,7 +53,7 @@ def _start(judgement: Judgement) -> Iterable[str]:
 
 
 def _red(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    """One reason per status, check and cause. A comparison speaks for the stack's own verdict that made it red."""
+    """One reason per status, check and cause. A comparison stands for the stack's own verdict that made it red."""
     own = {(*_place(v), v.target): v for v in verdicts if v.baseline is None}
     spoken_for = {_place(v) for v in verdicts if v.red and v.baseline is not None}
     causes: dict[tuple[str, str, str], list[Verdict]] = {}
@@ -84,7 +84,7 @@ def _where(group: Sequence[Verdict]) -> str:
 
 
 def _known(verdicts: Sequence[Verdict], ledger: Ledger) -> Iterable[str]:
-    """Explained is not mended: what the candidate does worse than legacy stands, unless its entry says otherwise."""
+    """Known divergences in which the candidate is worse than legacy. Each blocks removal unless its entry says otherwise."""
     both_wrong = {_place(v) for v in verdicts if v.status == Parity.BOTH_WRONG}
     baselines = {v.baseline for v in verdicts if v.baseline}
     causes: dict[str, list[Verdict]] = {}
@@ -106,7 +106,7 @@ def _known(verdicts: Sequence[Verdict], ledger: Ledger) -> Iterable[str]:
 
 
 def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
-    """Bullets without evidence, task by task; tasks of which no bullet has its evidence are named together, by wave."""
+    """Bullets without evidence, task by task. Tasks without evidence for any bullet are listed together, with their waves."""
     engine = judgement.run.engine
     untouched: list[Task] = []
     for task in plan.task:
@@ -126,9 +126,9 @@ def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
 
 
 def _evident(bullet: Bullet, judgement: Judgement) -> bool:
-    """Was every scenario of the bullet judged on the candidate, and compared with the baseline?
+    """True if every scenario of the bullet was judged on the candidate and compared with the baseline.
 
-    One that neither of them offers is left out: removing the baseline loses nothing there."""
+    Scenarios that neither stack offers are left out: removing the baseline loses nothing there."""
     run = judgement.run
     if not (run.candidate and run.baseline):
         return False

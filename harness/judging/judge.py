@@ -29,11 +29,11 @@ NEXT_STEP = {
 
 
 def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> list[Query]:
-    """What must be asked of the oracle before `judge` can run, as far as it can be known from the answers in `book`.
+    """The questions that the oracle must answer before `judge` can run, as far as the answers in `book` determine them.
 
-    A query may depend on an earlier answer (scoring what was rendered), so the driver asks until nothing is missing:
-    ``while new := book.missing(queries(scenario, trace, book)): …``. A check whose `queries` raises adds none: what it
-    lacks then makes its verdict untestable.
+    A query may depend on an earlier answer (scoring a rendered prompt), so the driver asks until nothing is missing:
+    ``while new := book.missing(queries(scenario, trace, book)): …``. A check whose `queries` raises adds no further one:
+    the missing answers then make its verdict untestable.
     """
     found: list[Query] = []
     if trace.end.outcome == "failed":
@@ -43,25 +43,25 @@ def queries(scenario: Scenario, trace: ScenarioTrace, book: ReferenceBook) -> li
     for ask in dict.fromkeys(check.queries for check in (*scenario.checks, *ALWAYS)):  # many checks ask the same
         try:
             for query in ask(evidence):
-                found.append(query)  # what came before an exception counts
+                found.append(query)  # queries before an exception count
         except UnansweredQuery:
-            continue  # asked for in the next round
+            continue  # the next round asks the rest
         except Exception:  # noqa: BLE001, S112 - judging meets it again and reports it with its traceback
             continue
     return found
 
 
 def judge(scenario: Scenario, trace: ScenarioTrace, reference: ReferenceBook) -> list[Verdict]:
-    """One verdict for each of the scenario's checks, and for each check of `ALWAYS` that found something of its kind.
+    """One verdict for each of the scenario's checks, and for each check of `ALWAYS` that found something to judge.
 
     Fails closed: a check that judged no fact, raised, or needed an answer that the oracle never gave is `untestable`.
-    A scenario that could not be driven to its end fails every check of its own if the stack is to blame.
+    A scenario that did not reach its end fails all its own checks if the stack is to blame.
     """
     return judge_evidence(scenario, Evidence(trace, reference))
 
 
 def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
-    """As `judge`, on evidence that is used for more than judging: what was worked out of it is kept there."""
+    """As `judge`, on evidence that other code uses too: results stay cached in it."""
     trace = evidence.trace
     if trace.end.outcome == "failed":
         finding = _not_driven(trace)
@@ -80,7 +80,7 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
 
 
 def run(check: Check, evidence: Evidence) -> Finding | None:
-    """One check, with every way in which it can judge nothing turned into `untestable`. None: nothing of its kind."""
+    """Runs one check; one that could judge nothing is `untestable`. None if a check of `ALWAYS` finds nothing of its kind."""
     try:
         finding = blind(evidence, check.tap) or check.judge(evidence)
         if finding is None:
@@ -111,7 +111,7 @@ def missing(
 ) -> list[Verdict]:
     """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none.
 
-    `offered` is what this start can do, `declared` what the target can where it is given all that it needs, such as a GPU.
+    `offered` are the capabilities of this start, `declared` those of the target with all that it needs, such as a GPU.
     """
     lacks = sorted(scenario.needs - frozenset(offered))
     if not lacks:
@@ -127,7 +127,7 @@ def missing(
 
 
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
-    """A verdict `untestable` for each check of a scenario that was to be driven and of which nothing was recorded."""
+    """A verdict `untestable` for each check of a scenario that should have been driven and has no recording."""
     return [
         _about(scenario, check, target, topology, status=Conformance.UNTESTABLE, reason=reason, blame=blame)
         for check in scenario.checks
@@ -135,7 +135,7 @@ def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: B
 
 
 def _unless_blind(finding: Finding) -> Finding:
-    """A pass of a numeric check counts only where its weakest seeded fault would have been red."""
+    """A pass of a numeric check counts only if its weakest seeded fault would have been red."""
     margin = finding.margin
     if finding.status != "pass" or margin is None:
         return finding

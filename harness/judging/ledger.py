@@ -1,7 +1,7 @@
 """The ledger of known divergences: executed, reason-matched, capped, owned, expiring. Stale entries are red.
 
-Read from ``scenarios/known_divergences.toml``. `apply` is pure: verdicts in, verdicts with `known` set out, and what is
-wrong with the entries in the light of this run.
+Read from ``scenarios/known_divergences.toml``. `apply` is pure: it returns the verdicts with `known` set, and the problems
+of the entries that this run shows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks_removal: bool = True
 
     def about(self, verdict: Verdict) -> bool:
-        """Is the verdict about what the entry names: scenario, check, stack or pair, topology? Whatever it says."""
+        """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
         pair = f"{verdict.baseline}~{verdict.target}" if verdict.baseline else None
         return (
             fnmatchcase(verdict.scenario, self.scenario)
@@ -56,12 +56,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def may_be_about(self, scenarios: Iterable[str]) -> bool:
-        """Is the scenario or the topology a pattern, and does it cover one of these?"""
+        """True if the scenario or the topology is a pattern and the scenario covers one of these."""
         pattern = any(c in self.scenario + self.topology for c in "*?[")
         return pattern and any(fnmatchcase(name, self.scenario) for name in scenarios)
 
     def explains(self, verdict: Verdict) -> bool:
-        """Is the verdict what the entry describes? Its whole reason has to match."""
+        """True if the entry describes the verdict, including its whole reason."""
         return (
             self.about(verdict)
             and (self.status is None or verdict.status == self.status)
@@ -80,7 +80,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path | None = None) -> Ledger:
-    """Read a ledger; None means the one that comes with the scenarios.
+    """Read a ledger; None means the one shipped with the scenarios.
 
     Raises `LedgerError` with the entry's id and the field for anything malformed, unknown or given twice.
     """
@@ -149,7 +149,9 @@ def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
     by_id = Counter(entry.id for entry in entries)
     for name, times in by_id.items():
         if times > 1:
-            raise LedgerError(f"{path}: entry {name!r}: field 'id' is given {times} times", next_step="ids are unique")
+            raise LedgerError(
+                f"{path}: entry {name!r}: field 'id' is given {times} times", next_step="give each entry its own id"
+            )
     seen: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
         for target in entry.targets:
@@ -157,7 +159,7 @@ def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
             if match in seen:
                 raise LedgerError(
                     f"{path}: entry {entry.id!r}: field 'targets' matches what {seen[match].id!r} matches",
-                    next_step="one difference, one entry",
+                    next_step="write one entry per difference",
                 )
             seen[match] = entry
 
@@ -165,12 +167,11 @@ def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
 def apply(
     ledger: Ledger, verdicts: Sequence[Verdict], today: datetime.date, elsewhere: Sequence[str] = ()
 ) -> tuple[list[Verdict], list[LedgerProblem]]:
-    """Set `known` on the red verdicts that the ledger explains, and say what is wrong with its entries.
+    """Set `known` on the red verdicts that the ledger explains, and return the problems of its entries.
 
-    Verdicts come back in their order. Within an entry's cap the first by `Verdict.id` are explained, so that the same
-    run gives the same answer. Entries about what was not judged in this run are left alone: `elsewhere` names scenarios
-    that were not driven in each of their topologies, so that an entry whose pattern covers one of them is called neither
-    stale nor changed.
+    Verdicts keep their order. Within an entry's cap the first verdicts by `Verdict.id` are explained, so the same run
+    gives the same answer. Entries without a judged verdict in this run are left alone. `elsewhere` names scenarios that
+    were not driven in each of their topologies; an entry whose pattern covers one of them is called neither stale nor changed.
     """
     live = [entry for entry in ledger.entries if entry.expires >= today]
     known: dict[str, str] = {}
@@ -179,7 +180,7 @@ def apply(
         LedgerProblem(
             entry=entry.id,
             problem=f"expired on {entry.expires}: it explains nothing any more",
-            next_step=f"{entry.owner}: mend the difference, or look at it again and renew the entry",
+            next_step=f"{entry.owner}: fix the difference, or review it and renew the entry",
         )
         for entry in ledger.entries
         if entry.expires < today
@@ -212,7 +213,7 @@ def _claim(
             LedgerProblem(
                 entry=matching[1].id,
                 problem=f"explains what {matching[0].id!r} explains already",
-                next_step="make the two entries disjoint: one difference, one entry",
+                next_step="make the two entries disjoint: write one entry per difference",
             )
         )
     if matching:

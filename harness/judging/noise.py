@@ -1,7 +1,7 @@
-"""How near is near enough: for each numeric check the noise, the bound and the weakest fault. Pure.
+"""Noise, bound and weakest fault of each numeric check. Pure.
 
-The bound of a comparison is derived in the run. It lies above what the baseline differs from itself, and is of use only
-below what the weakest fault makes; both margins are printed. Faults are seeded into the recorded numbers, offline.
+Each run derives the bound of a comparison. It lies above the difference between the baseline and its twin, and is useful only
+below the difference that the weakest fault makes. Faults are seeded into the recorded numbers, offline.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from harness.records.verdict import NoiseFloor, Verdict
 FLOAT32_EPSILON = 2.0**-23
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 ABOVE_THE_FLOOR = 10.0
-"""How many times its own noise the baseline is given: two draws of one noise rarely lie so far apart."""
+"""Factor on the baseline's own noise: two draws of one noise rarely lie this far apart."""
 ROUNDINGS = 64.0
-"""Roundings of a float32 at the scale of the largest log-probability: what a reordered sum may cost."""
+"""Number of float32 roundings, at the scale of the largest log-probability, that a reordered sum may cost."""
 
 
 @final
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """The log-probability of one token on both sides. `size` is infinite where one side has no number."""
+    """The log-probability of one token on both sides. `size` is infinite if one side has no number."""
 
     row: int
     position: int
@@ -42,10 +42,10 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deltas(left: Call, right: Call) -> tuple[int, list[Delta]]:
-    """How many tokens were compared, and those that differ: over what both calls begin with alike, row by row.
+    """The number of compared tokens, and those that differ: over the common prefix of both calls, row by row.
 
-    A token without a number on one side, or numbers without a token, are infinite differences. Rows of which neither
-    side gave numbers are no facts.
+    A token without a number on one side, or a number without a token, is an infinite difference. Rows for which neither
+    side gave numbers do not count.
     """
     facts, found = 0, []
     ours, theirs = _logprob_rows(left), _logprob_rows(right)
@@ -74,7 +74,7 @@ _LOGPROBS = {
     "sample": "response_logprobs",
     "gym_generate": "rollout_logprobs",
 }
-"""Where the results of each method have them."""
+"""Method → field of its result that holds log-probabilities."""
 
 
 def _logprob_rows(call: Call) -> list[tuple[list[int], list[float | None] | None]]:
@@ -90,7 +90,7 @@ def _at(rows: list[tuple[list[int], Any]], row: int) -> tuple[list[int], Any]:
 
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many entries two sequences begin with alike."""
+    """Length of the common prefix of two sequences."""
     if left == right:
         return len(left)
     return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
@@ -99,9 +99,8 @@ def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
 def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[NoiseFloor]:
     """The noise of the baseline over a whole run, from pairs of a trace and its twin; empty if nothing was measured.
 
-    bound = max(10 × floor, 64 × 2⁻²³ × the largest |log-probability|). A missing number is no noise and is left out:
-    the checks judge it. Quantized engines are left out: their noise is another, roundings of activations that part, and would
-    hide what is wrong with all others.
+    bound = max(10 × floor, 64 × 2⁻²³ × the largest |log-probability|). Missing numbers are left out: the checks judge them.
+    Quantized engines are left out: roundings of their activations go either way, and that noise would hide faults of others.
     """
     floor, scale, facts = 0.0, 0.0, 0
     faults = dict.fromkeys(FAULTS, 0.0)
@@ -135,7 +134,7 @@ def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[N
 
 
 def of_rounding(model: str, dtype: str, noise: Noise) -> NoiseFloor:
-    """What rounding moves in one model, as a line beside the checks that take their bounds from it."""
+    """The effect of rounding in one model, as a line beside the checks that take their bounds from it."""
     measured = "; ".join(f"{name}: {moved.largest:.2g}" for name, moved in noise.measured.items())
     return NoiseFloor(
         check=f"rounding of {model} in {dtype}",
@@ -147,8 +146,8 @@ def of_rounding(model: str, dtype: str, noise: Noise) -> NoiseFloor:
 
 
 def floors(verdicts: Iterable[Verdict]) -> list[NoiseFloor]:
-    """The same of every check that says what it measures (`Margin`), over a run. What failed is no noise of a correct stack:
-    it says none, and its own verdict tells of it."""
+    """The same for every check that gives a `Margin`, over a run. A failed verdict gives none: its error is no noise of a correct
+    stack."""
     of_check: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.margin is not None:

@@ -1,7 +1,7 @@
-"""Is the candidate several times slower than the baseline? Tests time nothing; a recording holds times. Pure.
+"""Whether the candidate is several times slower than the baseline, from the times in the recordings. Pure.
 
 Like calls of one run are compared, paired as outputs are (`harness/judging/pairing.py`), each by its seconds per generated token.
-The median of many ratios says nothing about a few per cent, and all about a factor of ten.
+The median of many ratios hides a few per cent, but shows a factor of ten.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from harness.records.verdict import Margin, Parity, Verdict
 CHECK = "pace"
 SCENARIO = "run.pace"
 FAR = 5.0
-"""How many times as long the candidate may take: two stacks on one busy machine differ by less than 2."""
+"""Allowed ratio of the candidate's time to the baseline's: two stacks on one busy machine differ by less than 2."""
 LEAST_TOKENS = 8
-"""Calls with fewer are left out: their time is not that of generation."""
+"""Calls with fewer generated tokens are left out: most of their time is not generation."""
 LEAST_PAIRS = 10
 TENFOLD = {"ten times slower than the baseline": 10.0}
 
 
 @final
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer one side takes than the other: the median over `pairs` pairs of calls; 0 where there are none."""
+    """Ratio of one side's time to the other's: the median over `pairs` pairs of calls; 0 if there are none."""
 
     pairs: int
     ratio: float
@@ -42,12 +42,12 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         return self.pairs >= LEAST_PAIRS
 
     def far(self, bound: float = FAR) -> bool:
-        """Is it slower than `bound` allows, over enough pairs to say so?"""
+        """True if the ratio exceeds `bound` over enough pairs."""
         return self.enough and self.ratio > bound
 
 
 def seconds_per_token(call: Call) -> float | None:
-    """Wall time of a call by the tokens that it generated; None for a call that is no measure of pace."""
+    """Wall time of a call per generated token; None if it generated fewer than `LEAST_TOKENS`."""
     made = _tokens(call)
     return (call.ended_ns - call.started_ns) / 1e9 / made if made >= LEAST_TOKENS else None
 
@@ -64,7 +64,7 @@ def _tokens(call: Call) -> int:
 
 
 Timings = dict[str, list[float | None]]
-"""What a call asked, as a digest → seconds per token of each call that asked it, in order. Small enough to be sent about."""
+"""Digest of a request → seconds per token of each call with it, in order. Small enough to send between processes."""
 
 
 def timings(traces: Iterable[ScenarioTrace]) -> Timings:
@@ -79,21 +79,21 @@ def timings(traces: Iterable[ScenarioTrace]) -> Timings:
 
 
 def between(control: Timings, subject: Timings) -> Pace:
-    """How much longer `subject` takes for a token than `control`, over their like calls."""
+    """The ratio of `subject`'s time per token to `control`'s, over their like calls."""
     like = (zip(usual, subject.get(key, ()), strict=False) for key, usual in control.items())  # no partner, no ratio
     ratios = [theirs / ours for pairs in like for ours, theirs in pairs if ours and theirs is not None]
     return Pace(pairs=len(ratios), ratio=statistics.median(ratios) if ratios else 0.0)
 
 
 def ratio(control: Iterable[ScenarioTrace], subject: Iterable[ScenarioTrace]) -> Pace:
-    """The same, of recorded scenarios."""
+    """The same, for recorded scenarios."""
     return between(timings(control), timings(subject))
 
 
 def verdict(pace: Pace, twin: Pace, *, baseline: str, candidate: str, topology: str, wave: int) -> Verdict:
     """The candidate's pace against the baseline's; `twin` is the baseline's second take against its first.
 
-    Regression above `FAR`, or above what the baseline differs from itself if that is more.
+    Regression above `FAR`, or above the ratio between the baseline and its twin if that is more.
     """
     noise = max(twin.ratio, 1 / twin.ratio) if twin.enough and twin.ratio else 1.0
     bound = max(FAR, noise)
@@ -123,7 +123,7 @@ def verdict(pace: Pace, twin: Pace, *, baseline: str, candidate: str, topology: 
         facts=pace.pairs,
         numbers={"times as long": pace.ratio, "twin": twin.ratio, "bound": bound},
         margin=margin if status == Parity.PARITY else None,
-        fault="a stack that answers rightly and ten times slower",
+        fault="a stack answers rightly, but ten times slower",
         source="SkyRL #1014: the HTTP stack replaces the legacy one",
         next_step=NEXT_STEP[blame] if blame else "",
     )

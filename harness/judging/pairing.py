@@ -1,6 +1,6 @@
-"""Which call of one recording belongs to which of the other: same method, label and request, in order. Pure.
+"""Pairs the calls of two recordings: same method, label and request, in order. Pure.
 
-Two sides are never zipped to the shorter one: what has no partner is returned as such.
+Two sides are never zipped to the shorter one: calls without a partner are returned as such.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _flat(groups: Iterable[list[Call]]) -> list[Call]:
 
 
 def identity(call: Call, trace: ScenarioTrace) -> tuple[str, str | None, bytes]:
-    """What a call asked: method, label, request. Model names are left out: two machines keep the same model (the header has
-    its hash) at different places. What is trained, and the version that came of it, follow from a side's own outputs."""
+    """Method, label and request of a call. Model names are left out: two machines keep the same model (the header has its hash)
+    at different places. So are training requests and trained versions, which follow from a side's own outputs."""
     if call.method == "train" or (call.method == "sync_weights" and call.request["version"] >= FIRST_TRAINED):
         return call.method, call.label, b'"trained"'
-    if call.method == "trained":  # which rollouts a step consumed depends on which were done first
+    if call.method == "trained":  # the rollouts that a step consumes depend on which ended first
         return call.method, call.label, _encoder.encode(call.request["global_step"])
     request = _encoder.encode(call.request)
     if call.method in CHOICES and (name := trace.header.model.get("name")):

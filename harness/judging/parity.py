@@ -1,7 +1,7 @@
-"""Baseline × candidate (× the baseline's twin) → comparison verdicts, after the architecture's verdict table. Pure.
+"""Baseline × candidate (× the baseline's twin) → comparison verdicts, by the architecture's verdict table. Pure.
 
-Conformance comes first: outputs are compared only where both sides keep every promise, and two sides that break the
-same promise alike earn nothing. A difference that no check condemns is `open`: shown with both sides, not red.
+Conformance comes first: outputs are compared only if both sides keep every promise, and two sides that break the same
+promise alike do not pass. A difference that no check condemns is `open`: shown with both sides, not red.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack that does not declare what the scenario needs."""
+    """A stack that lacks a capability which the scenario needs."""
 
     target: str
     topology: str
@@ -64,7 +64,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Absent(msgspec.Struct, frozen=True, kw_only=True):
-    """A stack that should have been driven, and of which nothing was recorded here."""
+    """A stack that should have been driven and has no recording here."""
 
     target: str
     topology: str
@@ -78,11 +78,11 @@ Side = Judged | Missing | Absent
 def compare(
     scenario: Scenario, baseline: Side, candidate: Side, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
 ) -> list[Verdict]:
-    """One verdict a check, and where both sides conform one for each facet that there is something of. What only the comparison shows
-    of the baseline is a verdict of its own.
+    """One verdict per check and, if both sides conform, one per facet with facts. A defect of the baseline that only the comparison
+    shows is a verdict of its own.
 
     `twin` is the baseline's second take; `noise` comes from `noise.noise_floors` over the whole run. Two stacks that
-    both lack a capability are compared in nothing: each has its own verdict `missing`.
+    both lack a capability are not compared: each has its own verdict `missing`.
     """
     about = _About(scenario, baseline.target, candidate.target, candidate.topology)
     match baseline, candidate:
@@ -147,7 +147,7 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
         if left is not None and right is not None:
             found.append(_check(about, name, left, right))
         elif baseline.driven and candidate.driven and (baseline if left is None else candidate).conforms:
-            # Where the silent side failed a check of its own, that failure is why there is nothing: it is told there.
+            # If the silent side failed one of its checks, that verdict already explains why nothing was found here.
             side = "baseline" if left is not None else "candidate"
             found.append(
                 about(name, Parity.UNTESTABLE, f"{name} found something to judge on the {side} only", Blame.HARNESS)
@@ -218,7 +218,7 @@ def _exact(baseline: Evidence, candidate: Evidence) -> bool:
 
 
 def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
-    """The curves of two training runs, where the scenario is one."""
+    """Compares the curves of two training runs; empty if the scenario is none."""
     found = curves.compare(baseline.evidence.trace, candidate.evidence.trace, twin)
     if found is None:
         return []
@@ -233,14 +233,14 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
             numbers=found.numbers,
             margin=found.margin if found.status == Parity.PARITY else None,
             evidence=[found.shown],
-            fault="rollouts that are subtly wrong, from which a policy learns less",
+            fault="rollouts are subtly wrong, and a policy learns less from them",
             source='SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"',
         )
     ]
 
 
 def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:
-    """Trainer and inference, where the scenario promises that they agree. A gap of the baseline alone is red as the baseline's own."""
+    """Compares the trainer gaps if the scenario promises agreement. A gap of the baseline alone is a red verdict of its own."""
     if GAP not in about.scenario.checks:
         return []
     ours, theirs = baseline.evidence, candidate.evidence
@@ -254,7 +254,7 @@ def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace
         facts=found.facts,
         numbers=found.numbers,
         margin=found.margin,
-        fault="one stack's log-probabilities are off by little: another temperature, one more rounding",
+        fault="one stack's log-probabilities are slightly off: another temperature, one more rounding",
         source=GAP.source,
     )
     if found.status != Parity.BASELINE_DEFECT:
@@ -279,7 +279,7 @@ def _facet(about: _About, name: str, facet: Facet) -> Verdict:
 
 
 def _kind_of_place(call: Call | None, place: str) -> str:
-    """Where a difference lies, without what varies with the input: "generate", "chat_completion choices[].index"."""
+    """Where a difference lies, without numbers that vary with the input: "generate", "chat_completion choices[].index"."""
     if call is None:
         return "the sessions that share a server"
     if call.method in CHOICES:
@@ -309,8 +309,8 @@ def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
 
 
 def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exact: bool) -> list[Verdict]:
-    """`exact`: as `_exact` says. Elsewhere the noise of single numbers hides small faults: a difference beyond the bound is
-    left open, and the reference has judged both sides."""
+    """`exact`: from `_exact`. If False, the noise of single numbers may hide small faults, since the reference has judged both
+    sides; a difference beyond the bound is left open."""
     numbers = found.logprobs
     if not numbers.facts:
         if not found.incomparable:
@@ -339,7 +339,7 @@ def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exa
 
 
 def _useless(floor: NoiseFloor | None) -> str:
-    """Why the bound cannot judge, or nothing."""
+    """Why the bound cannot judge; empty if it can."""
     if floor is None:
         return "log-probabilities differ and no twin of the baseline was driven to say how much is noise"
     if floor.weakest_fault is None or floor.bound >= floor.weakest_fault:
@@ -348,7 +348,7 @@ def _useless(floor: NoiseFloor | None) -> str:
 
 
 def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]:
-    """Errors earn parity only where a check of the scenario judged that they were caused as meant."""
+    """Errors earn parity only if a check of the scenario judged that they were caused as meant."""
     if not errors:
         return []
     sides = [_ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right)) for left, right in errors]
@@ -375,7 +375,7 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]
 
 @final
 class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call failed on either side; None: it did not."""
+    """How a call failed on either side; None if it succeeded there."""
 
     call: Call
     baseline: dict[str, Any] | None

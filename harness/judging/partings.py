@@ -1,6 +1,6 @@
-"""Where the outputs of two right stacks part for want of digits. Pure.
+"""Where rounding makes the outputs of two right stacks part. Pure.
 
-After the first other token two right answers differ in everything, so that the place where they part is what can be judged: greedy
+After the first different token two right answers differ in everything, so only the place where they part can be judged: greedy
 rows by the reference's distance between the two tokens, seeded ones by how seldom noise changes a draw.
 """
 
@@ -27,21 +27,21 @@ Parted = dict[int, frozenset[int]]
 
 
 def row_of(place: str) -> int | None:
-    """Of which row a place in a facet tells: "row 3", "choices[3].text". None: of the whole call."""
+    """The row of a place in a facet: "row 3", "choices[3].text". None if the place is of the whole call."""
     found = _ROW.match(place)
     return int(found[1] or found[2]) if found else None
 
 
 def explains(parted: Parted, call: Call, place: str) -> bool:
-    """Is what differs there what comes after such a parting? What tells of a whole call comes after that of any of its rows."""
+    """True if a parting of the place's row explains a difference there; for a place of the whole call, a parting of any row."""
     rows = parted.get(call.id, frozenset())
     row = row_of(place)
     return bool(rows) if row is None else row in rows
 
 
 def of_rounding(baseline: Evidence, candidate: Evidence, pairs: Iterable[tuple[Call, Call]]) -> Parted:
-    """The rows of paired calls that part where rounding decides. One that the reference was not asked about is none of them. Two
-    stacks of batch-invariant engines round alike."""
+    """The rows of paired calls that part where rounding decides, without rows that the reference was not asked about. Empty for two
+    stacks of batch-invariant engines, which round alike."""
     if _round_alike(baseline.header, candidate.header):
         return {}
     found: dict[int, set[int]] = {}

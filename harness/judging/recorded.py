@@ -1,8 +1,8 @@
-"""The verdicts on one scenario in one topology, from its recordings: while the run is live as well as years later.
+"""The verdicts on one scenario in one topology, from its recordings, during the run or years later.
 
-The order: every take of each stack alone, its own promises first and then those of every scenario; the worst take stands
-for the stack. Then the candidate beside the baseline, since outputs may only be compared where both keep their promises. What
-needs the whole run (ledger, pace, abilities that nothing exercised, gate) comes after all of these (`harness/running/run.py`).
+First each stack is judged alone, take by take: the scenario's checks, then those of every scenario. The worst take stands for
+the stack. Then the candidate is compared with the baseline, since outputs may be compared only if both keep their promises.
+`harness/running/run.py` adds what needs the whole run: ledger, pace, unexercised capabilities, gate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.suite.scenario import Scenario
 
 @final
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The recordings of one seat with the oracle's answers that belong to them."""
+    """The recordings of one seat with the oracle's answers about them."""
 
     index: Index
     book: Book
@@ -42,7 +42,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> Topology:
-        """The topology, but for the words that describe it."""
+        """The topology without its description."""
         return msgspec.structs.replace(self.index.header.topology, about="")
 
 
@@ -59,12 +59,12 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judging:
-    """One topology of a run. `here`: target → its recording, of those that have one."""
+    """Judges one topology of a run. `here`: target → its recording, for targets that have one."""
 
     def __init__(
         self, info: RunInfo, topology: str, here: Mapping[str, Recorded], look: Look = lambda *_: None
     ) -> None:
-        """`look` is shown each take with its verdicts."""
+        """`look` gets each take with its verdicts."""
         self._info, self._topology, self._here, self._look = info, topology, here, look
 
     def scenario(self, scenario: Scenario, noise: Sequence[NoiseFloor]) -> Iterator[Verdict]:
@@ -98,7 +98,7 @@ class Judging:
     def both(self, scenario: Scenario, noise: Sequence[NoiseFloor]) -> tuple[list[Verdict], list[Verdict]]:
         """The candidate against the baseline: the verdicts on either stack alone, and those of the comparison.
 
-        The run must have both. One take of each stack is in memory at a time, and the twin.
+        The run must have both. Memory holds one take of each stack at a time, and the twin.
         """
         assert self._info.baseline is not None
         assert self._info.candidate is not None
@@ -111,7 +111,7 @@ class Judging:
         return [*left.verdicts, *merge(own)], merge(compared)
 
     def takes(self, scenario: Scenario, target: str) -> Iterator[tuple[Side, list[Verdict]]]:
-        """Each recorded take, judged; at least one side, which says why where nothing was recorded."""
+        """Each recorded take, judged. Without a recording, one side that says why."""
         recorded = self._here.get(target)
         takes = recorded.index.takes(scenario.name) if recorded is not None else []
         if recorded is None or not takes:
@@ -145,7 +145,7 @@ class Judging:
 
 
 def with_twins(found: Iterable[Recorded]) -> Iterator[tuple[ScenarioTrace, ScenarioTrace]]:
-    """Each scenario of the baseline with its twin, calls only: the tap's observations have no part in noise."""
+    """Each scenario of the baseline with its twin, calls only: noise does not depend on the tap's observations."""
     for recorded in found:
         for name in recorded.index.scenarios:
             if {1, 2} <= set(recorded.index.takes(name)):

@@ -1,4 +1,4 @@
-"""The facets of two conforming traces side by side: what was compared, what differs, and if that is noise. Pure."""
+"""The facets of two conforming traces side by side: compared values, differences, and which of them are noise. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Facet(msgspec.Struct, kw_only=True):
     noisy: int = 0
     """Differences that are no larger than the baseline's from its own twin, at the same place."""
     parted: int = 0
-    """Differences that come after a parting where rounding decides (`harness.judging.partings`)."""
+    """Differences after a parting where rounding decides (`harness.judging.partings`)."""
 
     def smallest(self, count: int = 3) -> list[dict[str, Any]]:
         return [d.shown for d in sorted(self.differences, key=lambda d: d.size)[:count]]
@@ -75,18 +75,18 @@ class Numbers(msgspec.Struct, kw_only=True):
 
 @final
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two traces side by side. `errors` are pairs of which at least one side failed."""
+    """Two traces side by side. `errors` are pairs in which at least one side failed."""
 
     pairing: Pairing
     facets: dict[str, Facet]
     logprobs: Numbers
     errors: list[tuple[Call, Call]]
     incomparable: int
-    """Calls with log-probabilities on both sides and no token in common to compare them on."""
+    """Calls with log-probabilities on both sides, but without a common token to compare."""
 
 
 def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrace | None, bound: float) -> Comparison:
-    """Compare every facet of every paired call. `bound` is what log-probabilities may differ by, in nats."""
+    """Compare every facet of every paired call. `bound` is the allowed difference of log-probabilities, in nats."""
     pairing = pair(baseline.trace, candidate.trace)
     again = pair(baseline.trace, twin).partner_of() if twin is not None else {}
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
@@ -108,7 +108,7 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
 
 
 def _given_up(call: Call) -> bool:
-    """Did the scenario itself end the call, by no longer waiting? That is no error of the stack's."""
+    """True if the scenario itself stopped waiting for the call, which is no error of the stack."""
     return call.error is not None and call.error.blame == Blame.HARNESS
 
 
@@ -149,13 +149,13 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _near(place: str, left: Any, right: Any, bound: float) -> bool:
-    """Two log-probabilities within an OpenAI-style body."""
+    """True for two log-probabilities in an OpenAI-style body that differ by at most `bound`."""
     numbers = isinstance(left, float) and isinstance(right, float)
     return numbers and "logprob" in place and abs(left - right) <= bound
 
 
 def _no_farther(baseline: Any, candidate: Any, twin: Any) -> bool:
-    """Does the baseline's own twin part from it too, and no later than the candidate does?"""
+    """True if the baseline's own twin parts from it too, and no later than the candidate does."""
     if _same(baseline, twin):
         return False
     if all(isinstance(x, list) for x in (baseline, candidate, twin)) or all(
@@ -212,7 +212,7 @@ def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, f
 
 
 def partition(evidence: Evidence) -> dict[str, str]:
-    """Which sessions share their servers: session → the first of those that it shares with.
+    """Which sessions share their servers: session → the first session on the same servers.
 
     Two stacks that spread the same sessions alike give the same mapping, though they number their servers differently.
     """

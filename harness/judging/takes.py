@@ -1,4 +1,4 @@
-"""Several takes of one scenario as one verdict a check: red in any take is red. Pure."""
+"""Merges several takes of one scenario into one verdict per check: red in any take is red. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from harness.records.verdict import WORST_FIRST, Conformance, Margin, Parity, Ve
 
 
 def merge(takes: Sequence[Sequence[Verdict]]) -> list[Verdict]:
-    """The worst take's verdict stands for each check, its reason unchanged; how often it was so goes into the evidence.
+    """The worst take's verdict stands for each check, its reason unchanged; the evidence counts the takes with its status.
 
-    `takes` holds the verdicts of each take; one take is returned as it is.
+    `takes` holds the verdicts of each take; a single take is returned as it is.
     """
     if len(takes) == 1:
         return list(takes[0])
@@ -37,7 +37,7 @@ def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
 
 
 def widest(margins: Sequence[Margin]) -> Margin:
-    """One margin for several of one check: the largest measurement, each fault where it was hardest to see."""
+    """Merges several margins of one check: the largest measurement, and each fault at its hardest to see."""
     faults: dict[str, float] = {}
     for name, size in (item for margin in margins for item in margin.faults.items()):
         faults[name] = min(size, faults.get(name, size))

@@ -1,1 +1,1 @@
-"""What a scenario and the rollout plan are."""
+"""Scenarios and the rollout plan."""

@@ -20,7 +20,7 @@ class State(StrEnum):
     UNTESTABLE = "untestable"
     """Something could not be judged."""
     MISSING = "missing"
-    """The stack does not offer what a scenario needs."""
+    """The stack lacks a capability that a scenario needs."""
     NOT_EXERCISED = "not exercised"
     """No verdict at all."""
     INCOMPLETE = "incomplete"
@@ -54,11 +54,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     verdicts: list[Verdict]
     unexercised: list[str]
-    """Scenarios that were named and have no verdict here."""
+    """Named scenarios without a verdict here."""
 
 
 def columns(run: RunInfo, verdicts: Iterable[Verdict]) -> list[Column]:
-    """Stacks first, baseline before candidate, then pairs. What the run was to show is there even without verdicts."""
+    """Stacks first, baseline before candidate, then pairs. The run's own stacks and pair are there even without verdicts."""
     stacks = [Column(target=name) for name in (run.baseline, run.candidate) if name]
     pairs = [Column(target=run.candidate, baseline=run.baseline)] if run.candidate and run.baseline else []
     for verdict in verdicts:

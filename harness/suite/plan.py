@@ -1,6 +1,6 @@
 """The rollout plan as data: tasks, their checklist, and which scenarios give evidence for each bullet.
 
-Read from ``scenarios/plan.toml``. What was seen of it in a run is worked out in `harness/suite/coverage.py`.
+Read from ``scenarios/plan.toml``. `harness/suite/coverage.py` derives what a run shows of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bullet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scenarios: list[str]
     """"module.function" of the scenarios that give evidence; "…@colocated" counts only that topology."""
     engine: Literal["any", "cuda"] = "any"
-    """"cuda" where a run without an accelerator exercises the code path but cannot keep the promise."""
+    """"cuda" if a run without an accelerator exercises the code path but cannot keep the promise."""
 
 
 @final
@@ -55,15 +55,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def counts_for(name: str, verdict: Verdict) -> bool:
-    """Is `verdict` about the scenario that a bullet names, in the topology that it names?"""
+    """True if `verdict` is about the scenario that a bullet names, in the topology that it names."""
     scenario, _, where = name.partition("@")
     return verdict.scenario == scenario and where in ("", verdict.topology)
 
 
 def load_plan(path: Path | None = None) -> Plan:
-    """Read a plan; None means the one that comes with the scenarios.
+    """Read a plan; None means the one shipped with the scenarios.
 
-    Raises `UsageError`, naming the task or bullet, for anything that is not a whole and well-formed plan.
+    Raises `UsageError`, naming the task or bullet, for anything but a complete and well-formed plan.
     """
     if path is None:
         with as_file(files("scenarios") / "plan.toml") as shipped:

@@ -1,4 +1,4 @@
-"""What a scenario is: one asynchronous test function, a promise, the abilities it needs and the checks that judge it."""
+"""A scenario: one asynchronous test function, a promise, the capabilities it needs and the checks that judge it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     fixed_placement: bool = False
     """True if the promise is about where the engines live: `--colocate` does not move it."""
     spoils: bool = False
-    """Does it break the stack, so that the next one has to wait for a fresh start? It is driven last, and once."""
+    """True if it breaks the stack, so that the next scenario needs a fresh start. It is driven last, and once."""
 
     def driven_in(self, engines: int, wanted: Iterable[str] = (), *, colocate: bool = False) -> list[Topology]:
-        """Its topologies, or the wanted ones of them. `engines` is their number where the table leaves it open.
+        """Its topologies, or only the wanted ones. `engines` is the number of engines if the table leaves it open.
 
-        `colocate`: colocated engines take the place of disaggregated ones.
+        `colocate`: True if colocated engines replace disaggregated ones.
         """
         places = [topology(name, engines) for name in self.topologies]
         if colocate and not self.fixed_placement:
@@ -64,15 +64,14 @@ def scenario(
 ) -> Callable[[F], F]:
     """Declare a test function as a scenario.
 
-    `task` is the plan's task that it belongs to, `promise` one sentence, `checks` what judges its recording (at
-    least one), `needs` the capabilities without which it is `missing`, `topologies` where it is driven
-    (names of ``scenarios/topologies.toml``), `fixed_placement` whether the promise
-    is about these places, `deadline_s` how long driving may take in all, `spoils` whether it
-    leaves a stack that the next one has to wait for (always with `KILL_SERVER`). The function's
-    docstring names the source of the promise.
+    `task` is its task of the plan, `promise` one sentence. `checks` judge its recording (at least one). On a stack
+    without the capabilities `needs` it is `missing`. `topologies` are where it is driven (names of
+    ``scenarios/topologies.toml``); `fixed_placement`: True if the promise is about these places. `deadline_s` limits
+    driving as a whole. `spoils`: True if the next scenario needs a fresh start (always with `KILL_SERVER`). The
+    function's docstring names the source of the promise.
 
-    Raises ValueError for a scenario without checks, docstring or topology: it could not go red; UsageError for an
-    unknown topology.
+    Raises ValueError for a scenario without checks, docstring or topology, which could not go red, or with a check
+    twice; UsageError for an unknown topology.
     """
     judged_by = tuple(checks)
     placed = tuple(topologies)

@@ -47,7 +47,7 @@ async def test_the_client_survives_pickling(stack: Stack, prompts: Prompts) -> N
     checks=[greedy(), ALL_COMPLETE],
 )
 async def test_pickling_disturbs_no_caller(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904: "Serializable". The trainer hands the client to its workers while rollouts are under way."""
+    """SkyRL #904: "Serializable". The trainer hands the client to its workers while rollouts are in flight."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(prompts.unique(4), max_tokens=100, temperature=0.0, ignore_eos=True))
         await stack.until_generating(requests=4, tokens=4)

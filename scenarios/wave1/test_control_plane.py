@@ -55,7 +55,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
     checks=[FAN_OUT, ABORTED, FROZEN, HELD, greedy("late")],
 )
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New ones wait."""
+    """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New requests wait."""
     batch, late = prompts.unique(8), prompts.unique(2)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
@@ -76,7 +76,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
     checks=[FAN_OUT, ABORTED],
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, /pause: clear_cache says whether caches are cleared. That it arrives is judged by `echo`."""
+    """vLLM documentation, /pause: clear_cache says whether caches are cleared. `echo` judges that it arrives."""
     batch = prompts.unique(4)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
@@ -213,7 +213,7 @@ async def test_control_calls_reach_every_server(stack: Stack, prompts: Prompts) 
 )
 async def test_reset_prefix_cache_takes_its_argument_along(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.reset_prefix_cache: "reset_running_requests: Whether to reset running
-    requests". That it arrives is judged by `echo`."""
+    requests". `echo` judges that it arrives."""
     await stack.generate(prompts.unique(2), **ANSWER)
     await stack.reset_prefix_cache(reset_running_requests=True)
 

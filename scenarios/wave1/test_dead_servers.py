@@ -1,4 +1,4 @@
-"""A server dies: what is pending ends, and health() says how it is."""
+"""A server dies: pending calls end, and health() reports it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
 NOTICED_S = 10.0
-"""How long a stack may take to see that a server is gone."""
+"""Seconds that a stack may take to notice a dead server."""
 
 
 async def until_unhealthy(stack: Stack) -> None:
-    """Ask health() until it says no, or fails, or has had its time: the last answer counts."""
+    """Ask health() until it is false, fails, or `NOTICED_S` has passed; the last answer counts."""
     deadline = monotonic() + NOTICED_S
     while monotonic() < deadline and await stack.attempt(stack.health()):
         await asyncio.sleep(0.25)

@@ -16,8 +16,8 @@ from harness.suite.scenario import scenario
 async def test_a_caller_without_credentials_gets_no_further_than_the_data_plane(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: "Router (InferenceRouter): Data plane only"; its review names unauthenticated control endpoints.
 
-    Every address is asked for every control route that there is, and is sent a pickle that leaves a marker. The stack goes
-    on after that."""
+    The probe asks every address for every control route, and sends it a pickle that leaves a marker. The stack must work
+    afterwards."""
     await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)
     await stack.probe_security()
     await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)

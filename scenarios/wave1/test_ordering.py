@@ -1,4 +1,4 @@
-"""Results come back in the order of their prompts, each to the caller who asked."""
+"""Results come back in the order of their prompts, each to its own caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
 STOPS = range(200, 260)
-"""So many stop tokens that rows of one batch end after a few tokens or after many."""
+"""Enough stop tokens that rows of one batch end after a few tokens or after many."""
 
 
 @scenario(
@@ -49,8 +49,8 @@ async def test_batches_of_any_size(stack: Stack, prompts: Prompts) -> None:
     checks=[in_order(concurrent=True), greedy()],
 )
 async def test_concurrent_callers_do_not_mix_results(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904, RemoteInferenceClient: many trajectories share one client. Twelve callers, four prompts each, of
-    lengths that interleave."""
+    """SkyRL #904, RemoteInferenceClient: many trajectories share one client. Twelve callers send four prompts each,
+    with lengths that interleave."""
     async with asyncio.TaskGroup() as callers:
         for caller in range(12):
             batch = prompts.ragged(4, longest=40)

@@ -1,4 +1,4 @@
-"""What every placement owes: right answers, sticky sessions, weight sync. And what only one of them must not do."""
+"""Every placement gives right answers, sticky sessions and weight sync. Disaggregated engines never sleep."""
 
 from __future__ import annotations
 

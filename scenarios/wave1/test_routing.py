@@ -18,7 +18,7 @@ ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 
 
 async def turns(stack: Stack, prompts: Prompts, session: SessionId) -> None:
-    """24 turns of one session, in a batch and one by one. A stack that drops the id passes with a chance of 2^-23."""
+    """24 turns of one session, in a batch and one by one. A stack that drops the id passes with probability 2^-23."""
     await stack.generate(prompts.unique(16), session_ids=[session] * 16, **ANSWER)
     for prompt in prompts.unique(8):
         await stack.generate([prompt], session_ids=[session], **ANSWER)
@@ -48,8 +48,8 @@ async def test_sessions_stick_over_turns_and_batches(stack: Stack, prompts: Prom
     checks=[SESSIONS_SPREAD, STICKY],
 )
 async def test_many_sessions_use_every_server(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #934: a session's server is hash(session_id) % engines. 32 sessions an engine: a fair hash leaves one of
-    two engines out with a chance of 2^-63."""
+    """SkyRL #934: a session's server is hash(session_id) % engines. With 32 sessions per engine, a fair hash leaves
+    out one of two engines with probability 2^-63."""
     count = 32 * stack.topology.engines
     sessions: list[SessionId] = [f"session-{number}" for number in range(count)]
     for _ in range(2):
@@ -103,9 +103,9 @@ async def test_sample_with_a_session_sticks(stack: Stack, prompts: Prompts) -> N
     checks=[SESSIONLESS_SPREAD],
 )
 async def test_sample_without_a_session_is_spread(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #934: "session_id=None: random load-balancing". One prompt throughout: its content must not decide.
+    """SkyRL #934: "session_id=None: random load-balancing". All calls have one prompt: its content must not decide.
 
-    32 calls an engine: a fair choice leaves one of two engines out with a chance of 2^-63."""
+    With 32 calls per engine, a fair choice leaves out one of two engines with probability 2^-63."""
     prompt = prompts.one()
     for _ in range(32 * stack.topology.engines):
         await stack.sample(prompt, 1, max_tokens=2, temperature=1.0)
@@ -113,8 +113,8 @@ async def test_sample_without_a_session_is_spread(stack: Stack, prompts: Prompts
 
 @scenario(task=0, promise="single requests without a session are spread", checks=[SESSIONLESS_SPREAD])
 async def test_single_requests_without_a_session_are_spread(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". 32 requests an engine: a fair
-    choice leaves one of two engines out with a chance of 2^-63."""
+    """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". With 32 requests per engine,
+    a fair choice leaves out one of two engines with probability 2^-63."""
     for prompt in prompts.unique(32 * stack.topology.engines):
         await stack.generate([prompt], max_tokens=2, temperature=0.0)
 
@@ -122,7 +122,7 @@ async def test_single_requests_without_a_session_are_spread(stack: Stack, prompt
 @scenario(task=0, promise="identical requests without a session are spread", checks=[SESSIONLESS_SPREAD])
 async def test_identical_requests_without_a_session_are_spread(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing". A GRPO group asks one prompt
-    many times: what the prompt says must not decide. Chance of a false alarm with two engines: 2^-63."""
+    many times: its content must not decide. Probability of a false alarm with two engines: 2^-63."""
     prompt = prompts.one()
     for _ in range(32 * stack.topology.engines):
         await stack.generate([prompt], max_tokens=2, temperature=0.0)
@@ -200,7 +200,7 @@ async def test_long_session_sticks(stack: Stack, prompts: Prompts) -> None:
 async def test_an_integer_session_is_its_text(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899, review: a session's engine is "hash_with_sha256(str(session_id)) % len(self.engines)".
 
-    Sixteen ids, both ways: two unrelated hashes agree on all with a chance of 2^-16, on two engines."""
+    Sixteen ids, as integer and as text: on two engines, two unrelated hashes agree on all with probability 2^-16."""
     for session in range(1, 17):
         pair: list[SessionId] = [session, str(session)]
         await stack.generate(prompts.unique(2), session_ids=pair, **ANSWER)

@@ -45,7 +45,7 @@ async def test_one_greedy_sample(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(task=0, promise="several greedy samples are all the reference's", needs=SAMPLE, checks=[greedy()])
 async def test_several_greedy_samples(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, sample: num_samples and sampling_params are free of each other."""
+    """SkyRL API reference, sample: num_samples and sampling_params are independent."""
     await stack.attempt(stack.sample(prompts.one(), 3, temperature=0, max_tokens=16))
 
 
@@ -56,7 +56,7 @@ async def test_several_greedy_samples(stack: Stack, prompts: Prompts) -> None:
     checks=[ends_as_asked(causes=["stop token"])],
 )
 async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, sample: stop_reasons, one a sample."""
+    """SkyRL API reference, sample: stop_reasons, one per sample."""
     await stack.sample(
         prompts.one(), 8, temperature=1.0, max_tokens=48, stop_token_ids=stack.vocabulary.scattered(range(100, 300))
     )

@@ -83,10 +83,10 @@ async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -
     deadline_s=120.0,
 )
 async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, Sleep Mode: level 1 offloads weights and discards the cache, level 2 discards both; SkyRL #1014, task 1: the
-    trainer wakes "weights" before the sync and "kv_cache" after it.
+    """vLLM documentation, Sleep Mode: level 1 offloads weights and discards the cache, level 2 discards both; SkyRL #1014, task 1:
+    the trainer wakes "weights" before the sync and "kv_cache" after it.
 
-    A sync and an answer come before the first reading, so that the buffers of trainer and engines exist by then."""
+    A sync and an answer come before the first reading, so that it includes the buffers of trainer and engines."""
     batch = prompts.unique(4)
     await stack.sync_weights(1)
     await stack.generate(batch, **ANSWER)

@@ -11,7 +11,7 @@ from harness.suite.scenario import scenario
 
 
 def ends_by(*causes: Cause, label: str | None = None) -> Check:
-    """The outputs end as asked, and each of these causes did end one."""
+    """The outputs end as asked, and each of these causes ends at least one."""
     labels = () if label is None else (label,)
     return ends_as_asked(*labels, causes=causes)
 
@@ -52,8 +52,8 @@ async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
     checks=[ends_by("eos", label="heeded"), ends_by("length", label="ignored")],
 )
 async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams.ignore_eos. One seed: the second call meets the token where the first does. Tokens are
-    drawn almost evenly, since a model may rather not end here."""
+    """vLLM documentation, SamplingParams.ignore_eos. With one seed both calls meet the token at the same place. Tokens are
+    drawn almost evenly, since a model may otherwise not end here."""
     batch, few = prompts.unique(8), [stack.vocabulary.eos, *stack.vocabulary.plain[:6]]
     for label, ignored in (("heeded", False), ("ignored", True)):
         await stack.generate(

@@ -1,4 +1,4 @@
-"""The text of an answer is the decoding of the tokens beside it."""
+"""The text of an answer is the decoding of its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.suite.scenario import scenario
 
 
 def special_often(stack: Stack) -> dict[str, Any]:
-    """Three special tokens among twelve: they occur in the middle of every few outputs."""
+    """Three special tokens among twelve, so that some outputs have special tokens in the middle."""
     some = [*stack.vocabulary.some_special(3), *stack.vocabulary.plain[:9]]
     return {"temperature": 1.0, "seed": 6, "max_tokens": 24, "ignore_eos": True, "allowed_token_ids": some}
 
@@ -55,7 +55,7 @@ async def test_text_holds_its_stop_token(stack: Stack, prompts: Prompts) -> None
 
 @scenario(task=0, promise="text is the decoded tokens where characters are cut in two", checks=[text_of_tokens()])
 async def test_text_of_bytes_that_are_no_characters(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL, InferenceEngineOutput: the guarantee knows no exception for bytes that are no whole character."""
+    """SkyRL, InferenceEngineOutput: the guarantee has no exception for bytes that form no whole character."""
     some = [*stack.vocabulary.parts, *stack.vocabulary.plain]
     await stack.generate(prompts.unique(12), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
 
@@ -65,7 +65,7 @@ async def test_text_of_bytes_that_are_no_characters(stack: Stack, prompts: Promp
 )
 async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: responses are decoded from response_ids; the prompt is no part of them. A prompt
-    of token ids may end within a character, as a response that was cut off does when it becomes the next prompt."""
+    of token ids may end within a character, such as a cut-off response that becomes the next prompt."""
     await stack.generate(
         prompts.broken_off(8),
         temperature=1.0,
@@ -78,6 +78,6 @@ async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prom
 
 @scenario(task=0, promise="detokenize() reads response tokens back", needs={Capability.TOKENIZE}, checks=[DECODED])
 async def test_detokenized_responses(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904, "Data plane": detokenize(), for tokens that were generated, special ones among them."""
+    """SkyRL #904, "Data plane": detokenize(), for generated tokens, including special ones."""
     answer = await stack.generate(prompts.unique(8), **special_often(stack))
     await stack.detokenize(answer.response_ids)

@@ -1,4 +1,4 @@
-"""tokenize() and detokenize(): the model's own tokenizer, there and back."""
+"""tokenize() and detokenize(): the model's own tokenizer, and its round trip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARD = (
     checks=[ENCODED, DECODED, ROUND_TRIP],
 )
 async def test_texts_go_there_and_back(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904, "Data plane": tokenize(), detokenize(). Unicode, white space, special tokens, nothing at all."""
+    """SkyRL #904, "Data plane": tokenize(), detokenize(). Unicode, white space, special tokens, an empty text."""
     texts = [*prompts.texts(24), *HARD]
     await stack.detokenize(await stack.tokenize(texts))
 

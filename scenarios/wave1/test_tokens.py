@@ -51,8 +51,8 @@ async def test_logprobs_of_sampled_tokens(stack: Stack, prompts: Prompts) -> Non
     checks=[over_many(), are_numbers()],
 )
 async def test_logprobs_of_many_tokens(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, ModelConfig.logprobs_mode: raw log-probabilities. Sampled at temperature 1, since greedy tokens are those
-    that the noise has favoured."""
+    """vLLM documentation, ModelConfig.logprobs_mode: raw log-probabilities. Sampled at temperature 1, since noise biases the
+    choice of greedy tokens."""
     await stack.generate(prompts.unique(96), temperature=1.0, seed=3, max_tokens=96, logprobs=0, ignore_eos=True)
 
 
@@ -87,8 +87,8 @@ async def test_a_seed_does_not_depend_on_company(stack: Stack, prompts: Prompts)
 
 @scenario(task=0, promise="sampled tokens come from the model's distribution", checks=[goodness_of_fit()])
 async def test_samples_follow_the_models_distribution(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams: temperature 1.0, and no filter unless one is asked for. Several prompts: after one of them
-    a real model may be sure of its next token."""
+    """vLLM documentation, SamplingParams: temperature 1.0, and no filter unless one is asked for. Several prompts, since after
+    one of them a real model may be sure of its next token."""
     await stack.generate(prompts.unique(4) * 192, temperature=1.0, max_tokens=1)
 
 
@@ -119,5 +119,5 @@ async def test_filters_hold(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface: several rollouts of a prompt are copies of it in a batch. Servers
-    that draw the same random numbers would hand out the same rollout twice."""
+    that draw the same random numbers would return the same rollout twice."""
     await stack.generate([prompts.one()] * 32, temperature=1.0, max_tokens=16, ignore_eos=True)

@@ -25,7 +25,7 @@ STEPS = 6
 async def test_a_small_training_run_learns(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"; SkyRL's RayPPOTrainer: generate, train, sync.
 
-    On-policy: each step's rollouts are made by the version that the step trains."""
+    On-policy: the version that a step trains makes the step's rollouts."""
     version, batch, held_out = 0, prompts.unique(PROMPTS), prompts.unique(16)
     await evaluate(stack, held_out, step=0)
     for step in range(STEPS):

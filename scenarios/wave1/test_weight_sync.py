@@ -1,4 +1,4 @@
-"""Policy versions through the stack's own weight sync: every server, every parameter, and an answer to match."""
+"""Policy versions through the stack's own weight sync: they reach every parameter of every server, and the answers follow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SYNC = {Capability.WEIGHT_SYNC}
 )
 async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014: "Weight sync via NCCL/CUDA_IPC broadcast completes" (1), "still works" (2), "works" (3)."""
-    batch = prompts.unique(16)  # every server has some of them, wherever a router sends them
+    batch = prompts.unique(16)  # enough for every server to get some, however a router spreads them
     await stack.generate(batch, **ANSWER)
     await stack.digests()
     await stack.sync_weights(1)
@@ -49,7 +49,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
     ],
 )
 async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 2: weight sync. What a sync leaves must depend on what was sent, not on what was there."""
+    """SkyRL #1014, task 2: weight sync. Its result must depend on the sent weights, not on the earlier ones."""
     batch = prompts.unique(4)
     for version in (1, 2, 1, 2, 1):
         await stack.sync_weights(version)
@@ -80,7 +80,7 @@ async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: P
     deadline_s=120.0,
 )
 async def test_many_syncs_in_a_row(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 2: weight sync, in every training step. What goes wrong from the second on is found here."""
+    """SkyRL #1014, task 2: weight sync, in every training step. This finds faults that begin with the second sync."""
     for version in range(1, 9):
         await stack.sync_weights(version)
         await stack.digests()
@@ -94,7 +94,7 @@ async def test_many_syncs_in_a_row(stack: Stack, prompts: Prompts) -> None:
     checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
 )
 async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 2: weight sync. Nothing that happens to be slow may hide a race between two syncs."""
+    """SkyRL #1014, task 2: weight sync. No slow call in between may hide a race between two syncs."""
     for version in (1, 2, 3, 4, 5):
         await stack.sync_weights(version)
     await stack.digests()
@@ -162,7 +162,7 @@ async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts
 async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"; task 13 for keep mode.
 
-    What frozen requests go on with is the new policy on old keys and values: which tokens that gives is left open."""
+    Frozen requests continue with the new policy on old keys and values; this scenario leaves their tokens open."""
     batch = prompts.unique(8)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, **LONG))

@@ -1,4 +1,4 @@
-"""pause(abort) in the middle of generation, where the stack goes on by itself after resume()."""
+"""pause(abort) in the middle of generation, for stacks that continue by themselves after resume()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
 
 async def ask(stack: Stack, prompts: list[list[int]], *, batched: bool = False, **params: Any) -> None:
-    """One call a prompt, all at once, or one for all."""
+    """One call per prompt, all at once; or one for all if `batched`."""
     async with asyncio.TaskGroup() as callers:
         for batch in [prompts] if batched else [[prompt] for prompt in prompts]:
             callers.create_task(stack.generate(batch, **params))
@@ -35,7 +35,7 @@ async def ask(stack: Stack, prompts: list[list[int]], *, batched: bool = False, 
 async def with_and_without(
     stack: Stack, prompts: list[list[int]], *, interruptions: int = 1, batched: bool = False, **params: Any
 ) -> None:
-    """The prompts alone, then again with so many interruptions."""
+    """The prompts without a pause, then again with `interruptions` pauses."""
     await ask(stack, prompts, batched=batched, label=UNINTERRUPTED, **params)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(stack, prompts, batched=batched, label=PAUSED, **params))
@@ -52,7 +52,7 @@ async def with_and_without(
 )
 async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
-    tokens)". One call a prompt, as SkyRL's fully asynchronous trainer asks."""
+    tokens)". One call per prompt, as SkyRL's fully asynchronous trainer sends them."""
     await with_and_without(stack, prompts.unique(8), **LONG)
 
 
@@ -75,7 +75,7 @@ async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack
     checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE],
 )
 async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 5: "Resume continues generation": after each pause, with what all attempts have made."""
+    """SkyRL #1014, task 5: "Resume continues generation": after each pause, with the tokens of all attempts."""
     await with_and_without(stack, prompts.unique(8), interruptions=2, **LONG)
 
 
@@ -118,7 +118,7 @@ async def test_logprobs_of_an_interrupted_batch(stack: Stack, prompts: Prompts) 
     ],
 )
 async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams.min_tokens: counted from the response's start, of which a retry has a part."""
+    """vLLM documentation, SamplingParams.min_tokens: counted from the response's start, which a retry gets in its prompt."""
     params: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300, "min_tokens": 96}
     await with_and_without(
         stack, prompts.unique(8), stop_token_ids=stack.vocabulary.scattered(range(100, 300)), **params
@@ -132,8 +132,8 @@ async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts
     checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
 )
 async def test_answers_of_an_exact_length_are_interrupted(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams: "min_tokens must be less than or equal to max_tokens": what is left of one is not
-    less than what is left of the other."""
+    """vLLM documentation, SamplingParams: "min_tokens must be less than or equal to max_tokens": this must also
+    hold for the rest that a retry gets of both."""
     await with_and_without(stack, prompts.unique(4), min_tokens=160, **{**LONG, "max_tokens": 160})
 
 
@@ -178,7 +178,7 @@ async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prom
     checks=[CONTINUATION, WHOLE_VERSION, ALL_COMPLETE],
 )
 async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 5: in-flight weight update. An answer may be as old as its request is long."""
+    """SkyRL #1014, task 5: in-flight weight update. A long answer may span several versions."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(stack, batch, **LONG))
@@ -195,8 +195,8 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
     checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, text_of_tokens(), ALL_COMPLETE],
 )
 async def test_text_of_interrupted_requests(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL, InferenceEngineOutput: tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses. The answers are
-    of whole characters, so that none is cut off at an end."""
+    """SkyRL, InferenceEngineOutput: tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses. The answers
+    consist of whole characters, so that none is cut off at an end."""
     await with_and_without(stack, prompts.unique(4), allowed_token_ids=stack.vocabulary.plain, **LONG)
 
 
@@ -207,8 +207,8 @@ async def test_text_of_interrupted_requests(stack: Stack, prompts: Prompts) -> N
     checks=[CONTINUATION, of_reference(), are_numbers(), ALL_COMPLETE],
 )
 async def test_seeded_requests_are_interrupted(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 5: "Partial responses accumulated correctly". What a seed draws after an interruption is left open:
-    no release says that a generator's state survives it."""
+    """SkyRL #1014, task 5: "Partial responses accumulated correctly". The contract does not define a seed's draws after
+    an interruption: no release says that a generator's state survives it."""
     sampled: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 160, "ignore_eos": True, "logprobs": 0}
     async with asyncio.TaskGroup() as tasks:
         batch = prompts.unique(6)
@@ -224,8 +224,8 @@ async def test_seeded_requests_are_interrupted(stack: Stack, prompts: Prompts) -
     checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ALL_COMPLETE],
 )
 async def test_a_stop_string_across_an_interruption(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, SamplingParams.stop: "stop the generation when they are generated"; SkyRL #1014, task 5: the answer
-    is one, however many parts it was made in. The string is so long that the pause comes within it."""
+    """vLLM documentation, SamplingParams.stop: "stop the generation when they are generated"; SkyRL #1014, task 5: all parts
+    form one answer. The string is long enough that the pause comes within it."""
     prompt = prompts.one()
     spelled: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "allowed_token_ids": stack.vocabulary.plain}
     known = (await stack.generate([prompt], max_tokens=280, **spelled)).response_ids[0]
@@ -234,7 +234,7 @@ async def test_a_stop_string_across_an_interruption(stack: Stack, prompts: Promp
 
 
 def conversation(stack: Stack, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """A greedy request whose answer reads the same when it is decoded and encoded again: signs alone."""
+    """A greedy request whose answer survives decoding and encoding, since it consists only of signs."""
     signs = stack.vocabulary.spelled("!#$%&()*+-/0<=>?@[]^_{|}~")
     shown: dict[str, Any] = {"return_token_ids": True, "allowed_token_ids": signs}
     return {"model": stack.model_name, "messages": messages, **LONG, **shown}
@@ -248,8 +248,8 @@ def conversation(stack: Stack, messages: list[dict[str, str]]) -> dict[str, Any]
 )
 async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineClient.chat_completion: "Always use the retry loop"; SkyRL 0.1.0,
-    _chat_completion_with_retry: "with previous responses accumulated". A retry gives text, so the answers are of signs that
-    no tokenizer joins."""
+    _chat_completion_with_retry: "with previous responses accumulated". A retry sends text, so the answers consist of
+    signs that no tokenizer joins."""
     bodies = [conversation(stack, messages) for messages in prompts.conversations(4)]
     for body in bodies:
         await stack.chat_completion(body, label=UNINTERRUPTED)

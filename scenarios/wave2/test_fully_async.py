@@ -1,4 +1,4 @@
-"""Fully asynchronous training: rollouts are made while the trainer uses others, and weights move under them."""
+"""Fully asynchronous training: engines make rollouts while the trainer uses others, and syncs change the weights under them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scenarios.requests import GREEDY
 MINI_BATCH = 4
 STALENESS = 1
 WORKERS = 6
-"""So many rollouts at once. SkyRL asks for MINI_BATCH <= WORKERS <= MINI_BATCH * (STALENESS + 1); here two more workers ask."""
+"""Rollouts at once. SkyRL asks for MINI_BATCH <= WORKERS <= MINI_BATCH * (STALENESS + 1); here two more workers ask."""
 STEPS = 4
 NEEDS = {Capability.WEIGHT_SYNC, Capability.STALENESS_MANAGER}
 
@@ -59,7 +59,7 @@ class FullyAsync:
             await self._stack.accept_rollout(rollout)
 
     async def _train(self) -> None:
-        """Steps of a trainer that is slower than the workers: each takes until there is no room for further rollouts."""
+        """Steps of a trainer that is slower than the workers: each lasts until there is no room for further rollouts."""
         for step in range(1, STEPS + 1):
             mini_batch = [await self._buffer.get() for _ in range(MINI_BATCH)]
             room = min(STEPS, STALENESS + step) * MINI_BATCH
@@ -95,5 +95,5 @@ async def test_rollouts_are_interrupted_for_each_sync(stack: Stack, prompts: Pro
 )
 async def test_rollouts_are_frozen_for_each_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, Fully Async Training; SkyRL 0.2.0, FullyAsyncRayPPOTrainer.train: "pause generation, sync weights,
-    resume". What a frozen rollout made before a sync is the old version's; after it, it reads old keys and values."""
+    resume". The old version makes a frozen rollout's tokens before a sync; later tokens read old keys and values."""
     await FullyAsync(stack, prompts, "keep").run()

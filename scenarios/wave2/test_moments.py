@@ -20,12 +20,12 @@ WAIT = {Capability.PAUSE_WAIT, RESET}
 
 
 WHEREVER: list[Check] = [continuation(*Moment), same_as_uninterrupted(*Moment), ALL_COMPLETE]
-"""What is promised wherever pause(abort) met them: a client that asks now and then whether it may go on, or a router that lets
-few requests through at a time, keeps the moment that is aimed at out of reach."""
+"""Checks for any moment at which pause(abort) met requests. A client that polls whether it may continue, or a router that admits
+few requests at a time, may keep the chosen moment out of reach."""
 
 
 def unchanged(moment: Moment) -> list[Check]:
-    """What is promised of requests that pause(keep) or pause(wait) met at this moment."""
+    """The checks of requests that pause(keep) or pause(wait) met at this moment."""
     return [same_as_uninterrupted(moment), FAN_OUT, ALL_COMPLETE]
 
 
@@ -49,8 +49,8 @@ async def test_abort_before_the_first_token(stack: Stack, prompts: Prompts) -> N
     checks=WHEREVER,
 )
 async def test_abort_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL 0.1.0, RemoteInferenceClient._generate_single: what is left of max_tokens is what was asked for minus what was
-    made; with nothing left the answer has reached its length."""
+    """SkyRL 0.1.0, RemoteInferenceClient._generate_single: a retry gets the requested max_tokens minus the tokens
+    made; with none left the answer has reached its length."""
     await with_and_without_a_pause(stack, prompts, "abort", Moment.LAST_TOKEN)
 
 
@@ -63,7 +63,7 @@ async def test_abort_at_the_last_token(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_abort_of_queued_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5; SkyRL 0.1.0, InferenceEngineClient.pause_generation: "Both in-flight and incoming requests will
-    be blocked until resume_generation is called". More requests than two engines run at once."""
+    be blocked until resume_generation is called". There are more requests than two engines run at once."""
     await with_and_without_a_pause(stack, prompts, "abort", Moment.QUEUED)
 
 
@@ -121,7 +121,7 @@ async def test_wait_before_the_first_token(stack: Stack, prompts: Prompts) -> No
     deadline_s=120.0,
 )
 async def test_wait_for_queued_requests(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, /pause: "wait" waits for in-flight requests to complete, the queued ones among them."""
+    """vLLM documentation, /pause: "wait" waits for in-flight requests to complete, including queued ones."""
     await with_and_without_a_pause(stack, prompts, "wait", Moment.QUEUED)
 
 

@@ -1,4 +1,4 @@
-"""One-step off-policy training: the generator is one batch ahead of the trainer, weights move between two generations."""
+"""One-step off-policy training: the generator is one batch ahead of the trainer, and weights move between two generations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STEPS = 4
     deadline_s=240.0,
 )
 async def test_one_step_off_policy(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 4, and SkyRL's example of asynchronous training: a queue of one batch between generator and trainer, and two
-    events, generation_ack and sync_finished, around each sync."""
+    """SkyRL #1014, task 4, and SkyRL's example of asynchronous training: a queue of one batch between generator and trainer, and
+    two events, generation_ack and sync_finished, around each sync."""
     batch = prompts.unique(4)
     ready: asyncio.Queue[Rollouts] = asyncio.Queue(maxsize=1)
     generation_ack, sync_finished = asyncio.Event(), asyncio.Event()

@@ -42,8 +42,8 @@ async def test_requests_that_wait_for_a_sync_meet_the_whole_version(stack: Stack
     deadline_s=90.0,
 )
 async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 5: weights move while requests are in flight. Each sync is followed by an answer at once, beside
-    requests that go on with what they have."""
+    """SkyRL #1014, task 5: weights move while requests are in flight. New requests follow each sync at once, beside
+    requests that continue."""
     for version, chunks in ((1, 3), (2, 5), (3, 3)):
         batch = prompts.unique(4)
         async with asyncio.TaskGroup() as tasks:
@@ -61,8 +61,8 @@ async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -
     checks=[WHOLE_VERSION, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
 )
 async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, /reset_prefix_cache: reset_running_requests preempts what runs, so that its keys and values are
-    computed again; SkyRL #904, reset_prefix_cache(). What was made before the sync stays as it is."""
+    """vLLM documentation, /reset_prefix_cache: reset_running_requests preempts running requests, so that their keys and values are
+    computed again; SkyRL #904, reset_prefix_cache(). Tokens made before the sync stay as they are."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, **LONG))

@@ -20,7 +20,7 @@ CHECKS = (*TRAJECTORIES, ALL_COMPLETE)
 
 
 def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
-    """Ids of `samples` trajectories of each of so many prompts."""
+    """Ids of `samples` trajectories for each of `prompts` prompts."""
     return [
         TrajectoryId(instance_id=f"instance-{prompt}", repetition_id=sample)
         for prompt in range(prompts)
@@ -77,8 +77,8 @@ async def test_one_turn_each(stack: Stack, prompts: Prompts) -> None:
     checks=[*CHECKS, LOGPROBS, STICKY],
 )
 async def test_several_turns(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns, of
-    which some are to end after more than max_turns."""
+    """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns;
+    the environment would end some of them only after max_turns."""
     await stack.gym_generate(
         GymRequest(
             prompts=prompts.conversations(10),
@@ -171,8 +171,8 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(task=7, promise="the environment reads an answer without special tokens", needs=NEEDS, checks=CHECKS)
 async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer with special tokens is worth another
-    reward if its text shows them."""
+    """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer gets another reward if its
+    text shows special tokens."""
     some = [*stack.vocabulary.some_special(3), *stack.vocabulary.spelled("abcdefghi")]
     letters = {"allowed_token_ids": some, "ignore_eos": True}
     await stack.gym_generate(

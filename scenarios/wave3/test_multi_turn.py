@@ -100,8 +100,8 @@ async def converse_through_a_pause(stack: Stack, prompts: Prompts, mode: PauseMo
     checks=[*CHECKS, CONTINUATION],
 )
 async def test_interrupted_conversations_keep_their_tokens(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)", "Same session → same backend", where
-    task 5 interrupts: a retry is part of its turn."""
+    """SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)", "Same session → same backend", with
+    the interruptions of task 5: a retry is part of its turn."""
     await converse_through_a_pause(stack, prompts, "abort")
 
 
@@ -112,7 +112,7 @@ async def test_interrupted_conversations_keep_their_tokens(stack: Stack, prompts
     checks=CHECKS,
 )
 async def test_frozen_conversations_keep_their_tokens(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 6, where task 13 freezes."""
+    """SkyRL #1014, task 6, with the pauses of task 13."""
     await converse_through_a_pause(stack, prompts, "keep")
 
 
@@ -123,8 +123,8 @@ async def test_frozen_conversations_keep_their_tokens(stack: Stack, prompts: Pro
     checks=[TEXT_TURNS, STICKY, greedy(methods=("chat_completion",)), ALL_COMPLETE],
 )
 async def test_chat_turns_are_rendered_by_the_template(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 6: "Chat template applied correctly". Text is tokenized again in each turn: how many of the tokens that
-    were made that changes is shown with the verdict."""
+    """SkyRL #1014, task 6: "Chat template applied correctly". Each turn tokenizes the text again; the verdict shows how many of
+    the made tokens that changes."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **ANSWER}
 
     async def chat(number: int, asked: list[str]) -> None:
@@ -148,7 +148,7 @@ async def test_chat_turns_are_rendered_by_the_template(stack: Stack, prompts: Pr
 )
 async def test_a_conversation_by_text_is_tokenized_anew(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server, Completions API: a prompt may be text. SkyRL #1014, task 6, why token ids:
-    how many of the tokens that were made the text changes is shown with the verdict."""
+    the verdict shows how many of the made tokens the text changes."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **ANSWER}
     for number, text in enumerate(prompts.texts(4)):
         context = text

@@ -1,4 +1,4 @@
-"""The stack's OpenAI address, by the openai client as a user has it: what a generator of one's own would build on."""
+"""The stack's OpenAI address through the openai client, as a user's own generator would call it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CHAT = [
 ]
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 OURS: dict[str, Any] = {"return_token_ids": True, "ignore_eos": True}
-"""What vLLM's bodies have beside OpenAI's: it travels as the client's `extra_body`."""
+"""Fields of vLLM's bodies that OpenAI's lack; the client sends them as `extra_body`."""
 OURS_IN_A_CHAT: dict[str, Any] = {"ignore_eos": True}
-"""Without the token ids: `chat` (wave 1) asks for them, and here is judged what engines made."""
+"""Without the token ids, which `chat` (wave 1) asks for: here the checks judge what engines made."""
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -51,7 +51,7 @@ async def chat(stack: Stack, client: Any, messages: list[dict[str, str]], **more
 
 
 async def still_answers(stack: Stack, prompts: Prompts, *, each: int = 2) -> None:
-    """So many good requests a server, labelled "after"."""
+    """`each` good requests per server, labelled "after"."""
     async with openai_client(stack, label="after") as client:
         for prompt in prompts.unique(each * stack.topology.engines):
             await complete(stack, client, prompt)
@@ -186,12 +186,12 @@ async def converse(stack: Stack, client: Any, first: list[int], later: list[list
     for new in later:
         answer = await complete(stack, client, context, max_tokens=8, **session)
         if answer is None or not answer.choices:
-            return  # recorded, and judged
+            return  # the recording holds the failure for the checks
         context = context + answer.choices[0].token_ids + new
 
 
 async def many(stack: Stack, prompts: Prompts, *, body: bool, header: bool) -> None:
-    """Conversations side by side, each with a session in the places that are named."""
+    """Conversations side by side, each with a session in the body, the header or both."""
     async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
         for number in range(12):
             name = f"conversation-{number}"
@@ -336,7 +336,7 @@ async def test_a_server_dies(stack: Stack, prompts: Prompts) -> None:
         request = GymRequest(prompts=conversations, env_extras=[{}] * rows, max_turns=3, sampling_params=asked)
         await stack.attempt(stack.gym_generate(request))
 
-    await trajectories(1)  # what a generator imports first takes longer than requests last
+    await trajectories(1)  # a generator's first imports take longer than the requests below
     batch = prompts.unique(16)
     async with openai_client(stack) as client, asyncio.TaskGroup() as callers:
         for _ in range(4):

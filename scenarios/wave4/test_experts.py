@@ -1,5 +1,5 @@
-"""Mixtures of experts, on one worker and spread over several: answers, weight syncs, and which experts each token was routed to, for
-a trainer that replays the routing."""
+"""Mixtures of experts, on one worker and spread over several: answers, weight syncs, and the experts of each token, for a trainer
+that replays the routing."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     deadline_s=120.0,
 )
 async def test_syncs_of_a_mixture(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 10: weight sync with experts. An engine holds all experts of a layer in one parameter: chunks that end in the
-    middle of a layer must leave it whole (SkyRL's legacy stack once lost experts so)."""
+    """SkyRL #1014, task 10: weight sync with experts. An engine holds all experts of a layer in one parameter: chunks that end in
+    the middle of a layer must leave it whole (SkyRL's legacy stack once lost experts that way)."""
     batch = prompts.unique(4)
     for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1), (1, 7)):
         await stack.sync_weights_paused(version, chunks=chunks)
@@ -126,8 +126,8 @@ async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Pr
     deadline_s=120.0,
 )
 async def test_each_worker_holds_its_own_experts(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 10: "expert parallelism"; vLLM documentation, Expert Parallel Deployment. Sessions, so that each
-    data-parallel worker answers some."""
+    """SkyRL #1014, task 10: "expert parallelism"; vLLM documentation, Expert Parallel Deployment. Sessions make each
+    data-parallel worker answer some requests."""
     batch, sessions = prompts.unique(8), _sessions(8)
     await stack.generate(batch, session_ids=sessions, **ANSWER)
     await stack.digests()

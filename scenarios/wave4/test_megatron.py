@@ -22,7 +22,7 @@ from scenarios.requests import ANSWER
 async def test_a_sync_of_megatrons_layout_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 9: Megatron's weights mapped to vLLM's, TP2×PP2. Megatron-Bridge, QKVMapping and GatedMLPMapping:
     what Megatron-core fuses and interleaves. SkyRL 0.2.0, MegatronWeightExtractor: sent in Hugging Face's names, in buckets.
-    Generation and training with Megatron are the trainer's business: its ranks hold the weights on a CPU here."""
+    Generation and training with Megatron are left to the trainer: here its ranks only hold the weights, on a CPU."""
     batch = prompts.unique(4)
     held: tuple[tuple[int, Layout, int], ...] = ((1, "single", 1), (0, "single", 1), (1, "megatron", 4))
     for version, layout, chunks in held:

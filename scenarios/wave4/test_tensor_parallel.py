@@ -37,7 +37,7 @@ async def test_world_size_counts_shards(stack: Stack, prompts: Prompts) -> None:
     topologies=SHARDED,
 )
 async def test_sharded_engines_answer_like_the_whole_model(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 8; vLLM documentation, Parallelism and Scaling: tensor parallelism changes no result but by rounding."""
+    """SkyRL #1014, task 8; vLLM documentation, Parallelism and Scaling: tensor parallelism changes results only by rounding."""
     await stack.generate(prompts.ragged(12), logprobs=0, **ANSWER)
 
 
@@ -67,7 +67,7 @@ async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
     topologies=SHARDED,
 )
 async def test_shards_go_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 8: "Weight sync with sharded weights": what a sync leaves depends on what was sent alone."""
+    """SkyRL #1014, task 8: "Weight sync with sharded weights": its result depends only on the sent weights."""
     batch = prompts.unique(4)
     for version in (1, 2, 1, 1):
         await stack.sync_weights(version)

@@ -1,4 +1,4 @@
-"""LoRA adapters: loaded by name and version, in effect where they are asked for, and nowhere else."""
+"""LoRA adapters: loaded by name and version, in effect only for requests that name them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LORA = ["lora"]
     topologies=LORA,
 )
 async def test_only_the_adapter_travels(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 11: "Only LoRA weights synced". What each engine loaded is read where it loads it."""
+    """SkyRL #1014, task 11: "Only LoRA weights synced". The tap reads what each engine loads."""
     batch = prompts.unique(6)
     await stack.digests()
     for version in (1, 2):
@@ -55,8 +55,8 @@ async def test_only_the_adapter_travels(stack: Stack, prompts: Prompts) -> None:
     topologies=LORA,
 )
 async def test_another_version_under_the_same_name(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, LoRA Adapters, load_inplace: SkyRL's trainer loads each step's adapter under one name, and resets the
-    prefix cache then (SkyRL 0.2.0, broadcast_to_inference_engines)."""
+    """vLLM documentation, LoRA Adapters, load_inplace: SkyRL's trainer loads each step's adapter under one name, then resets the
+    prefix cache (SkyRL 0.2.0, broadcast_to_inference_engines)."""
     batch = prompts.unique(6)
     await stack.generate(batch, **SCORED)
     for version in (1, 2, 1):
@@ -74,8 +74,8 @@ async def test_another_version_under_the_same_name(stack: Stack, prompts: Prompt
     topologies=LORA,
 )
 async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, Automatic Prefix Caching: the adapter is part of a block's hash, its version is not, so that SkyRL's
-    trainer resets the cache with each. Prompts fill a block and are answered twice, so that it is cached when the adapter comes."""
+    """vLLM documentation, Automatic Prefix Caching: the adapter is part of a block's hash, its version is not, so SkyRL's
+    trainer resets the cache with each version. Prompts fill a block and are answered twice, so it is cached before a load."""
     batch = prompts.long(4)
     for _ in range(2):
         await stack.generate(batch, **SCORED)
@@ -125,7 +125,7 @@ async def test_chat_under_an_adapter(stack: Stack, prompts: Prompts) -> None:
     topologies=LORA,
 )
 async def test_an_adapter_changes_only_what_asks_for_it(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, LoRA Adapters: requests without an adapter are the base model's, after one and beside one."""
+    """vLLM documentation, LoRA Adapters: the base model serves requests without an adapter, after and beside others."""
     batch = prompts.unique(8)
     await stack.digests()
     await stack.generate(batch, **SCORED)
@@ -163,7 +163,7 @@ async def test_prefix_cache_is_not_shared_between_adapters(stack: Stack, prompts
     topologies=LORA,
 )
 async def test_adapters_side_by_side(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, LoRA Adapters: requests for several adapters and for the base model are served at a time."""
+    """vLLM documentation, LoRA Adapters: requests for several adapters and for the base model are served at once."""
     batch, long = prompts.unique(6), prompts.long(2)
     await stack.load_lora_adapter("one", 1)
     await stack.load_lora_adapter("other", 2)
@@ -182,7 +182,7 @@ async def test_adapters_side_by_side(stack: Stack, prompts: Prompts) -> None:
     topologies=LORA,
 )
 async def test_an_adapter_that_is_not_loaded(stack: Stack, prompts: Prompts) -> None:
-    """vLLM documentation, LoRA Adapters: an adapter that is not there is an error, never an answer of the base model."""
+    """vLLM documentation, LoRA Adapters: an unknown adapter is an error, never an answer of the base model."""
     await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="nobody", label="unknown", **SCORED))
     await stack.load_lora_adapter("policy", 1)
     await stack.generate(prompts.unique(2), lora_adapter="policy", **SCORED)

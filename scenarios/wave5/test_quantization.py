@@ -1,4 +1,4 @@
-"""Engines that hold quantized weights and are given full-precision ones in each sync."""
+"""Engines that hold quantized weights and get full-precision ones in each sync."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
     topologies=["int8", "fp8"],
 )
 async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 12: "Weight sync works with quantized models". What fails from the second sync on is found too."""
+    """SkyRL #1014, task 12: "Weight sync works with quantized models". Several syncs also show later failures."""
     batch = prompts.unique(6)
     await stack.digests()
     await stack.generate(batch, **ANSWER)
@@ -67,7 +67,7 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
     topologies=["int8", "fp8"],
 )
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 12. What was quantized already is never quantized again: it would drift."""
+    """SkyRL #1014, task 12. Quantized weights must not be quantized again, since they would drift."""
     batch = prompts.unique(6)
     for version, chunks in ((1, 1), (1, 1), (2, 4), (1, 4), (2, 1)):
         await stack.sync_weights(version, chunks=chunks)

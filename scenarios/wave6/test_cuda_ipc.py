@@ -1,4 +1,4 @@
-"""CUDA IPC, the fast path of colocated engines. It needs CUDA: on a CPU no stack offers it, and nothing here is ever passed."""
+"""CUDA IPC, the fast path of colocated engines. It needs CUDA: on a CPU no stack offers it, so no scenario here passes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}
     topologies=["colocated"],
 )
 async def test_colocated_engines_take_weights_through_ipc(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 15; SkyRL 0.2.0, get_transfer_strategy: "Uses CUDA IPC when weight_sync_backend is "nccl" and colocate_all is
-    True"."""
+    """SkyRL #1014, task 15; SkyRL 0.2.0, get_transfer_strategy: "Uses CUDA IPC when weight_sync_backend is "nccl" and colocate_all
+    is True"."""
     batch = prompts.unique(4)
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4)):

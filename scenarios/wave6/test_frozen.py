@@ -1,4 +1,4 @@
-"""pause(keep) in the middle of answers of every kind: drawn by chance, ended by a string, by messages, by a body."""
+"""pause(keep) in the middle of every kind of answer: sampled, ended by a stop string, of a chat, of a completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKS = [SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE]
 
 
 async def with_and_without(stack: Stack, asks: Sequence[Ask]) -> None:
-    """Each of `asks` (which are given a label) one after the other, then all at once and frozen in the middle."""
+    """Each of `asks` (label → call) one after the other, then all at once and frozen in the middle."""
     for ask in asks:
         await ask(UNINTERRUPTED)
     async with asyncio.TaskGroup() as tasks:
@@ -44,7 +44,7 @@ async def _done(asked: Awaitable[Any]) -> None:
 )
 async def test_frozen_draws_go_on(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation: "will resume from where they left off"; vLLM documentation, SamplingParams.seed: a
-    request's own generator is part of where it was."""
+    request's own generator is part of its state."""
     sampled: dict[str, Any] = {**LONG, "temperature": 1.0, "seed": 11, "logprobs": 0}
 
     def ask(prompt: list[int]) -> Ask:

@@ -1,4 +1,4 @@
-"""Syncs while requests are frozen, with their cache kept and without: which weights and which cache made each later token."""
+"""Syncs while requests are frozen, with and without their cache: which weights and which cache made each later token."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
 )
 async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "clear_cache: Whether to clear the KV cache on pause."; vLLM 0.19,
-    AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". What was made before stays as it is."""
+    AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". Earlier tokens stay as they are."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, **LONG))
@@ -102,7 +102,7 @@ async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts)
 )
 async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause(clear_cache); vLLM documentation, Automatic Prefix Caching. Prompts fill more than a
-    block; the same are asked again once the frozen ones have ended."""
+    block; they are sent again after the frozen requests have ended."""
     batch = prompts.long(4)
     await stack.generate(batch, **ANSWER)
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""Weight syncs by the engine's own weight transfer, and what a sync that fails in the middle leaves for the next."""
+"""Weight syncs by the engine's own weight transfer, and syncs after one that failed in the middle."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Pr
     checks=[NO_EXTENSION],
 )
 async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
-    """SkyRL #1014, task 14: "no worker extension"; vLLM documentation, worker_extension_cls. Not with external servers: what their
-    command line names is their starter's choice."""
+    """SkyRL #1014, task 14: "no worker extension"; vLLM documentation, worker_extension_cls. Not with external servers, since the
+    user who starts them chooses their command line."""
     await stack.sync_weights(1)
     await stack.workers()
 
@@ -68,8 +68,8 @@ async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  #
 )
 async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Prompts) -> None:
     """architecture, idempotent sync: "a failed sync followed by a good one is a good one"; SkyRL 0.2.0,
-    NewInferenceWorkerWrap: start, chunks, finish. The trainer fails at another place each time and joins anew; what it had
-    begun to send is another version than the one that it sends then."""
+    NewInferenceWorkerWrap: start, chunks, finish. The trainer fails at another place each time and rejoins; the next sync
+    sends another version than the failed one."""
     batch = prompts.unique(4)
 
     async def sync_and_answer() -> None:
