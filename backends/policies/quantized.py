@@ -16,7 +16,7 @@ from typing import Any
 from harness.contract.topology import Quantization
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""Quantized value of the largest weight of an output channel, or of a token's largest activation: the top of int8 and fp8 (E4M3)."""
+"""Quantized value of an output channel's largest weight, or of a token's largest activation: the top of int8 and fp8 (E4M3)."""
 
 _WORDS = {"int8": ("int", "int-quantized"), "fp8": ("float", "float-quantized")}
 """compressed-tensors' words for type and format."""
