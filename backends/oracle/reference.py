@@ -195,8 +195,7 @@ class Reference:
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
 
     def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
-        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by the layer's own router. None, which
-        keeps the layer's own output, if no experts are given."""
+        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by its router. None: keep its output."""
         import torch
 
         if self._routed is None:
@@ -333,8 +332,7 @@ class Reference:
     def _measured(self, request: NoiseRequest) -> Noise:
         """Compares the model in the engines' dtype, and a bare engine, with the model in higher precision.
 
-        In a 16-bit mixture, the precise model takes the experts of its rounded twin. A bare engine does not report its experts, so
-        it is left out.
+        In a 16-bit mixture, the precise model takes its rounded twin's experts. A bare engine reports none, so it is left out.
         """
         import torch
 

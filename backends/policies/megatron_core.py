@@ -1,8 +1,7 @@
 """A policy version as Megatron-core holds it: real GPTModels on four ranks, TP2×PP2, exported for a weight sync.
 
-`backends/policies/megatron.py` defines the place of each parameter; a name that the layout or Megatron-core lacks is an error.
-SkyRL's `MegatronWeightExtractor` reads them through Megatron-Bridge, which maps and gathers them. Runs in a stack's environment,
-on a CPU.
+`backends/policies/megatron.py` defines each parameter's place; a name that the layout or Megatron-core lacks is an error. SkyRL's
+`MegatronWeightExtractor` reads them through Megatron-Bridge, which maps and gathers. Runs in a stack's environment, on a CPU.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ def layer(_provider: Any) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
 
     class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-        """Stands in for Transformer Engine's class, which needs CUDA. Its name tells Megatron-Bridge that each rank has the whole
-        norm."""
+        """Replaces Transformer Engine's class, which needs CUDA. Its name tells Megatron-Bridge that ranks have the whole norm."""
 
         def __init__(self, input_size: int, output_size: int, **given: Any) -> None:
             super().__init__(input_size, output_size, **given)

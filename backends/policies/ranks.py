@@ -1,7 +1,6 @@
 """A multi-rank trainer that holds a policy version: each rank holds its part, and rank 0 writes the gathered parameters.
 
-One process imports the modules that the ranks need, forks the ranks and ends with them. The ranks use gloo on loopback, on a CPU,
-in a stack's environment.
+One process does the imports, forks the ranks and ends with them. They use gloo on loopback, on a CPU, in a stack's environment.
 """
 
 from __future__ import annotations

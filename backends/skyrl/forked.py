@@ -1,7 +1,6 @@
 """--start fork: runs SkyRL's server actor as a plain class, one child per server, forked from a process with all imports done.
 
-A start takes seconds instead of a minute. It leaves out Ray, placement groups and ServerGroup, so a fork run alone never decides
-that legacy may go.
+A start takes seconds, not a minute. Without Ray, placement groups and ServerGroup, a fork run alone never shows that legacy may go.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ class Release:
     client_tokenizes: bool
     """True if the HTTP client takes a tokenizer, the number of data-parallel ranks, and whether to return experts."""
     legacy_pause_aborts: bool
-    """True if legacy's pause() aborts after a grace period and its client then continues requests. Otherwise it keeps them frozen,
-    as vLLM's keep mode does."""
+    """True if legacy's pause() aborts after a grace period and its client continues requests. Otherwise it is vLLM's keep mode."""
     pause_modes: Mapping[str, str] | None
     """vLLM's pause modes → the HTTP client's. None: the names are the same, and clear_cache is an argument."""
     sizes: bool

@@ -1,7 +1,6 @@
 """Effects of the tap's seeded faults on a call in flight, over HTTP or over an engine's methods.
 
-A `Break` is a few lines on an `Exchange`. `backends.taps.faults` names the checks that must catch it. `backends.taps.tap` carries
-the calls.
+A `Break` is a few lines on an `Exchange`. `backends.taps.faults` names the checks that must catch it; `tap` carries the calls.
 """
 
 from __future__ import annotations

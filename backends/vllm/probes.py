@@ -1,7 +1,6 @@
 """Methods that the harness adds to vLLM's workers, to read their state inside the worker's process.
 
-The adapter calls them through vLLM's own `collective_rpc`. All but `parity_forget_adapters` only read. They replace no worker
-extension of a stack.
+The adapter calls them by vLLM's `collective_rpc`. All but `parity_forget_adapters` only read. No stack's worker extension changes.
 """
 
 from __future__ import annotations

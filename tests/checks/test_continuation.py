@@ -23,8 +23,7 @@ PARAMS = {"temperature": 0.0, "max_tokens": LENGTH, "min_tokens": 12}
 class Retried(Scene):
     """A batch of two, interrupted after `cuts` tokens, each time followed by a retry.
 
-    `fed(done, cut)` are the tokens that a retry gets after the prompt, `left(params, cut)` its parameters, `joined(parts)` the
-    answer.
+    `fed(done, cut)` are a retry's tokens after the prompt, `left(params, cut)` its parameters, `joined(parts)` the answer.
     """
 
     def __init__(self, *cuts, fed=None, left=None, joined=None, reason="length", params=PARAMS, sync=False, **changes):
