@@ -195,7 +195,7 @@ class Reference:
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
 
     def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
-        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by its router. None: keep its output."""
+        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by its router. None: no change."""
         import torch
 
         if self._routed is None:
