@@ -1,10 +1,10 @@
-"""What judging and comparing cost: seconds and peak memory, as a ratio to just decoding the same recordings.
+"""Measures the cost of judging and comparing: seconds, the ratio to decoding the same recordings, and peak memory.
 
     python -m benchmarks.judge [--full] [--json PATH] [--profile]
 
-Recordings are made up (`tests/recordings.py`): greedy batches with log-probabilities, sessions, and all that the engine
-taps see. Each measurement runs in a process of its own. `--full` adds a million events; `--profile` prints where the
-time of comparing 100 thousand goes.
+Recordings are made up (`tests/recordings.py`): greedy batches with log-probabilities, sessions, and all observations of the engine
+taps. Each measurement runs in its own process. `--full` adds a million events; `--profile` prints where the time of comparing
+100 thousand goes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OLD, NEW = "stack:old", "stack:new"
 
 
 def make(folder: Path, events: int) -> None:
-    """One run: the baseline with its twin, and the candidate, of `events` events in all, in many scenarios."""
+    """One run of about `events` events in many scenarios: the baseline with its twin, and the candidate."""
     names = [f"module.test_{number}" for number in range(max(1, events // EVENTS_A_SCENARIO // 3))]
     with RunFolder.create(folder) as run:
         recordings.write(run.recording(OLD, Topology()), OLD, names, takes=2, **SHAPE)
@@ -44,7 +44,7 @@ def make(folder: Path, events: int) -> None:
 
 
 def work(what: str, folder: Path) -> dict[str, float]:
-    """Do one of the measured things, in this process."""
+    """Run one measured task in this process."""
     run = RunFolder.existing(folder)
     names = {name for path in run.recorded() for name in running.index(path).scenarios}
     declared = {name: recordings.declared(name) for name in names}

@@ -1,11 +1,11 @@
-"""What a run's time went into, and how much of driving is the harness's own.
+"""Shows where a run's time went, and the harness's own share of driving.
 
     python -m benchmarks.run RUN_FOLDER [--json PATH]
 
-Stages come from run.json. The rest comes from the recordings alone: a scenario's wall time lies between its start and
-its end; while at least one call through the contract is pending (the clean room's calls too), it is the stack's. What
-remains is the harness's: recording, reading the taps, watching for a condition, killing what hangs. A scenario that did
-not come to its end mostly waited for something that never came, so a row of its own leaves those out.
+Stages come from run.json, the rest from the recordings alone. A scenario's wall time lies between its start and its end. Time in
+which at least one call through the contract is pending, including the clean room's calls, is the stack's. The remaining time is the
+harness's: recording, reading the taps, watching for a condition, killing hung processes. A scenario that did not complete mostly
+waited for something that never came, so a separate row leaves such scenarios out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLOWEST = 5
 
 @final
 class Drive(msgspec.Struct, frozen=True, kw_only=True):
-    """One take of one scenario on one stack. Seconds."""
+    """One take of one scenario on one stack. Times are in seconds."""
 
     target: str
     topology: str
@@ -38,17 +38,17 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True):
     pending_s: float
     """Length of the union of the intervals in which a call was pending."""
     completed: bool
-    """Was it driven to its end?"""
+    """True if it was driven to its end."""
 
     @property
     def own_s(self) -> float:
-        """What the harness itself took."""
+        """Time of the harness itself."""
         return self.wall_s - self.pending_s
 
 
 @final
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was driven on one stack in one topology, or on all of them: target "all", or "all, to their end"."""
+    """All takes on one stack in one topology, or on all stacks: target "all", or "all, to their end"."""
 
     target: str
     topology: str
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What this benchmark says, as --json writes it."""
+    """The result of this benchmark, as --json writes it."""
 
     run_id: str
     engine: str
@@ -71,11 +71,11 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     stages_s: dict[str, float]
     rows: list[Row]
     slowest: list[Drive]
-    """Takes with the most time of the harness's own."""
+    """Takes with the most time of the harness itself."""
 
 
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Length of the union of intervals: time that two calls share counts once."""
+    """Length of the union of intervals. Time that two calls share counts once."""
     total, reached = 0, None
     for start, end in sorted(intervals):
         if reached is None or start > reached:
@@ -86,7 +86,7 @@ def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def drives(recording: Path) -> list[Drive]:
-    """Every take of a whole recording. Raises `RecordingError` for one that is not whole."""
+    """Every take of a whole recording. Raises `RecordingError` for an incomplete recording."""
     found: list[Drive] = []
     target, topology = "", ""
     start: ScenarioStart | None = None
@@ -151,7 +151,7 @@ def _row(group: list[Drive], target: str, topology: str, run_s: float) -> Row:
 
 
 def show(found: Costs) -> str:
-    """Three tables: stages, stacks, takes."""
+    """Tables of stages, stacks and takes."""
     run_s = sum(found.stages_s.values())
     parts = [f"run {found.run_id}: --start {found.start}, --engine {found.engine}, {run_s:.0f} s in all"]
     parts.append(

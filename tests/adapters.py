@@ -1,7 +1,7 @@
-"""Adapters for the host itself: a small correct one over the made-up model of `tests/traces.py`, and faulty ones.
+"""Adapters for tests of the host: a small correct one over the made-up model of `tests/traces.py`, and faulty ones.
 
-They run in a host under the driver's own interpreter. What a faulty one does, it does when it meets the prompt `TRIGGER`,
-so that it passes the clean room.
+They run in a host under the driver's own interpreter. A faulty one misbehaves only at the prompt `TRIGGER`, so that it passes the
+clean room.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests import traces
 
 TRIGGER = [500]
 SHARED_MEMORY = "parity-test-{pid}"
-"""Name below /dev/shm of what `Daemonizes` leaves behind."""
+"""Name below /dev/shm of the shared memory that `Daemonizes` leaves behind."""
 DIGESTS = {"weight": "0" * 16 + ":(2, 2):float32"}
 
 
 class Toy:
-    """Correct, greedy only, one server. `processes` is what it says it cannot do without."""
+    """Correct, greedy only, one server. `processes` are those that it reports as necessary."""
 
     processes: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
 
@@ -89,7 +89,7 @@ class Toy:
         return tokens
 
     async def misbehave(self):
-        """What the faulty ones do."""
+        """The misbehaviour of a faulty adapter."""
 
     async def digests(self, _request):
         return DigestsResult(servers={"server-0": [DIGESTS]})
@@ -103,7 +103,7 @@ class Toy:
 
 
 class Tells(Toy):
-    """Notes how it was asked to compute. Its start lasts, and says so in its log."""
+    """Reports how it was asked to compute. Its start takes a while, and its log says so."""
 
     async def start(self, request):
         print("step 3 of 4", flush=True)  # noqa: T201 - into its log
@@ -159,7 +159,7 @@ class Hangs(Toy):
 
 
 class Blocks(Toy):
-    """Hangs, and the host's event loop with it."""
+    """Blocks the host's event loop."""
 
     async def misbehave(self):
         time.sleep(3600)
@@ -186,7 +186,7 @@ class Lies(Toy):
 
 
 class Daemonizes(Toy):
-    """Leaves a grandchild that left its session, ignores SIGTERM and holds shared memory; then hangs."""
+    """Starts a grandchild in its own session, which ignores SIGTERM and holds shared memory; then hangs."""
 
     async def misbehave(self):
         daemonize(Path(self.request.logs) / "grandchild.pid")
@@ -194,7 +194,7 @@ class Daemonizes(Toy):
 
 
 class LosesEngine(Toy):
-    """Cannot do without a process, which dies in the middle of a call; the call goes on waiting for it."""
+    """Needs a process that dies in the middle of a call; the call keeps waiting for it."""
 
     grace_s = 0.5
 
@@ -210,7 +210,7 @@ class LosesEngine(Toy):
 
 
 class LosesEngineAndSays(LosesEngine):
-    """The same, but the call ends with the stack's own error."""
+    """As `LosesEngine`, but the call ends with the stack's own error."""
 
     async def misbehave(self):
         self.engine.kill()
@@ -218,14 +218,14 @@ class LosesEngineAndSays(LosesEngine):
 
 
 class LosesEngineUnnoticed(LosesEngine):
-    """The same, and the call succeeds."""
+    """As `LosesEngine`, but the call succeeds."""
 
     async def misbehave(self):
         self.engine.kill()
 
 
 class LosesServers(LosesEngine):
-    """The process is its server's, and it can be told to kill it."""
+    """As `LosesEngine`, but the process belongs to a server and kill_server() ends it."""
 
     async def start(self, request):
         await super().start(request)
@@ -253,7 +253,7 @@ class BreaksAtStart(Toy):
 
 
 class LeavesRows(Toy):
-    """Refuses a batch, and runs the rows that were fine with a batch that comes later."""
+    """Refuses a batch, and runs its good rows with a later batch."""
 
     left = ()
 
@@ -268,7 +268,7 @@ class LeavesRows(Toy):
 
 
 class Swaps(Toy):
-    """Wrong, and healthy otherwise: results in the reverse order of the prompts."""
+    """Healthy but wrong: returns results in reverse order of the prompts."""
 
     async def generate(self, request):
         made = await super().generate(request)
@@ -278,7 +278,7 @@ class Swaps(Toy):
 
 
 def daemonize(pid_file: Path) -> None:
-    """A process out of its parents' session, deaf to SIGTERM, with an entry in /dev/shm. Returns once it is all that."""
+    """Start a process in its own session that ignores SIGTERM and has an entry in /dev/shm. Returns once it is ready."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""What all tests of the harness rest on."""
+"""Set-up and fixtures of all tests of the harness."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Ctrl-C is to reach what tests start, also where whoever started pytest ignores it: children would inherit that."""
+    """Restore SIGINT's default handler: if pytest's parent ignores SIGINT, the processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """An empty one."""
+    """An empty ledger."""
     path = tmp_path / "ledger.toml"
     path.write_text("")
     return path

@@ -1,4 +1,4 @@
-"""Made-up faults, verdicts and a matrix of realistic size, and a session that says what it is told to."""
+"""Made-up faults and verdicts, a kill matrix of realistic size, and a scripted session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAULTS = (
 
 
 def target(name: str = TARGET, *, inline: bool = True, faults: str = "tests.kill_matrices:FAULTS") -> Target:
-    """A target that can do everything and is broken with `FAULTS`."""
+    """A target with all capabilities and the faults `FAULTS`."""
     return Target(
         name=name, about="made up", adapter="none", inline=inline, faults=faults, capabilities=frozenset(Capability)
     )
@@ -65,7 +65,7 @@ def verdict(scenario: str, check: str, status: str = "pass", reason: str = "", *
 
 
 class Script:
-    """A session: under each fault, each scenario's verdicts are what `says` returns."""
+    """A session that returns the verdicts of `says` for each fault and scenario."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def planned(scenarios: Iterable[str], faults: Iterable[Fault] = FAULTS, *, inlin
 
 
 def big(faults: int = 70, checks: int = 45, scenarios: int = 120, *, green: bool = False) -> KillMatrix:
-    """A matrix of realistic size and names, the same every time; unless `green`, with every kind of trouble in it."""
+    """A deterministic matrix of realistic size and names; unless `green`, it contains every kind of trouble."""
     draw = random.Random(7)
     families = _families(checks)
     names = [f"{m}.test_{w}_{n}" for n, (m, w) in enumerate(_names(draw, scenarios))]

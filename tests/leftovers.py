@@ -1,4 +1,4 @@
-"""What a stack has of the machine: processes, ports, shared memory, scratch folder. Seen while it runs, looked for after."""
+"""A stack's processes, ports, shared memory and scratch folder. Tests record them and later check that they are gone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from harness.driving.supervisor import SHM, mapped_by
 
 
 class Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stack has of the machine at one moment."""
+    """A stack's use of the machine at one moment."""
 
     processes: list[psutil.Process]
     ports: set[int]
     shared_memory: set[Path]
-    """Entries that they map."""
+    """Entries of /dev/shm that the processes map."""
     scratch: Path | None = None
 
     def left(self) -> list[str]:
-        """What is still there."""
+        """The parts that still exist."""
         found = [f"process {p.pid}" for p in self.processes if alive(p)]
         found += [f"port {port}" for port in self.ports if port in listening()]
         found += [str(path) for path in self.shared_memory if path.exists()]
@@ -32,7 +32,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def wait_until_gone(self, deadline_s: float = 30.0) -> None:
-        """Wait until nothing of it is left. Raises AssertionError saying what is."""
+        """Wait until nothing is left. Raises AssertionError that names the leftovers."""
         deadline = time.monotonic() + deadline_s
         while left := self.left():
             assert time.monotonic() < deadline, f"left behind: {left}"
@@ -40,7 +40,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def footprint(root: int, *, scratch: Path | None = None) -> Footprint:
-    """What the process `root` and everything below it has now."""
+    """The current footprint of the process `root` and its descendants."""
     top = psutil.Process(root)
     processes = [top, *top.children(recursive=True)]
     return Footprint(

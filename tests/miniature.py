@@ -1,4 +1,4 @@
-"""Drive scenarios on the miniature, correct or broken, without pytest's items: what `parity prove` does, for one scenario."""
+"""Drives single scenarios on the miniature, correct or broken, without pytest's items, as `parity prove` does."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Bench:
         return Seat(target=self.target, topology=scenario.driven_in(2)[0])
 
     def inject(self, fault: str | None) -> int:
-        """Break the stack; how often the fault before took effect."""
+        """Switch to a fault. Returns how often the previous fault took effect."""
         seat = Seat(target=self.target, topology=topology("disaggregated"))
         return self.session.inject(seat, None if fault is None else known(self.target).seeded()[fault])
 
     def drive(self, scenario: Scenario | str, body=None):
-        """The verdicts of a declared scenario, by name, or of one made up on the spot."""
+        """The verdicts of a declared scenario (by name) or of a made-up one."""
         if isinstance(scenario, str):
             scenario, body = catalogue.declared()[scenario], catalogue.body(scenario)
         return self.session.drive(scenario, self.seat(scenario), body)
 
     def red(self, scenario: Scenario | str, body=None) -> dict[str, str]:
-        """check → reason, of what is not green."""
+        """check → reason, for red verdicts."""
         return {v.check: v.reason for v in self.drive(scenario, body) if v.red}
 
     def trace(self, scenario: str):

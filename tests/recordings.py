@@ -1,7 +1,7 @@
-"""Whole recordings made up on the spot, correct in every respect that `ALWAYS` looks at, of any size.
+"""Made-up whole recordings of any size, correct for every check in `ALWAYS`.
 
-Used by the tests of judging offline and by `benchmarks/judge.py`. Two recordings made with the same arguments differ in
-target, times and ids only.
+Used by the tests of offline judging and by `benchmarks/judge.py`. Two recordings made with the same arguments differ only in
+target, times and ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Change = Callable[[Event], Event]
 
 
 def declared(name: str = "module.test_it", **changes: Any) -> Scenario:
-    """A scenario that `events` fits: sessions that stick, and every call answered."""
+    """A scenario that fits `events`: sticky sessions, and every call answered."""
     fields: dict[str, Any] = {
         "name": name,
         "wave": 1,
@@ -64,7 +64,7 @@ def events(
     tokens: int = 5,
     clock: Clock | None = None,
 ) -> Iterator[Event]:
-    """One scenario as a correct stack would be recorded: clean room, then greedy batches of two turns a session."""
+    """One scenario recorded on a correct stack: clean room, then greedy batches with two turns per session."""
     clock = clock or Clock()
     rng = random.Random(name)
     yield ScenarioStart(scenario=name, take=take, at_ns=clock.tick())
@@ -88,7 +88,7 @@ def _digests(clock: Clock) -> Call:
 def _batch(
     clock: Clock, rng: random.Random, prompts: list[list[int]], sessions: list[str] | None, tokens: int, **about: Any
 ) -> Iterator[Event]:
-    """What the taps saw of one generate call, then the call. A step of a server makes a token for each of its rows."""
+    """The taps' observations of one generate call, then the call. A server's step makes one token for each of its rows."""
     params = {"temperature": 0.0, "max_tokens": tokens, "logprobs": 1}
     started = clock.tick()
     answers = [[rng.randrange(8, 60_000) for _ in range(tokens)] for _ in prompts]
@@ -140,7 +140,7 @@ def write(
     about: dict[str, Any] | None = None,
     **size: int,
 ) -> None:
-    """A whole recording of these scenarios. `change` may damage any event of the last take; `about` are fields of its header."""
+    """A whole recording of these scenarios. `change` may damage any event of the last take; `about` are fields of the header."""
     clock = Clock()
     with Recorder(path).open(header(target, **(about or {}))) as recorder:
         for take in range(1, takes + 1):
@@ -150,7 +150,7 @@ def write(
 
 
 def run_folder(path: Path, names: list[str], *, change: Change | None = None, **changes: Any) -> RunFolder:
-    """A finished run of both stacks: the baseline with its twin, the candidate damaged by `change`."""
+    """A finished run of both stacks: the baseline with its twin, and the candidate damaged by `change`."""
     with RunFolder.create(path) as folder:
         write(folder.recording("stack:old", traces.header().topology), "stack:old", names, takes=2)
         write(folder.recording("stack:new", traces.header().topology), "stack:new", names[::-1], change=change)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - tables of made-up verdicts read better in long lines
-"""A made-up judgement that looks like a real one: two stacks, forty scenarios, and every kind of verdict."""
+"""A made-up but realistic judgement: two stacks, forty scenarios, and every kind of verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the house: no import runs upwards or in a circle, and the driver imports none of the stacks' packages."""
+"""Layers of the code: no import runs upwards or in a circle, and the driver imports none of the stacks' packages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FLOORS = (
     {"harness.exploring", "reports"},
     {"harness.commands"},
 )
-"""From the ground up. A room imports from floors below its own only, and `harness` itself from none."""
+"""From the lowest layer up. A package imports only from layers below its own. `harness` itself imports from none."""
 BACKENDS = (
     {"harness.contract", "harness.machine", "harness.records", "harness.driving", "fixtures"},
     {"backends.policies", "backends.taps"},
     {"backends.vllm"},
 )
-"""The same for what runs in a stack's process; above it every framework's stacks, which do not know each other. The driver finds
-its parts by name only."""
+"""The same for code in a stack's process. Above these layers are the frameworks' stacks, which do not import each other. The driver
+finds `backends` by name only."""
 STACKS = {"torch", "ray", "vllm", "skyrl", "skyrl_gym", "transformers"}
 
 

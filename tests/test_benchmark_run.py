@@ -1,4 +1,4 @@
-"""The benchmark of a run: what it says is what the recordings say, and a run that is not whole is refused."""
+"""The benchmark of a run agrees with the recordings and refuses an incomplete run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call(number: int, start_s: int, end_s: int, phase: str = "scenario") -> Call
 
 @pytest.fixture
 def run(tmp_path):
-    """Ten seconds of driving on each stack; calls are pending in 7 of them on the old one, in all on the new one."""
+    """Ten seconds of driving on each stack. Calls are pending for 7 of them on the old stack, for all 10 on the new one."""
     overlapping = [call(1, 1, 3, "clean_room"), call(2, 4, 7), call(3, 5, 9)]
     hung = [call(1, 0, 10), call(2, 2, 3)]
     with RunFolder.create(tmp_path / "run") as folder:

@@ -1,4 +1,4 @@
-"""The oracle's answers outlive the oracle, and an answer that was never given is never made up."""
+"""The book keeps the oracle's answers after the oracle ends, and never makes up a missing answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command teaches, hands over what it was given, and ends every named error in one message and exit status 2."""
+"""The command shows help, passes its arguments on, and ends every named error with one message and exit status 2."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_setup_takes_everything_from_a_kit(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What pytest was called with, and where; it ends with 5."""
+    """The arguments and folder of the call to pytest, which ends with status 5."""
     seen: dict[str, Any] = {}
 
     def main(arguments: list[str]) -> int:
@@ -177,7 +177,7 @@ def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], m
 
 
 class Rooms:
-    """Stands in for judging and rendering: remembers what was called, answers with one judgement."""
+    """Stands in for judging and rendering: remembers its calls and returns one judgement."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = RunInfo(run_id="r", created_at="", command="", baseline=None, candidate=None, start="fork", engine="cpu")

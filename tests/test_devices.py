@@ -1,4 +1,4 @@
-"""Which GPU each worker and the trainer get, whatever the machine has."""
+"""GPUs of each worker and of the trainer, for any number of GPUs."""
 
 from __future__ import annotations
 

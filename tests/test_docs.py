@@ -1,4 +1,4 @@
-"""What the documents say exists: commands, options, files, links, and the example that a reader copies."""
+"""Everything that the documents mention exists: commands, options, files, links, and the example that a reader copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTION = re.compile(r"--?[a-z][\w-]*")
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every shell command in fences and code spans, each of `… && …` on its own."""
+    """The words of every shell command in fences and code spans; `… && …` is split into its commands."""
     lines = [line for kind, body in FENCE.findall(text) if kind == "sh" for line in body.splitlines()]
     lines += SPAN.findall(FENCE.sub("", text))
     found = []

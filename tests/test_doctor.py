@@ -1,4 +1,4 @@
-"""The doctor names what a machine lacks, who is in the way, and what to do; it cries wolf on nothing that is well."""
+"""The doctor names missing requirements, conflicting processes and next steps, without false alarms."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_environments_are_told_apart_not_made_broken_and_of_old(tmp_path: Path):
     found = {d.name: d for d in doctor.environments(tmp_path, "cpu", requirements=locks)}
     assert {name: d.status for name, d in found.items()} == {
         "environment made-cpu": "fail",
-        "environment absent-cpu": "warn",  # of the engine that would be used; absent-cuda is none of its business
+        "environment absent-cpu": "warn",  # the doctor checks the engine "cpu" only, so absent-cuda does not matter
         "old environments": "warn",
     }
     assert "--recreate" in found["environment made-cpu"].next_step
@@ -97,7 +97,7 @@ def test_a_linked_folder_of_environments_holds_no_old_ones(tmp_path: Path):
 
 @contextmanager
 def _marked(*command: str) -> Iterator[int]:
-    """A process of a run, that says when it is up."""
+    """A process of a run, once it has reported that it is up."""
     process = subprocess.Popen(
         command, env={**os.environ, MARKER: "test"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""What the engine tap writes down of what an engine was given."""
+"""The engine tap's records of an engine's arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from backends.vllm.engine_tap import _plain
 
 @dataclass
 class LoRARequest:
-    """As vLLM has it."""
+    """A stand-in for vLLM's class."""
 
     lora_name: str
     lora_path: str

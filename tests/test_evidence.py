@@ -1,4 +1,4 @@
-"""Recordings from a GPU, judged again with today's checks: what they showed then, they show now."""
+"""Recordings from a GPU show the same results when today's checks judge them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.running.run import compare_recordings, judge_run
 
 H100 = Path(__file__).resolve().parents[1] / "reports" / "evidence" / "h100-bfloat16"
 CUT_OFF = ("could not be driven: Interrupted", "the reference was not asked for the scores of an answer")
-"""Both runs ended with Ctrl-C: the scenario that was being driven is untestable."""
+"""Both runs ended with Ctrl-C, so the scenario that was running is untestable."""
 
 
 @pytest.fixture(scope="module", params=["legacy", "http"])

@@ -1,4 +1,4 @@
-"""Capabilities that no request names: they show in what came back."""
+"""Capabilities that no request names show in the results."""
 
 from __future__ import annotations
 

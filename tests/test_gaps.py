@@ -1,4 +1,4 @@
-"""Trainer and inference: the figures of a gap, and a gap that one stack has and the other has not."""
+"""Trainer and inference: the figures of a gap, and a gap that only one stack has."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from tests import recordings, traces
 STEPS, PROMPTS, GROUP, TOKENS = 6, 8, 6, 16
 SCENARIO = recordings.declared(checks=(GAP,))
 BFLOAT16 = Noise(numbers=5120, largest=0.48, rms=0.068, weights=0.51)
-"""The tiny model's, as measured on an H100."""
+"""Noise of the tiny model, measured on an H100."""
 FLOAT32 = msgspec.structs.replace(traces.NOISE, weights=5e-4)
 EXACT, SHORT = "float32", "bfloat16"
 NOISE = {EXACT: FLOAT32, SHORT: BFLOAT16}
 ROUNDING = {EXACT: 1e-6, SHORT: 0.065}
-"""Root mean square, in nats, of what rounding moves a log-probability by."""
+"""Root mean square of the rounding error of a log-probability, in nats."""
 LOGPROBS = {EXACT: (0.6, 3.9), SHORT: (0.6, 7.6)}
-"""In float32 those of which a rounding to float16 stays within the bound of a token; the tiny model's spread in bfloat16."""
+"""In float32, log-probabilities whose rounding to float16 stays within a token's bound; in bfloat16, the tiny model's spread."""
 Fault = Callable[[float, int], float]
-"""A rollout's log-probability and its prompt → what a broken stack gives."""
+"""A rollout's log-probability and its prompt → the value from a broken stack."""
 
 
 def right(logprob: float, _prompt: int) -> float:
@@ -45,7 +45,7 @@ def right(logprob: float, _prompt: int) -> float:
 
 
 def run(seed: int, dtype: str = EXACT, fault: Fault = right, *, steps: int = STEPS, **about) -> ScenarioTrace:
-    """A training run whose engines round, and whose rollouts are other tokens for each seed."""
+    """A training run whose engines round, and whose rollouts have different tokens for each seed."""
     rng = random.Random(seed)
     calls = []
     for step in range(steps):
@@ -71,7 +71,7 @@ def side(trace: ScenarioTrace) -> Judged:
 def compared(
     dtype: str, fault: Fault = right, *, baseline: Fault = right, twin: Fault | None = right, **about
 ) -> list[Verdict]:
-    """What is said of the gap, of two stacks that both pass `training.gap`."""
+    """Verdicts on the gap between two stacks that both pass `training.gap`."""
     sides = side(run(1, dtype, baseline, target="old", **about)), side(run(2, dtype, fault, target="new", **about))
     assert all(one.conforms for one in sides), "the bound on single tokens lets both pass"
     again = None if twin is None else run(3, dtype, twin, target="old", **about)
@@ -159,7 +159,7 @@ def test_a_baseline_that_hides_the_weakest_fault_is_untestable():
 
 
 def test_noise_is_never_a_gap():
-    """The bound is for one false alarm in a million: no pair of 66 comes near it."""
+    """The bound allows one false alarm in a million; no pair of 66 comes near it."""
     sides = [run(seed, SHORT, steps=2) for seed in range(12)]
     for at, one in enumerate(sides):
         for other in sides[at + 1 :]:

@@ -1,4 +1,4 @@
-"""The gate opens only when nothing at all stands against removing legacy, and names everything that does."""
+"""The gate opens only without any obstacle to removing legacy, and names every obstacle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a call can fail ends in its named error, with blame, next step and what the log said last."""
+"""Every failure of a call ends in its named error, with blame, next step and the end of the log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeHost = Callable[..., HostProcess]
 
 @pytest_asyncio.fixture
 async def hosts(tmp_path: Path) -> AsyncIterator[MakeHost]:
-    """Makes hosts of the adapters in `tests/adapters.py`, and ends them."""
+    """Starts hosts of the adapters in `tests/adapters.py`, and ends them."""
     made: list[HostProcess] = []
 
     def make(adapter: str = "Toy", *, python: Path = Path(sys.executable)) -> HostProcess:
@@ -67,7 +67,7 @@ MISBEHAVE = GenerateRequest(prompt_token_ids=[TRIGGER], sampling_params={"max_to
 
 
 async def failure(host: HostProcess, deadline_s: float = 60) -> StackError:
-    """How the call ends that makes a faulty adapter misbehave."""
+    """The error of the call that makes a faulty adapter misbehave."""
     with pytest.raises(StackError) as failed:
         await host.call("generate", MISBEHAVE, deadline_s)
     return failed.value
@@ -177,7 +177,7 @@ async def test_a_server_that_is_killed_on_purpose_is_not_missed(hosts: MakeHost)
 async def test_the_stacks_own_error_comes_first_and_the_death_is_told_beside_it(hosts: MakeHost):
     host = await up(hosts("LosesEngineAndSays"))
     assert isinstance(await failure(host), CallFailed)
-    while host.died is None:  # a killed process takes a moment to be gone
+    while host.died is None:  # a killed process takes a moment to disappear
         await host.call("in_flight", Empty(), 20)
     assert host.died.startswith("engine (pid ")
 
@@ -223,7 +223,7 @@ async def test_the_scratch_folder_is_short_enough_for_sockets(hosts: MakeHost, m
     await up(hosts())
 
 
-# --- what a real socket cannot be made to give
+# --- answers that no real socket can give
 
 
 async def off_the_socket(host: HostProcess) -> None:
@@ -331,7 +331,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def answered_by(host: HostProcess, answer: Answer, path: Path) -> AsyncIterator[None]:
-    """Everything that is asked of the host goes to another socket, and what comes back is what `answer` writes."""
+    """Redirects all calls to the host to another socket, on which `answer` writes the answers."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
@@ -364,7 +364,7 @@ async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def hang_up(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-    """Ends the connection without a word."""
+    """Closes the connection without an answer."""
 
 
 async def babble(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -373,7 +373,7 @@ async def babble(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An answer that never stops coming, byte by byte."""
+    """Sends an endless answer, byte by byte."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     while True:
         writer.write(b" ")

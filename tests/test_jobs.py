@@ -1,6 +1,6 @@
-"""The jobs for GPU machines are well formed, and every `parity` command in them is one that the command accepts.
+"""The jobs for GPU machines are well formed, and `parity` accepts every `parity` command in them.
 
-Their shell is run, with stand-ins for `parity` and for what installs: nothing here drives a stack or reaches a network.
+The tests run the jobs' shell with stand-ins for `parity` and for installers: nothing drives a stack or uses a network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def loaded(path: Path) -> Any:
 
 
 class Shell:
-    """Runs scripts where `parity` writes down what it was called with, makes its --run-dir, and ends as told."""
+    """Runs scripts with a `parity` that records its arguments, makes its --run-dir, and ends as told."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 def accepted(words: list[str]) -> dict[str, Any]:
-    """The values that the command's own parser makes of these words. It raises a usage error for words that it refuses."""
+    """The values that the command's own parser reads from these words. Raises a usage error for words that it refuses."""
     name, *rest = words
     with typer.main.get_command(cli.app).commands[name].make_context(name, rest) as parsed:
         return {"command": name, **parsed.params}
@@ -111,7 +111,7 @@ def steps(job: str) -> list[dict[str, Any]]:
 
 
 def script(step: dict[str, Any], wave: str) -> str:
-    """A step's script as the runner would have it. KeyError for an expression that is not known here."""
+    """A step's script as the runner expands it. Raises KeyError for an unknown expression."""
     engines = loaded(WORKFLOW)["on"]["workflow_dispatch"]["inputs"]["engines"]["default"]
     values = {"matrix.wave": wave, "inputs.engines": engines}
     return re.sub(r"\$\{\{ *(.*?) *\}\}", lambda found: values[found[1]], step["run"])
@@ -228,7 +228,7 @@ def test_the_cluster_job_runs_the_script_for_all_waves(shell: Shell):
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the Containerfile with its arguments, continued lines joined."""
+    """Each instruction of the Containerfile with its arguments; continued lines are joined."""
     text = re.sub(r"^\s*#.*\n", "", (JOBS / "Containerfile").read_text(), flags=re.M).replace("\\\n", " ")
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in text.splitlines() if line.strip())]
 
@@ -255,7 +255,7 @@ def test_every_parity_command_of_the_image_is_accepted():
 
 
 def test_the_image_has_the_ray_of_the_environment_and_of_the_job():
-    """Two versions of Ray on one machine would be hard to tell apart in a log."""
+    """A log would not show which of two Ray versions on a machine wrote it."""
     [base] = [rest for name, rest in instructions() if name == "FROM"]
     pinned = re.search(r"^ray==(\S+)", (ROOT / "backends" / "envs" / "skyrl-0.2.0.cuda.txt").read_text(), re.M)
     assert pinned is not None

@@ -1,4 +1,4 @@
-"""Judging fails closed: whatever could not be judged is red, with someone to act on it."""
+"""Judging fails closed: anything that could not be judged is red, and names who must act."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(judge_it, name="a_check", queries=lambda evidence: ()) -> Check:
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Without the checks of every scenario: one check is looked at."""
+    """Turn off the checks of every scenario, so that only one check is judged."""
     monkeypatch.setattr(judge, "ALWAYS", ())
 
 
@@ -128,8 +128,8 @@ def test_a_scenario_that_was_not_driven_to_its_end_passes_nothing(blame, status)
 
 
 def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
-    """A chat prompt is rendered first, then scored: the driver asks in rounds until nothing is missing. Every scenario asks for what
-    rounding moves."""
+    """A chat prompt is rendered first, then scored: the driver asks in rounds until no answer is missing. Every scenario asks for
+    the noise."""
     asked = RenderRequest(messages=[{"role": "user", "content": "hi"}])
 
     def two_rounds(evidence):

@@ -1,4 +1,4 @@
-"""The ledger explains what it names, for the reason that it names, as often as it says, until its day. Nothing else."""
+"""An entry of the ledger explains only its own verdicts, for its own reason, as often as it says, until its expiry date."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ EXPLAINED = {
     "missing~": {None, "missing"},
     "untestable~": {None, "untestable"},
 }
-"""Status of a verdict ("~": of a comparison) → statuses of entries that explain it. What is not here is not red."""
+"""Status of a verdict ("~": of a comparison) → statuses of entries that explain it. Other statuses are not red."""
 ENTRY_STATUSES = (None, "fail", "regression", "both-wrong", "missing", "untestable")
 
 

@@ -1,4 +1,4 @@
-"""Megatron's layout: a small example by hand, and for any shape there and back without a loss."""
+"""Megatron's layout: a small example by hand, and a lossless round trip for any shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.policies import megatron
 from backends.policies.megatron import from_ranks, llama_like, padded, to_ranks
 
 HEAD = 2
-"""Rows of one attention head."""
+"""Rows per attention head."""
 
 
 def configuration(*, heads=4, groups=2, layers=2, vocabulary=8):
@@ -26,7 +26,7 @@ def configuration(*, heads=4, groups=2, layers=2, vocabulary=8):
 
 
 def state_dict(of, *, hidden=4, intermediate=4, head=HEAD, biases=True, norms=False, tied=False):
-    """A Llama-like state dict of this configuration, in which no two numbers are equal."""
+    """A Llama-like state dict of this configuration, in which all numbers differ."""
     queries, keys = of["num_attention_heads"] * head, of["num_key_value_heads"] * head
     shapes = {"model.embed_tokens.weight": (of["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     if not tied:
@@ -69,7 +69,7 @@ def by_hand(ranks, name):
 
 @pytest.fixture
 def ranks():
-    """Four heads of one row in two query groups, one layer a stage, TP2×PP2."""
+    """Four heads of one row in two query groups, one layer per stage, TP2×PP2."""
     of = configuration(heads=4, groups=2, layers=2, vocabulary=3)
     tensors = {
         "model.embed_tokens.weight": rows("e", 3),
@@ -95,7 +95,7 @@ def ranks():
 
 
 def code(name):
-    """Padding is a zero: names are sent as numbers."""
+    """Encodes a name as a number, because padding is zero."""
     return ord(name[0]) * 10 + int(name[1:])
 
 
@@ -159,7 +159,7 @@ def test_a_vocabulary_is_padded_as_megatron_bridge_does(vocabulary, ranks, rows)
 
 @st.composite
 def models(draw):
-    """A state dict and its sharding; query groups are a multiple or a divisor of the ranks, as Megatron-core demands."""
+    """A state dict and its sharding. Query groups are a multiple or a divisor of the ranks, as Megatron-core requires."""
     tensor_parallel, stages = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 3))
     groups = draw(st.sampled_from([1, 2, 4, 8]))
     each = draw(st.integers(1, 3)) * max(1, tensor_parallel // groups)
@@ -196,8 +196,8 @@ COPIED = ("norm_weight", "norm.weight")
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(models())
 def test_each_rank_has_its_share(model):
-    """Of every tensor but the norms one TP-th, so that a stage's ranks hold it once, and nothing is on two stages but layers
-    with the same number and tied embeddings."""
+    """A rank has 1/TP of every tensor except the norms, so a stage's ranks hold each tensor once. Two stages share only layers with
+    the same number and tied embeddings."""
     tensors, sharding = model
     ranks = to_ranks(tensors, sharding, np.concatenate)
     size = sharding.tensor_parallel

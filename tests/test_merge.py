@@ -1,4 +1,4 @@
-"""Shards of a run are judged as one run, and whatever does not belong together is refused without a trace."""
+"""Shards of a run are judged as one run. Shards that do not belong together are refused without leaving files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ASKED = NextRequest(version=0, prompt=[1])
 
 @pytest.fixture(autouse=True)
 def declared(monkeypatch):
-    """The scenarios of these tests in place of the project's. A test may change them."""
+    """Replaces the project's scenarios by those of these tests, which a test may change."""
     found = {name: recordings.declared(name) for name in NAMES}
     for room in (running, catalogue, merge):
         monkeypatch.setattr(room, "declared", lambda: found)
@@ -113,7 +113,7 @@ def test_runs_of_the_miniature_add_up_to_the_run_that_drove_all(tmp_path, out, m
 
 
 def test_each_scenario_keeps_the_header_of_the_start_that_it_was_driven_on(tmp_path, out, ledger):
-    """The servers of two jobs have other names: with the first job's, every observation of the second would be strange."""
+    """Two jobs name their servers differently: under the first job's header, all of the second's observations would be unknown."""
 
     def elsewhere(event):
         server = getattr(event, "server", None)
@@ -186,7 +186,7 @@ def test_what_rounding_moves_is_each_machines_own(tmp_path, out, ledger):
 
 
 def test_one_model_has_one_book_whatever_its_files_are_called(tmp_path, out, ledger):
-    """A shard of `moe` topologies alone names its book after them, also where the run has one model for all."""
+    """A shard with only `moe` topologies names its book after them, even if the run has one model for all."""
     a, b = shard(tmp_path / "a", A), shard(tmp_path / "b", B)
     answer(a, -0.5)
     (a / "reference.jsonl").rename(a / "reference-qwen3_moe.jsonl")

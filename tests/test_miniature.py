@@ -1,4 +1,4 @@
-"""The miniature keeps the contract, always in the same way; a broken one breaks one promise."""
+"""The miniature keeps the contract deterministically; a broken one breaks one promise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_same_drive_gives_the_same_recording(tmp_path):
 
 
 def test_a_second_drive_is_not_the_first_one_again(tmp_path):
-    """Chance goes on from take to take: twenty repetitions are twenty runs, not one run twenty times."""
+    """Random numbers continue from take to take: twenty repetitions are twenty different runs."""
     name, drawn = "tokens.test_samples_follow_the_models_distribution", []
     with bench(tmp_path / "run") as stack:
         for _ in range(2):
@@ -166,8 +166,8 @@ def test_tokens_need_not_survive_their_text():
 
 
 def catching(stack, enough_at: int, times: int = 1):
-    """A scenario that needs a request in flight with sixteen tokens, `times` times while it is asked once, and asks for too few
-    until its `enough_at`-th attempt."""
+    """A scenario that needs a request in flight with sixteen tokens, `times` times per attempt. It asks for too few tokens until
+    attempt `enough_at`."""
     made_up = scenario(task=0, promise="a request is caught in flight", checks=[ALL_COMPLETE])
     attempts = []
 

@@ -1,4 +1,4 @@
-"""Which model a topology is driven with: the user's where it fits, else a tiny one of its architecture, made once."""
+"""The model of a topology: the user's if it fits, otherwise a tiny one of its architecture, made once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(folder: Path, architecture: str) -> Path:
 
 @pytest.fixture
 def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Names of the models of these topologies in one run, where the user gave `model`; and the tiny ones that were made."""
+    """Names of the models of these topologies in one run in which the user gave `model`, and of the tiny models made."""
     made: list[str] = []
 
     def tiny_model(_python, _progress, architecture):

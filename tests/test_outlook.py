@@ -1,4 +1,4 @@
-"""What a run says before it begins: starts, minutes, memory, and what this machine cannot hold."""
+"""A run's forecast before it begins: starts, minutes, memory, and topologies that do not fit on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate several times slower is a regression; a little slower is none, and little evidence is no verdict."""
+"""A candidate several times slower is a regression; a slightly slower one is not, and little evidence gives no verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict table, cell by cell, and what may never be called parity."""
+"""The verdict table, cell by cell, and cases that must never count as parity."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ TABLE: dict[tuple[str, str], Parity | None] = {
     ("absent", "missing"): Parity.UNTESTABLE,
     ("absent", "absent"): Parity.UNTESTABLE,
 }
-"""What one check of the baseline (left) and of the candidate came to → the comparison. None: each has its own verdict."""
+"""Status of one check on the baseline (left) and on the candidate → the comparison. None: each has its own verdict."""
 NOT_RED = {Parity.PARITY, Parity.BASELINE_DEFECT, Parity.ADDED}
 
 
@@ -273,7 +273,7 @@ def test_numbers_that_differ_need_a_measured_noise_where_both_stacks_are_exact(l
 
 
 def scored(tokens: list[int], behind: float) -> None:
-    """The reference was asked for these tokens: the last one lies so far behind the most probable one."""
+    """Give the reference a score for these tokens, in which the last one is `behind` nats below the most probable one."""
     asked = ScoreRequest(version=0, prompt=[5, 6, 7], tokens=tokens)
     gaps = (*[0.0] * (len(tokens) - 1), behind)
     BOOK.set(

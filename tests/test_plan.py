@@ -1,4 +1,4 @@
-"""The rollout plan: what ships is whole, and what is malformed is refused by name."""
+"""The rollout plan: the shipped plan is complete, and a malformed one is refused by name."""
 
 from __future__ import annotations
 

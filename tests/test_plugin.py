@@ -1,4 +1,4 @@
-"""The pytest plugin, run as a maintainer runs it, on toy stacks: what is collected, what is refused, what exits how."""
+"""The pytest plugin, run as a maintainer runs it, on toy stacks: collection, refusals and exit statuses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ source = "tests/adapters.py:1: results in the reverse order"
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project with two scenarios and toy targets. `scenarios` is its own package: it comes first on the path."""
+    """A project with two scenarios and toy targets. Its own `scenarios` package comes first on the path."""
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     targets = (
@@ -122,7 +122,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") -> pytest.RunResult:
-    """Run the scenarios, disaggregated unless told otherwise."""
+    """Run the scenarios, by default in the disaggregated topology."""
     given = ["--baseline", "toy:legacy", "--candidate", candidate, "--engine", "cpu", "--model", "model"]
     if not any(a.startswith("--topology") for a in arguments):
         given += ["--topology", "disaggregated"]

@@ -1,4 +1,4 @@
-"""The probe sees sockets that are open, tells routes apart, and knows whether its pickle was read."""
+"""The probe finds open sockets, distinguishes routes, and detects whether its pickle was read."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Prompts are the same for every stack and shared by no two scenarios."""
+"""Prompts are the same for every stack, and no two scenarios share one."""
 
 from __future__ import annotations
 

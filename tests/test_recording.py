@@ -1,4 +1,4 @@
-"""A recording is whole or refused by name; a book of reference answers likewise is."""
+"""A recording, or a book of reference answers, is complete or refused by name."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ seen = st.builds(Observation, kind=st.text(max_size=9), server=st.text(max_size=
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(calls | seen, max_size=4), st.none() | errors), max_size=4))
 def test_whatever_is_recorded_is_read_back_as_it_was(tmp_path_factory, drawn):
-    """In order by `traces`, and one by one through the index: texts of any characters, numbers of any size."""
+    """Reads in order by `traces`, and one by one through the index: texts of any characters, numbers of any size."""
     path = tmp_path_factory.mktemp("drawn") / "recording.jsonl"
     given_events, takes = [], Counter()
     with Recorder(path).open(traces.header()) as recorder:

@@ -1,4 +1,4 @@
-"""The remote placement's ports: one that the user named and somebody else holds is an error that names the holder."""
+"""The remote placement's ports: if another process holds a port that the user named, the error names that process."""
 
 import os
 import socket

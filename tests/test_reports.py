@@ -1,4 +1,4 @@
-"""Every format shows the same verdicts, shows what comes from outside as text, and is red when nothing was judged."""
+"""Every format shows the same verdicts, escapes text from outside, and is red if nothing was judged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def empty() -> Judgement:
 
 
 def hostile() -> Judgement:
-    """Every field that can hold what a stack said, holds it."""
+    """A judgement with hostile text in every field that can hold a stack's words."""
     base = synthetic.judgement()
     bad = [
         verdict(
@@ -102,7 +102,7 @@ def in_terminal(judgement: Judgement, width: int = 100) -> str:
 
 
 class Page(html.parser.HTMLParser):
-    """Tags, ids and links of a page, as a browser would see them."""
+    """Tags, ids and links of a page, as a browser sees them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -434,7 +434,7 @@ PLAN_BLOCK = "a\n<!-- plan -->\n<!-- /plan -->\nb\n"
 
 
 def of_waves(*waves: int, created_at: str = "2026-11-22T10:00:00+00:00", **changes: Any) -> Judgement:
-    """The synthetic run as one of whole waves."""
+    """The synthetic run as a run of whole waves."""
     base = synthetic.judgement()
     run = msgspec.structs.replace(base.run, whole_waves=list(waves), created_at=created_at, **changes)
     return msgspec.structs.replace(base, run=run)

@@ -1,4 +1,4 @@
-"""A run's folder belongs to one run, and its recordings are judged offline, whatever order they were driven in."""
+"""A run's folder belongs to one run, and its recordings are judged offline, independent of the order of driving."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD, NEW = "stack:old", "stack:new"
 
 @pytest.fixture(autouse=True)
 def declared(monkeypatch):
-    """The scenarios of these tests in place of the project's. Returns a function that changes them."""
+    """Replaces the project's scenarios by those of these tests. Returns a function that changes them."""
     found = {name: recordings.declared(name) for name in NAMES}
     monkeypatch.setattr(running, "declared", lambda: found)
     return found
@@ -56,7 +56,7 @@ def statuses(judgement: Judgement, *, scenario: str = NAMES[0], target: str = NE
 
 
 def other_token(event: Event) -> Event:
-    """The candidate answers with another token than its engine made, in every scenario's own calls."""
+    """In every scenario's own calls, the candidate answers with another token than its engine made."""
     if not isinstance(event, Call) or event.label == "canary":
         return event
     result = msgspec.json.decode(msgspec.json.encode(event.result))

@@ -1,4 +1,4 @@
-"""An item's outcome in pytest: what the ledger explains of the two stacks explains their comparison."""
+"""An item's outcome in pytest: ledger entries that explain the two stacks' verdicts also explain their comparison."""
 
 import pytest
 

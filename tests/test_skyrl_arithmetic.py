@@ -1,4 +1,4 @@
-"""How SkyRL's engines compute is what the run asked for, or the start fails by name. Without SkyRL and vLLM."""
+"""SkyRL's engines compute as the run asked, or the start fails by name. Runs without SkyRL and vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stack(**asked: Any) -> SkyRLStack:
 
 
 def worker(mode: str) -> types.SimpleNamespace:
-    """As far as the probe goes, vLLM's worker."""
+    """The attributes of vLLM's worker that the probe reads."""
     compilation = types.SimpleNamespace(cudagraph_mode=types.SimpleNamespace(name=mode))
     return types.SimpleNamespace(rank=0, vllm_config=types.SimpleNamespace(compilation_config=compilation))
 

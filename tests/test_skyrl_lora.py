@@ -1,4 +1,4 @@
-"""What SkyRL's adapters do with LoRA adapters, without SkyRL: which client is asked, under which name, with which folder."""
+"""SkyRL's stacks and LoRA adapters: the client, name and folder of each call. Runs without SkyRL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.contract.topology import topology
 
 @dataclass
 class Client:
-    """As far as adapters go, SkyRL's RemoteInferenceClient."""
+    """The part of SkyRL's RemoteInferenceClient that LoRA adapters use."""
 
     active_lora_name: str | None = None
     loaded: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ def test_http_has_a_client_for_each_name(tmp_path, written):
 
 
 def forgetful(tmp_path, status: int):
-    """A stack with one adapter whose servers answer so when they are to forget it, and what they were asked."""
+    """A stack with one adapter, whose servers answer the request to forget it with `status`; and the requests that they got."""
     asked = []
 
     class Direct:

@@ -1,4 +1,4 @@
-"""A scenario on a stack, driven well and badly: its recording always says how it ended, and nothing of it runs on."""
+"""A scenario on a stack, driven well or badly: its recording always says how it ended, and none of its tasks runs on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rig:
         self.stack, self.host, self.recorder, self.path = stack, host, recorder, path
 
     async def drive(self, body: Body, *, deadline_s: float = 60.0) -> ScenarioTrace:
-        """Drive a scenario; what the recording says of it."""
+        """Drive a scenario; returns its trace from the recording."""
         given = await self.stack.drive("module.test_it", 1, deadline_s, lambda: body(self.stack))
         self.recorder.close("completed")
         (kept,) = read(self.path)
@@ -155,7 +155,7 @@ async def test_rows_of_a_batch_that_failed_are_not_the_next_scenarios(rigs):
 
 
 async def _until_told(stack: Stack) -> None:
-    """A call that succeeds although a process has died; then wait until the host has noticed."""
+    """A call that succeeds although a process has died. Then waits until the host has noticed."""
     await misbehave(stack)
     while stack._host.died is None:
         await stack.in_flight()

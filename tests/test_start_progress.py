@@ -1,4 +1,4 @@
-"""A start that takes long says what the stack is doing, from the stack's own logs, and has the time that its engines take."""
+"""A slow start reports the stack's stage from the stack's own logs, and gets the time that its engines need."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_lines_of_a_step_say_how_long_and_how_far():
 
 
 class Slow:
-    """A host whose start lasts until something was said of it."""
+    """A host whose start lasts until progress was reported."""
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.said, self.deadline_s = logs, asyncio.Event(), 0.0

@@ -1,4 +1,4 @@
-"""Nothing of a stack is left behind: not after its own end, not after a crash, Ctrl-C or a killed driver."""
+"""A stack leaves nothing behind after its own end, a crash, Ctrl-C or a killed driver."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def job(tmp_path: Path, *command: str) -> Job:
 
 @pytest.fixture
 def supervised(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Supervises a host that has left a daemon and stays."""
+    """Supervises a host that has started a daemon and keeps running."""
     code = f"{DAEMON}\n{STAYS}"
     yield from _supervise(job(tmp_path, sys.executable, "-c", code, str(tmp_path / "daemon.pid")))
 
@@ -91,7 +91,7 @@ def _supervise(what: Job) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def farewell(process: subprocess.Popen[bytes]) -> Farewell:
-    """Close the lifeline and read the last word."""
+    """Close the lifeline and read the supervisor's farewell."""
     output, _ = process.communicate(timeout=60)
     return msgspec.json.decode(output, type=Farewell)
 
@@ -167,18 +167,18 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
         assert daemon in seen.processes
         assert (seen.scratch or tmp_path).stat().st_mode & 0o777 == 0o700
         if how == "Ctrl-C":
-            os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: to the foreground group
+            os.killpg(driver.pid, signal.SIGINT)  # to the foreground group, as a terminal sends it
         else:
             driver.kill()
         try:
             driver.wait(timeout=60)
         finally:
-            driver.kill()  # or the tests would wait for it for ever
+            driver.kill()  # otherwise the tests would wait for it indefinitely
     seen.wait_until_gone()
 
 
 def test_shared_memory_of_a_process_that_is_gone_is_removed_too(tmp_path: Path):
-    """Whoever made it was killed, and so was what would have cleaned up after it. A stranger's stays."""
+    """The process that made it was killed, and so was its clean-up. Another program's memory stays."""
     shared = supervisor.SharedMemory()
     with subprocess.Popen(
         [sys.executable, "-c", f"{DAEMON}\n{STAYS}", str(tmp_path / "daemon.pid")],
@@ -202,7 +202,7 @@ def test_shared_memory_of_a_process_that_is_gone_is_removed_too(tmp_path: Path):
 
 
 def test_a_semaphore_is_known_though_it_is_mapped_under_another_name(tmp_path: Path):
-    """Of a process that was killed together with its resource tracker, as Ray kills the children of a worker."""
+    """Its process was killed together with the resource tracker, as Ray kills the children of a worker."""
     code = "import time; from multiprocessing import get_context; lock = get_context('spawn').Lock(); "
     code += f"print(lock._semlock.name, flush=True); {STAYS}"
     shared = supervisor.SharedMemory()
@@ -218,7 +218,7 @@ def test_a_semaphore_is_known_though_it_is_mapped_under_another_name(tmp_path: P
     assert not made.exists()
 
 
-# --- what cannot be had with real processes at will
+# --- cases that real processes cannot produce on demand
 
 
 def test_a_process_that_ends_while_we_look_is_not_left(monkeypatch: pytest.MonkeyPatch):
@@ -231,7 +231,7 @@ def test_a_process_that_ends_while_we_look_is_not_left(monkeypatch: pytest.Monke
 
 
 def test_a_busy_kernel_does_not_stop_the_host(monkeypatch: pytest.MonkeyPatch):
-    """A user may change autogroups ten times a second, over all processes: EAGAIN (Linux, sched/autogroup.c)."""
+    """A user may change autogroups ten times a second over all processes; more fail with EAGAIN (Linux, sched/autogroup.c)."""
 
     def busy(*_a: object, **_k: object) -> int:
         raise BlockingIOError

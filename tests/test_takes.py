@@ -1,4 +1,4 @@
-"""Several takes are one verdict a check: never better than the worst of them, whatever their order."""
+"""Several takes give one verdict per check: never better than the worst take, in any order."""
 
 from __future__ import annotations
 

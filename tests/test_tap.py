@@ -1,4 +1,4 @@
-"""The fault instrument: transparent until a fault is chosen, and each fault does what its name says. On real sockets."""
+"""The fault instrument is transparent until a fault is chosen, and each fault does what its name says. Uses real sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ASKED = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "logprobs"
 
 
 def choice(index: int = 0, first: int = 10) -> dict[str, Any]:
-    """A choice as vLLM's servers answer: four tokens from `first` on."""
+    """A choice in the form of vLLM's servers: four tokens from `first` on."""
     numbers = [{"token": f"t{i}", "logprob": -0.5 - i} for i in range(4)]
     tokens = [first + i for i in range(4)]
     return {
@@ -53,7 +53,7 @@ def choice(index: int = 0, first: int = 10) -> dict[str, Any]:
 
 
 class Upstream:
-    """A small server: it answers like vLLM and remembers what it was asked."""
+    """A small server that answers like vLLM and remembers its requests."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, list[tuple[bytes, bytes]], bytes]] = []
@@ -214,7 +214,7 @@ async def test_a_server_that_is_gone_is_a_bad_gateway():
 
 
 async def test_an_answer_that_breaks_off_breaks_off():
-    """A peer that dies in the middle of a body: what came is passed on, and the connection is lost."""
+    """If a peer dies in the middle of a body, the tap passes on the received part and closes the connection."""
 
     async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -260,7 +260,7 @@ async def test_a_fault_can_be_switched_and_counts_how_often_it_took_effect(upstr
 
 
 async def test_a_request_for_a_single_token_passes(upstream: Upstream):
-    """The clean room's canary is one."""
+    """The clean room's canary is such a request."""
     async with through(upstream) as (proxy, client):
         proxy.inject("server_error/always")
         await asked(client, sampling_params={"max_tokens": 1})
@@ -297,7 +297,7 @@ async def test_an_answer_is_edited(upstream: Upstream, fault: str, shows: Any):
         answer = await asked(client)
         assert proxy.inject(None) == 1
     assert shows(answer)
-    assert answer["request_id"] == "r"  # what the fault does not name is as it was
+    assert answer["request_id"] == "r"  # the fault leaves other fields unchanged
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ async def test_an_error_becomes_an_empty_success(upstream: Upstream):
 
 
 async def test_control_calls_are_swallowed(upstream: Upstream):
-    """`one_server` is the first one: the tap of another lets everything through."""
+    """`one_server` strikes the first server; the taps of the others pass everything through."""
     for server, swallowed in ((0, True), (1, False)):
         async with through(upstream, server) as (proxy, client):
             proxy.inject("pause_reaches_some")
@@ -466,7 +466,7 @@ async def test_a_fault_strikes_only_where_it_lives(upstream: Upstream):
 
 @respx.mock
 async def test_an_upstream_that_speaks_no_http_ends_the_connection():
-    """A protocol error cannot be had from a server that works: the transport's mock raises it."""
+    """A working server cannot produce a protocol error, so the transport's mock raises it."""
     respx.route(host="127.0.0.9").mock(side_effect=httpx.RemoteProtocolError("not HTTP"))
     respx.route(host="127.0.0.1").pass_through()
     with proxied("http://127.0.0.9:1") as (_, url):
@@ -485,7 +485,7 @@ class Update:
 
 
 class Engine:
-    """Answers like SkyRL's vLLM engine and remembers what it was asked."""
+    """Answers like SkyRL's vLLM engine and remembers its calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
@@ -532,7 +532,7 @@ async def test_an_engine_behind_a_tap_is_the_engine():
     assert engine.seen == [("generate", BATCH)] * 2 + [("pause_generation", None)]
     assert engine.seen[0][1] is BATCH
     with pytest.raises(AttributeError):
-        wrapped.nothing_of_the_kind  # noqa: B018 - the look-up is what is tested
+        wrapped.nothing_of_the_kind  # noqa: B018 - the test is about the look-up
     with pytest.raises(ValueError, match="an empty prompt"):
         await wrapped.generate({"prompt_token_ids": [[]]})
 

@@ -1,4 +1,4 @@
-"""A target's name resolves to an adapter and a place to run it, or ends in one clear message."""
+"""A target's name resolves to an adapter and a place to run it, or gives one clear error message."""
 
 from __future__ import annotations
 

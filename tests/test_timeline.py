@@ -1,4 +1,4 @@
-"""What is drawn is what was recorded: lanes put together from recordings made by hand, and pictures that hold their labels."""
+"""Timelines show what was recorded: lanes from recordings made by hand, and pictures with their labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import recordings, synthetic, traces
 
 SECOND = 1_000_000_000
 BEGAN = 50 * SECOND
-"""When the clean room of a recording made here was done."""
+"""End of the clean room in the recordings made here."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 

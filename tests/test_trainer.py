@@ -1,4 +1,4 @@
-"""The miniature's trainer: its gradient is the loss's own, and what it makes is found again by its number."""
+"""The miniature's trainer: its gradient is the derivative of its loss, and a trained version is found again by its number."""
 
 from __future__ import annotations
 

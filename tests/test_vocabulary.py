@@ -1,4 +1,4 @@
-"""What scenarios know of a vocabulary is asked of the model, and what a model lacks has a name."""
+"""Scenarios get the vocabulary from the model, and everything that a model lacks has a name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decode(ids: list[int]) -> str:
 
 @pytest.fixture
 def poor() -> Vocabulary:
-    """A vocabulary with a fallback to bytes, and few characters."""
+    """A vocabulary of few characters, with a fallback to bytes."""
     ids = {piece: token for token, piece in enumerate(PIECES)}
     return read(size=7, ids=ids, decode=decode, special=[1, 0], eos=1, ends=[1, 0], template="", named={})
 

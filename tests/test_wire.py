@@ -1,4 +1,4 @@
-"""http() calls are read as the completions that they stand for: bodies, streams, errors, sessions."""
+"""http() calls are read as completions: bodies, streams, errors, sessions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BODY = {"choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}], "objec
 
 
 def call(body: Any, answer: str, status: int = 200, **about: Any) -> Call:
-    """A /v1/completions with this body, answered with this text."""
+    """A /v1/completions call with this body, answered with this text."""
     request = HttpRequest(path="/v1/completions", headers=about.pop("sent", JSON), body=json.dumps(body))
     result = HttpResponse(status=status, headers=about.pop("headers", JSON), body=answer)
     return traces.call("http", request, result, **about)

@@ -1,4 +1,4 @@
-"""Random workloads leave the correct miniatures green and find every seeded fault within a budget; what they find can be run."""
+"""Random workloads leave correct miniatures green and find every seeded fault within a budget. Their findings can be run again."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from tests.kill_matrices import verdict
 
 SEED = 0
 BUDGET = 60
-"""Sequences within which each fault is found."""
+"""Number of sequences within which each fault is found."""
 GREEN = int(os.environ.get("PARITY_SEQUENCES", BUDGET))
-"""Sequences over which the correct miniatures stay green: those of the budget at least, so that what is found is the fault."""
+"""Number of sequences that leave the correct miniatures green: at least the budget, so that a finding is due to the fault."""
 
 OUT_OF_REACH = {
     "ipc_not_used/one_server": "how weights travel is no check of a workload's",
@@ -52,14 +52,14 @@ OUT_OF_REACH = {
     "worker_extension_carries_weights/one_server": "how weights travel is no check of a workload's",
     "worker_extension_loaded/one_server": "what a worker's class is made of is no check of a workload's",
 }
-"""Faults that no workload can show, and why."""
+"""Fault that no workload can show → why."""
 RARE = {
     "cache_outlives_weights/running_requests": "a reset while requests run, and their prompts again after it",
     "experts_empty/after_a_pause": "a row that is frozen and lives on (sequence 83)",
     "one_server_gets_all/sessions": "so many sessions that both servers are due",
     "parameter_ignored/stop_string_kept": "a stop string that is included and met (sequence 108)",
 }
-"""Faults that need more sequences than the budget, and what has to come together."""
+"""Fault that needs more sequences than the budget → the circumstances that it needs."""
 
 UNASKED = {
     "device memory": (
@@ -111,10 +111,10 @@ UNASKED = {
     "a chat under an adapter": ("chat_ignores_adapter",),
     "an adapter's name that is loaded again, and a reset": ("adapter_cache_reused/after_a_reset",),
 }  # fmt: skip
-"""What no workload asks for → the faults that live there alone. Scenarios find them; here they never take effect."""
+"""Feature that no workload uses → faults that only affect that feature. Scenarios find them; here they never take effect."""
 NEVER_ASKED = {fault for faults in UNASKED.values() for fault in faults}
 SHOWN_UNASKED = 5
-"""Sequences that show that such a fault does not take effect."""
+"""Number of sequences that show that such a fault does not take effect."""
 
 FAULTS = [
     pytest.param(target, fault, id=f"{target}-{fault}") for target in MINIATURES for fault in known(target).seeded()
@@ -122,11 +122,11 @@ FAULTS = [
 
 
 Job = tuple[str, str | None]
-"""A target, and the fault that it is under, if any."""
+"""A target, and its fault, if any."""
 
 
 def job(target: str, fault: str | None = None, *, explorers: dict[str, Explorer] = {}) -> tuple[Job, Search]:  # noqa: B006 - kept
-    """A whole search, in a worker process; its explorers live as long as it."""
+    """A whole search in a worker process, which keeps its explorers for its lifetime."""
     explorer = explorers.setdefault(target, Explorer(target))
     seeded = None if fault is None else known(target).seeded()[fault]
     count = max(GREEN, BUDGET) if fault is None else SHOWN_UNASKED if fault in NEVER_ASKED else BUDGET
@@ -135,7 +135,7 @@ def job(target: str, fault: str | None = None, *, explorers: dict[str, Explorer]
 
 @pytest.fixture(scope="module")
 def searches() -> dict[Job, Search]:
-    """What a search comes to on each correct miniature and under each fault, driven in one process a core."""
+    """Results of a search on each correct miniature and under each fault, driven in one process per core."""
     jobs: list[Job] = [(target, None) for target in MINIATURES]
     jobs += [(target, fault) for target in MINIATURES for fault in known(target).seeded()]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
@@ -147,7 +147,7 @@ def searches() -> dict[Job, Search]:
 
 @pytest.fixture(scope="module")
 def explorer() -> Iterator[Explorer]:
-    """One for the whole file: what it drives on is put together anew for each sequence."""
+    """One explorer for the whole file. It rebuilds its miniature for each sequence."""
     with Explorer("miniature") as made:
         yield made
 
@@ -193,7 +193,7 @@ SHRUNK = {
     "tokens_doubled_on_continuation/keep": ("pause_changes_nothing", w.Paused),
     "adapter_cache_reused/base": ("fresh_adapter_cache", w.Ask),
 }
-"""Fault → a check that its smallest sequence turns red, and an operation without which it does not."""
+"""Fault → a check that its smallest sequence turns red, and an operation that this needs."""
 
 
 @pytest.mark.parametrize("fault_id", SHRUNK)

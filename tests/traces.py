@@ -1,8 +1,8 @@
 """Recordings made by hand, for tests of checks: builders for each kind of event, and an oracle with settable answers.
 
-Ids and times are given out in order of building, so that calls built one after the other do not overlap.
-`FakeReference` is a small language model of its own (`next` is a pure function of version and prompt), so that a
-correct recording can be built from it and a broken one by damaging that.
+Ids and times are assigned in the order of building, so that calls built one after the other do not overlap. `FakeReference` is a
+small language model (`next` is a pure function of version and prompt). Tests build a correct recording from it, and damage that to
+get a broken one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _clock = itertools.count(1_000, 1_000)
 
 
 def tick() -> int:
-    """A time in nanoseconds, later than every one given out before."""
+    """A time in nanoseconds, later than all earlier ones."""
     return next(_clock)
 
 
@@ -98,7 +98,7 @@ def call(
     ended_ns: int | None = None,
     phase: Literal["clean_room", "scenario"] = "scenario",
 ) -> Call:
-    """One call; starts now and ends a tick later unless told otherwise. Without result and error it returned `{}`."""
+    """One call; by default it starts now and ends a tick later. Without result and error it returned `{}`."""
     started = tick() if started_ns is None else started_ns
     return Call(
         id=next(_ids),
@@ -234,7 +234,7 @@ def executed(
     from_ns: int | None = None,
     step_ns: int = 1,
 ) -> list[Observation]:
-    """What a tap sees of one request: taken, one step a token, finished (not with `reason=None`: still running)."""
+    """A tap's observations of one request: arrival, one step per token, finish (none with `reason=None`: still running)."""
     name = request_id or f"request-{next(_ids)}"
     start = tick() if from_ns is None else from_ns
     seen = [
@@ -266,7 +266,7 @@ def trace(
     marks: Iterable[Mark] = (),
     **header_changes: Any,
 ) -> ScenarioTrace:
-    """What was recorded of one scenario."""
+    """The trace of one scenario."""
     return ScenarioTrace(
         header=header(**header_changes),
         scenario=scenario,
@@ -285,7 +285,7 @@ def judge(
     reference: FakeReference | None = None,
     **about: Any,
 ) -> Finding | None:
-    """Run one check on these calls. What it reads of the oracle it must have announced in its `queries`."""
+    """Run one check on these calls. It may read only those answers of the oracle that its `queries` announced."""
     recorded = trace(*calls, observations=observations, **about)
     oracle = reference or FakeReference()
     announced: dict[str, Query] = {}
@@ -307,14 +307,14 @@ def _asks(check: Check, recorded: ScenarioTrace, book: FakeReference) -> Iterato
 
 
 NOISE = Noise(numbers=1000, largest=5e-5, rms=5e-6, weights=5e-5, router=5e-5)
-"""What float32 rounds."""
+"""Noise of float32."""
 
 
 class FakeReference:
-    """A `ReferenceBook` over a small made-up model of `vocab_size` tokens and a tokenizer of one character a token.
+    """A `ReferenceBook` over a small made-up model of `vocab_size` tokens and a tokenizer of one character per token.
 
-    `set(query, answer)` fixes the answer to one query. `asked(queries)` is a book that knows only those queries and
-    raises `UnansweredQuery` for any other, as the real one does.
+    `set(query, answer)` fixes the answer to one query. `asked(queries)` is a book that knows only those queries and raises
+    `UnansweredQuery` for any other, as the real one does.
     """
 
     def __init__(self, vocab_size: int = 64, sharpness: float = 2.0) -> None:
@@ -328,7 +328,7 @@ class FakeReference:
         self._set[key(query)] = answer
 
     def asked(self, queries: Iterable[Query]) -> FakeReference:
-        """The same oracle, asked no more than `queries`."""
+        """The same oracle, limited to `queries`."""
         book = FakeReference(self.vocab_size, self.sharpness)
         book._set, book._next = self._set, self._next
         book._known = {key(query) for query in queries}
@@ -389,7 +389,7 @@ class FakeReference:
         return self._experts(ExpertsRequest(version=version, tokens=tokens)).indices
 
     def _experts(self, request: ExpertsRequest) -> Experts:
-        """Two layers of eight experts, of which two are chosen, by what came before and under any weights alike."""
+        """Two layers, each with two of eight experts: a function of version, adapter and the tokens so far."""
         indices = []
         for position in range(1, len(request.tokens) + 1):
             rng = random.Random(f"{request.version} {request.adapter} {request.tokens[:position]}")
@@ -455,22 +455,22 @@ class FakeReference:
 
 
 def on_cache(version: int, cached: Iterable[tuple[int, int]]) -> int:
-    """What `FakeReference` takes for a version that reads the keys and values of others: a version of its own."""
+    """The separate version that `FakeReference` uses for a version that reads the keys and values of others."""
     return version + 1000 * sum(tokens * (other + 1) for tokens, other in cached)
 
 
 def uncached(request: ScoreRequest) -> ScoreRequest:
-    """The same question about a cache that holds what it should."""
+    """The same question without a cache that outlived its weights."""
     return msgspec.structs.replace(request, cached=())
 
 
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-    """One character a token, "!" to "~" for 3 to 96 as in the tiny models; special tokens by name or not at all."""
+    """One character per token, "!" to "~" for 3 to 96 as in the tiny models; special tokens by name or omitted."""
     return "".join(("" if skip_special_tokens else SPECIAL[t]) if t in SPECIAL else chr(t + _shift(t)) for t in tokens)
 
 
 def _shift(token: int) -> int:
-    """From token id to code point: printable ASCII first, a plane nobody types for other ids, then everything else."""
+    """Token id → code point: printable ASCII first, an unused plane for other ids, then all other characters."""
     return 30 if token < 97 else 0x10000 if token < 1000 else -1000
 
 

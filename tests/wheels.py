@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def wheel(folder: Path, name: str, version: str = "1.0", **modules: str) -> Path:
-    """A wheel with one module of that name, and others by name and text."""
+    """A wheel with one module of that name, and further modules by name and text."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",

@@ -1,7 +1,7 @@
 """Compile `*.in` here into hashed `*.txt`, one file per environment: `tox -e lock`, or this script with names.
 
-A lock holds pins and hashes only, no download address and no index option: where packages come from is the business
-of the machine that installs it. Pins of an existing lock are kept where they still fit; `--upgrade` moves them.
+A lock holds pins and hashes, but no download address and no index option: the installing machine decides where packages come
+from. The script keeps the pins of an existing lock where they still fit; `--upgrade` moves them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def compiled(source: Path, target: Path, *, upgrade: bool) -> str:
-    """The lock of one source. Lines marked `alone` are resolved without dependencies, `forced` ones override."""
+    """The lock of one source. Lines marked `alone` are resolved without dependencies; lines marked `forced` override others."""
     text = source.read_text()
     marked = [(m["requirement"], m["mark"]) for line in text.splitlines() if (m := MARKED.match(line))]
     alone = [requirement for requirement, mark in marked if mark == "alone"]
@@ -61,7 +61,7 @@ def compiled(source: Path, target: Path, *, upgrade: bool) -> str:
 
 
 def resolve(folder: Path, name: str, requirements: list[str], kept: Path, options: list[str]) -> str:
-    """One run of the resolver: pins with hashes, sorted, without comments."""
+    """Run the resolver once. Returns sorted pins with hashes, without comments."""
     (folder / f"{name}.in").write_text("\n".join(requirements) + "\n")
     if kept.exists():
         shutil.copy(kept, folder / f"{name}.txt")  # the resolver prefers the pins of its output file

@@ -1,6 +1,6 @@
-"""A tiny, correct rollout stack of nothing but Python, and the faults that break it: the suite is proved on it.
+"""A tiny, correct rollout stack in pure Python, and the faults that break it. They prove the suite.
 
-`model` is what it computes, `engine` one server, `router` and `client` the way to it, `stack` the adapter, `reference` its
-oracle, `faults` the broken ones. Every part keeps what could break in a small method of its own: a fault is a subclass that
-overrides one.
+`model` is its language model, `engine` one server, `router` and `client` the way to the servers, `stack` the adapter, `reference`
+the oracle, `faults` the broken parts. Each step that could break has its own small method: a fault is a subclass that overrides
+one.
 """

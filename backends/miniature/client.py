@@ -1,4 +1,4 @@
-"""The client: batches to requests and back, OpenAI bodies, control calls to all servers."""
+"""The client: splits batches into requests, answers OpenAI bodies, sends control calls to all servers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class TrainerFailed(RuntimeError):
 
 
 class Client:
-    """What a trainer talks to. It can be pickled: the way to the servers is found again by `connect`."""
+    """The trainer's client. It can be pickled; `connect` restores its router and engines."""
 
     def __init__(self) -> None:
         self._number = 0
         self.fired = 0
         self.policies = ""
-        """Where trained policy versions are kept."""
+        """Folder of trained policy versions."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -40,7 +40,7 @@ class Client:
     # --- data plane
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """SkyRL API reference, InferenceEngineInterface.generate. Raises BadRequest before anything is sent."""
+        """SkyRL API reference, InferenceEngineInterface.generate. Raises BadRequest before it sends any request."""
         if (request.prompt_token_ids is None) == (request.prompts is None):
             raise BadRequest("either prompts or prompt_token_ids are needed, and not both")
         prompts = request.prompt_token_ids
@@ -58,7 +58,7 @@ class Client:
         return self.generation(rows)
 
     async def gather(self, calls: Sequence[Any]) -> list[Output]:
-        """All rows in their order; one that fails takes the others with it."""
+        """All rows in order. If one fails, the others are cancelled and its error is raised."""
         tasks = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -68,11 +68,11 @@ class Client:
         return [task.result() for task in tasks]
 
     def prompt_of_turn(self, prompt: list[int]) -> list[int]:
-        """Token ids are sent as they were given."""
+        """The prompt to send: the given token ids, unchanged."""
         return prompt
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        """One row, one request."""
+        """One row as one request."""
         return await self.router.generate(session, prompt, params, **more)
 
     def generation(self, rows: list[Output]) -> Generation:
@@ -87,7 +87,7 @@ class Client:
         )
 
     async def sample(self, request: SampleRequest) -> Generation:
-        """SkyRL #934: independent continuations on one server, seeded by seed + i as vLLM's n choices are."""
+        """SkyRL #934: independent continuations on one server, seeded with seed + i as vLLM seeds its n choices."""
         params, seed = request.sampling_params, request.sampling_params.get("seed")
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
@@ -97,14 +97,14 @@ class Client:
     # --- OpenAI bodies
 
     async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        """SkyRL API reference, InferenceEngineClient.completion: single or batched, text or token ids; an error is a body."""
+        """SkyRL API reference, InferenceEngineClient.completion: single or batched, text or token ids. Returns errors as bodies."""
         given = body["prompt"]
         single = isinstance(given, str) or all(isinstance(token, int) for token in given)
         prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in ([given] if single else given)]
         return await self._answered(body, prompts, "text_completion")
 
     async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        """SkyRL API reference, InferenceEngineClient.chat_completion; an error is a body."""
+        """SkyRL API reference, InferenceEngineClient.chat_completion. Returns errors as bodies."""
         if any(set(message) != {"role", "content"} for message in body["messages"]):
             return error_body("a message needs a role and a content", 400)
         return await self._answered(body, [tokenizer.render(body["messages"])], "chat.completion")
@@ -145,14 +145,14 @@ class Client:
         return shared | {"message": {"role": "assistant", "content": row.text}}
 
     def logprobs(self, row: Output, kind: str) -> dict[str, Any]:
-        """As OpenAI lists them: columns in a completion, one object a token in a chat."""
+        """In OpenAI's form: columns in a completion, one object per token in a chat."""
         texts, numbers = [tokenizer.decode([token]) for token in row.tokens], row.logprobs or []
         if kind == "text_completion":
             return {"tokens": texts, "token_logprobs": numbers}
         return {"content": [{"token": t, "logprob": x} for t, x in zip(texts, numbers, strict=True)]}
 
     def usage(self, rows: list[Output], copies: int = 1) -> dict[str, int]:
-        """Counted over all prompts and choices; a prompt counts once, however many choices it has."""
+        """Tokens of all prompts and choices. A prompt counts once, even if it has several choices."""
         prompt, made = sum(len(row.prompt) for row in rows[::copies]), sum(len(row.tokens) for row in rows)
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
@@ -167,7 +167,7 @@ class Client:
     # --- control plane
 
     async def everywhere(self, op: str, **arguments: Any) -> None:
-        """SkyRL #904, "Control plane (fan-out)": one call to every server, at once. The first error is raised, after all."""
+        """SkyRL #904, "Control plane (fan-out)": call every server at once. Raises the first error after all calls have ended."""
         calls = (self.tell(engine, op, **arguments) for engine in self.engines)
         found = await asyncio.gather(*calls, return_exceptions=True)
         if errors := [result for result in found if isinstance(result, BaseException)]:
@@ -190,16 +190,16 @@ class Client:
     # --- weight sync
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
-        """The trainer's parameters to all servers, in so many pieces; they count once the last is there."""
+        """Send the trainer's parameters to all servers in `chunks` pieces. They take effect once the last piece has arrived."""
         await self.send(self.pieces(version, chunks, layout))
 
     async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
-        """A sync in which the trainer fails once it has sent so many pieces. Raises TrainerFailed."""
+        """A sync in which the trainer fails after it has sent `after` pieces. Raises TrainerFailed."""
         await self.send(self.pieces(version, chunks, layout)[:after], whole=False)
         raise TrainerFailed(f"the trainer failed after {after} chunks of policy version {version}")
 
     def pieces(self, version: int, chunks: int, layout: Layout) -> list[model.Parameters]:
-        """The trainer's parameters, in so many pieces."""
+        """The trainer's parameters in `chunks` pieces."""
         tensors = dict(trainer.parameters(version, self.policies))
         match layout:
             case "fsdp2":
@@ -213,7 +213,7 @@ class Client:
         return [{name: tensors[name] for name in names[a:b]} for a, b in itertools.pairwise(cuts)]
 
     async def send(self, pieces: list[model.Parameters], *, whole: bool = True) -> None:
-        """These pieces to all servers; `whole`: they are all there are."""
+        """Send these pieces to all servers. `whole` is True if they complete the sync."""
         await self.everywhere("start_weight_update")
         for piece in pieces:
             await self.everywhere("update_weights", names=list(piece), tensors=piece)
@@ -221,15 +221,15 @@ class Client:
             await self.everywhere("finish_weight_update")
 
     def shards(self, tensor: model.Array) -> list[model.Array]:
-        """A tensor as two processes hold it under FSDP2: halves along its first dimension."""
+        """A tensor as two FSDP2 processes hold it: halves along its first dimension."""
         return np.array_split(tensor, 2)
 
     def gathered(self, shards: list[model.Array]) -> model.Array:
-        """The whole tensor again."""
+        """The whole tensor."""
         return np.concatenate(shards)
 
     def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
-        """The whole tensors again, of four ranks that hold them in Megatron's way."""
+        """The whole tensors, from four ranks that hold them in Megatron's layout."""
         return megatron.from_ranks(ranks, trainer.MEGATRON, np.concatenate)
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
@@ -238,7 +238,7 @@ class Client:
 
 
 class RetryingClient(Client):
-    """Goes on with what pause(abort) cut short: prompt and tokens so far are sent again (SkyRL #1014, task 5)."""
+    """Continues requests that pause(abort) cut short: sends prompt and tokens so far again (SkyRL #1014, task 5)."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await super().row(session, prompt, params, **more)
@@ -250,7 +250,7 @@ class RetryingClient(Client):
         return done
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
-        """What was made already is no part of the budget any more."""
+        """The sampling parameters with the budget reduced by the tokens already generated."""
         made = len(done.tokens)
         left = {"max_tokens": params.get("max_tokens", 16) - made}
         if params.get("min_tokens"):
@@ -258,7 +258,7 @@ class RetryingClient(Client):
         return params | left
 
     def joined(self, done: Output, again: Output) -> Output:
-        """Both parts as one answer to the first prompt."""
+        """Both parts joined into one answer to the first prompt."""
         again.prompt = done.prompt
         again.tokens = done.tokens + again.tokens
         again.text = done.text + again.text

@@ -1,4 +1,4 @@
-"""The miniature's OpenAI address: bytes to the client's calls and back, with vLLM's errors and streams."""
+"""The miniature's OpenAI address: turns HTTP requests into the client's calls, with vLLM's errors and streams."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from harness.contract.messages import HttpRequest, HttpResponse
 from harness.records.wire import DONE, SESSION, header
 
 NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model", "messages")}
-"""Route → fields without which a body is refused."""
+"""Route → required fields of a body."""
 
 
 class Endpoint:
-    """Each method is a step that a fault may do wrong."""
+    """Each method is a step that a fault may break."""
 
     def __init__(self) -> None:
         self.fired = 0
         self.client: Client
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """One request, answered whatever it is."""
+        """Answer one request; a bad one gets an error."""
         if request.path not in NEEDS or request.method != "POST":
             return self.json(404, {"detail": "Not Found"})
         body = self.read(request)
@@ -43,7 +43,7 @@ class Endpoint:
         return self.json(200, answer)
 
     def read(self, request: HttpRequest) -> dict[str, Any] | None:
-        """The body, with the session that the header names."""
+        """The body with the session from the header; None if it is not a JSON object."""
         try:
             body = json.loads(request.body)
         except ValueError:
@@ -67,7 +67,7 @@ class Endpoint:
             return error_body(str(e), 503)
 
     def refused(self, body: dict[str, Any]) -> HttpResponse:
-        """An error under its own status."""
+        """An error with its own status."""
         return self.json(body["error"]["code"], body)
 
     def json(self, status: int, body: dict[str, Any]) -> HttpResponse:
@@ -78,7 +78,7 @@ class Endpoint:
         return HttpResponse(status=200, headers={"content-type": "text/event-stream; charset=utf-8"}, body=text)
 
     def chunks(self, answer: dict[str, Any], with_usage: bool) -> Iterator[dict[str, Any]]:
-        """A body as vLLM streams it: two pieces a choice here, the last one with its end, and the usage if it was asked for."""
+        """A body as vLLM streams it, here in two pieces per choice. The last has the finish reason; usage follows if requested."""
         chat = answer["object"] == "chat.completion"
         about = {name: answer[name] for name in ("id", "created", "model")}
         about["object"] = "chat.completion.chunk" if chat else "text_completion"

@@ -1,7 +1,7 @@
 """One server of the miniature: continuous batching, prefix cache, pause modes, sleep, weights, adapters, and its tap.
 
-A step makes one token for every running request and takes `STEP_S` of the loop's time. What the tap writes down has the form
-of `harness.records.recording.Observation`, as the tap of a real engine has.
+A step makes one token for every running request and takes `STEP_S` of the loop's time. The tap records
+`harness.records.recording.Observation`s, as the tap of a real engine does.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from harness.contract.messages import PauseMode
 from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
-"""What a step takes, on the loop's clock."""
+"""Duration of a step (seconds), on the loop's clock."""
 BLOCK = 128
-"""Tokens of a block of the prefix cache, as on vLLM's CPU engine."""
+"""Tokens per block of the prefix cache, as in vLLM's CPU engine."""
 MOST_RUNNING = 64
-"""Requests that are worked on at once; others wait."""
+"""Most requests that run at once; others wait."""
 MOST_PREFILLED = 1024
-"""Tokens of new requests, from which on a step takes up no more of them."""
+"""A step takes no more new requests once it has taken this many of their tokens."""
 
 DEVICE_BYTES = 2**36
-"""Memory of a simulated device; workers of several servers may share it."""
+"""Memory of a simulated device. Workers of several servers may share it."""
 CACHE_BYTES = 2**30
-"""What a worker's KV cache takes of it: far more than its weights, as with a tiny model on a real engine."""
+"""Size of a worker's KV cache on the device: far more than its weights, as for a tiny model on a real engine."""
 TAGS = frozenset({"weights", "kv_cache"})
-"""What sleep releases and wake_up takes back (vLLM sleep mode)."""
+"""Memory that sleep releases and wake_up takes back (vLLM sleep mode)."""
 
 RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
 """Sampling parameters under which the most probable token is not always the greedy one."""
 
 CacheKey = tuple[int, tuple[int, ...]]
-"""(loading of the adapter, 0 for the base model; the tokens)"""
+"""(number of the adapter's loading, 0 for the base model; the tokens)."""
 
 
 class BadRequest(ValueError):
-    """The caller's mistake."""
+    """The caller made a mistake."""
 
     status = 400
 
 
 class EngineDead(ConnectionError):
-    """The server is not there any more."""
+    """The server has died."""
 
     status = 503
 
 
 class Output:
-    """What a request came to."""
+    """The answer to a request."""
 
     def __init__(self, request: Request, text: str) -> None:
         self.prompt = request.prompt
@@ -69,7 +69,7 @@ class Output:
 
 
 class Request:
-    """One request, on its way through an engine. `prior` is how many tokens at the prompt's end were answered before."""
+    """One request in an engine. `prior` is the number of tokens at the prompt's end that an earlier attempt generated."""
 
     def __init__(
         self, number: str, prompt: list[int], params: dict[str, Any], *, adapter: str | None, prior: int
@@ -80,13 +80,13 @@ class Request:
         self.adapter = adapter
         self.prior = prior
         self.random = random.Random(f"{params.get('seed')} {prompt}")
-        """The request's own sequence, used if it has a seed."""
+        """The request's own random sequence, used if it has a seed."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.experts: list[list[list[int]]] = []
         self.reason: Literal["stop", "length", "abort"] | None = None
         self.node: model.Node | None = None
-        """Where the network is after all tokens so far; None before they are fed, or when they are to be fed again."""
+        """The network's node after all tokens so far; None until they are fed, or if they must be fed again."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
     @property
@@ -99,19 +99,19 @@ class Request:
 
     @property
     def answer(self) -> list[int]:
-        """What the caller will see of it, what was answered before an interruption included."""
+        """All tokens that the caller will see, including those from before an interruption."""
         return self.prompt[len(self.prompt) - self.prior :] + self.tokens
 
 
 def _shown(value: Any) -> Any:
-    """An argument of a control call as the tap writes it down."""
+    """An argument of a control call as the tap records it."""
     if isinstance(value, model.Adapter):
         return value.shown
     return value if isinstance(value, str | int | float | bool | list | None) else "…"
 
 
 class Engine:
-    """One server. Every promise that could be broken has a method of its own."""
+    """One server. Every promise that a fault could break has its own method."""
 
     def __init__(
         self,
@@ -126,12 +126,12 @@ class Engine:
         self.max_model_len = max_model_len
         self.quantization = quantization
         self.workers = workers
-        """Each tensor-parallel worker's share of the experts; None: as it has its share of all else."""
+        """Each tensor-parallel worker's share of the experts. None: it splits experts like all other parameters."""
         self.seen: list[dict[str, Any]] = []
         self.fired = 0
         self.dead = False
         self.crash: str | None = None
-        """Why the whole stack is gone: a process without which it cannot be."""
+        """Why the whole stack is down: a process that it needs died. None while it runs."""
         self.asleep: set[str] = set()
         self.frozen = False
         self.closed = False
@@ -148,14 +148,14 @@ class Engine:
         self._networks: dict[int, model.Network] = {}
         self._staged: dict[str, model.Array] | None = None
         self.extensions: list[str] = []
-        """Classes of others that its worker's class was extended by."""
+        """Classes with which the stack extended the worker's class."""
         self.transport: Literal["broadcast", "ipc"] = "broadcast"
         self.version = 0
         self.syncs = 0
         self.shards: list[model.Parameters] = []
-        """What each worker holds, by its rank."""
+        """Each worker's parameters, by rank."""
         self.held_parameters: dict[str, model.Array] = {}
-        """The shards put together: what answers are computed with."""
+        """The shards joined: the parameters that answers are computed with."""
         self.hold(model.quantize(model.policy(0), quantization))
         self._loop = asyncio.create_task(self._run())
 
@@ -165,7 +165,7 @@ class Engine:
         self.seen.append({"kind": kind, "server": self.name, "at_ns": now_ns(), "data": data})
 
     async def control(self, op: str, **arguments: Any) -> None:
-        """A control call, as it reached this server: noted with its arguments, its end and its error."""
+        """Execute a control call, and record it with its arguments, its end and its error."""
         if self.dead:
             raise EngineDead(f"{self.name} is dead")
         at_ns, error = now_ns(), None
@@ -207,7 +207,7 @@ class Engine:
             raise
 
     def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
-        """Raises BadRequest for what no answer can be given to."""
+        """Raises BadRequest for a request that the engine cannot answer."""
         if not prompt:
             raise BadRequest("a prompt cannot be empty")
         if len(prompt) >= self.max_model_len:
@@ -233,11 +233,11 @@ class Engine:
         return dict(request.params)
 
     def arrive(self, request: Request) -> None:
-        """New requests wait for their turn, and during a pause for its end."""
+        """Queue a new request; during a pause, hold it until resume."""
         (self.held if self.closed else self.waiting).append(request)
 
     def drop(self, request: Request) -> None:
-        """The caller is gone."""
+        """Remove a request whose caller is gone."""
         for queue in (self.running, self.waiting, self.held):
             if request in queue:
                 queue.remove(request)
@@ -250,7 +250,7 @@ class Engine:
             await self._work.wait()
             try:
                 self.step()
-            except Exception as e:  # noqa: BLE001 - whatever it is, nobody waits for a dead engine
+            except Exception as e:  # noqa: BLE001 - after any error, waiting callers must learn that the engine died
                 self.die(e)
                 return
             await asyncio.sleep(self.step_s())
@@ -287,7 +287,7 @@ class Engine:
             self.finish(request)
 
     def feed(self) -> None:
-        """Each running request's newest token goes into the network, or all that it has."""
+        """Feed each running request's newest token into the network, or all of its tokens if it has no node."""
         nodes: dict[model.Network, list[model.Node]] = {}
         for request in self.running:
             network = self.network(request.adapter)
@@ -300,7 +300,7 @@ class Engine:
             network.look(together)
 
     def prefill(self, request: Request, network: model.Network) -> model.Node:
-        """Feed the request's tokens, from where the prefix cache ends."""
+        """Feed the request's tokens from the end of the cached prefix on."""
         tokens = request.context
         node, experts = self.cached(request, network)
         fed = []
@@ -315,17 +315,17 @@ class Engine:
         return node
 
     def routed(self, chosen: list[list[int]]) -> list[list[int]]:
-        """Layers × top_k experts of one position, as they are reported."""
+        """The experts of one position as the engine reports them: layers × top_k."""
         return chosen
 
     # --- prefix cache
 
     def cache_key(self, adapter: str | None, tokens: list[int]) -> CacheKey:
-        """States are shared by requests with the same first tokens under the same weights."""
+        """Requests with the same first tokens under the same weights share states."""
         return (self.loading(adapter), tuple(tokens))
 
     def cached(self, request: Request, network: model.Network) -> tuple[model.Node, list[list[list[int]]]]:
-        """The node and the experts of the longest known beginning of a request, one token short of it at most."""
+        """The node and the experts of a request's longest cached prefix, which leaves at least one token to feed."""
         tokens = request.context
         for length in range((len(tokens) - 1) // BLOCK * BLOCK, 0, -BLOCK):
             found = self.cache.get(self.cache_key(request.adapter, tokens[:length]))
@@ -343,7 +343,7 @@ class Engine:
     # --- sampling
 
     def choose(self, request: Request) -> int:
-        """The next token of a request, by its sampling parameters (vLLM documentation, SamplingParams)."""
+        """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
         params = request.params
         if params.get("temperature", 1.0) == 0 and not any(params.get(name) for name in RESHAPING):
@@ -364,7 +364,7 @@ class Engine:
         return self.draw(request, row / temperature)
 
     def draw(self, request: Request, row: Any) -> int:
-        """A token by chance, out of what top_k, top_p and min_p leave."""
+        """A random token from those that top_k, top_p and min_p leave."""
         params = request.params
         order = np.argsort(-row, kind="stable")
         weights = np.exp(row[order] - row[order[0]])
@@ -383,7 +383,7 @@ class Engine:
         return int(order[min(int(at), len(order) - 1)])
 
     def chance(self, request: Request) -> float:
-        """A number in [0, 1): the request's own sequence if it has a seed, else any."""
+        """A random number in [0, 1), from the request's own sequence if it has a seed."""
         return (self._free if request.params.get("seed") is None else request.random).random()
 
     def logprob(self, request: Request, token: int) -> float:
@@ -394,7 +394,7 @@ class Engine:
         return min(0.0, float(self.row(request)[token]))
 
     def row(self, request: Request) -> NDArray[np.float64]:
-        """Log-probabilities of a request's next token, by token id (vocabulary): a copy."""
+        """A copy of the log-probabilities of a request's next token, by token id (vocabulary)."""
         assert request.node is not None
         return np.array(request.node.network.row(request.node), dtype=np.float64)
 
@@ -402,7 +402,7 @@ class Engine:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
 
     def ended(self, request: Request) -> Literal["stop", "length"] | None:
-        """Why a request is over after its last token; None if it is not."""
+        """Why a request ends after its last token; None if it does not end."""
         params, answer = request.params, request.answer
         if len(request.tokens) >= (params.get("min_tokens") or 0):
             if answer[-1] in self.stops(request):
@@ -414,7 +414,7 @@ class Engine:
         return None
 
     def stop_string(self, request: Request) -> str | None:
-        """The stop string that the text holds by now."""
+        """The stop string that the text contains; None if it contains none."""
         stop = request.params.get("stop")
         if not stop:
             return None
@@ -424,7 +424,7 @@ class Engine:
     # --- the end of a request
 
     def finish(self, request: Request) -> None:
-        """A request leaves the engine: its reason is told, its caller gets it."""
+        """End a request: record its reason and answer its caller."""
         self.tell("finish", request_id=request.id, reason=request.reason)
         if not request.done.done():
             request.done.set_result(self.output(request))
@@ -446,7 +446,7 @@ class Engine:
     # --- control plane
 
     async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
-        """vLLM documentation, /pause: keep freezes requests, abort ends them, wait lets them finish; new ones wait."""
+        """vLLM documentation, /pause: keep freezes requests, abort ends them, wait lets them finish. New requests wait."""
         self.closed = True
         if mode == "abort":
             self.abort_all()
@@ -460,14 +460,14 @@ class Engine:
         self._poke()
 
     def abort_all(self) -> None:
-        """End every request with what it has."""
+        """End every running and waiting request with its tokens so far."""
         for request in [*self.running, *self.waiting]:
             request.reason = "abort"
             self.finish(request)
         self.running, self.waiting = [], []
 
     def recompute(self) -> None:
-        """Running requests feed their tokens again before they go on."""
+        """Make running requests feed all their tokens again before they continue."""
         for request in self.running:
             request.node, request.experts = None, []
 
@@ -478,7 +478,7 @@ class Engine:
         self._poke()
 
     async def sleep(self, *, level: int) -> None:
-        """vLLM documentation, Sleep Mode: the cache goes, at level 2 the weights as well."""
+        """vLLM documentation, Sleep Mode: drops the cache, and at level 2 the weights too."""
         self.asleep = set(TAGS)
         self.forget()
         if level == 2:
@@ -496,7 +496,7 @@ class Engine:
         return TAGS - self.asleep
 
     def in_use(self, rank: int) -> int:
-        """Bytes that one worker has on its device now."""
+        """Bytes that one worker uses on its device now."""
         mapped = self.mapped()
         return sum(size for tag, size in self.pool(rank).items() if tag in mapped)
 
@@ -508,25 +508,25 @@ class Engine:
     # --- weights
 
     def placed(self, *, colocated: bool) -> None:
-        """Where the trainer's memory is within reach, weights are read there."""
+        """Set the transport: colocated engines read weights from the trainer's memory (IPC), others get a broadcast."""
         self.transport = "ipc" if colocated else "broadcast"
 
     def hold(self, held: model.Parameters) -> None:
-        """These are the engine's parameters from now on."""
+        """Replace the engine's parameters."""
         self.shards = self.scatter(held)
         self.held_parameters = dict(model.joined(self.shards, held, spread=self.workers[0] is not None))
         self._networks.clear()
 
     def scatter(self, held: model.Parameters) -> list[model.Parameters]:
-        """Each worker's shard, by its rank."""
+        """Each worker's shard, by rank."""
         return [model.shard(held, len(self.workers), rank, share) for rank, share in enumerate(self.workers)]
 
     def loading(self, adapter: str | None) -> int:
-        """Which loading of an adapter answers under this name: 0 is the base model."""
+        """Number of the loading that answers under this adapter's name; 0 is the base model."""
         return 0 if adapter is None else self.adapters[adapter][0]
 
     def network(self, adapter: str | None) -> model.Network:
-        """What a request under this adapter is computed with."""
+        """The network for requests under this adapter."""
         loading = self.loading(adapter)
         if loading not in self._networks:
             factors = None if adapter is None else self.adapters[adapter][1]
@@ -535,16 +535,16 @@ class Engine:
         return self._networks[loading]
 
     async def start_weight_update(self) -> None:
-        """A sync begins; of one that was given up nothing is left."""
+        """Begin a sync, and discard the chunks of an abandoned one."""
         self._staged = {}
 
     async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
-        """One chunk of a sync: kept aside until the last one is there. The names travel beside the tensors."""
+        """Stage one chunk of a sync until the last one has arrived. Only the tensors under `names` count."""
         assert self._staged is not None, "start_weight_update comes first"
         self._staged.update({name: tensors[name] for name in names})
 
     async def finish_weight_update(self) -> None:
-        """All chunks are there: from now on they are the weights."""
+        """All chunks have arrived: make them the weights."""
         assert self._staged is not None, "start_weight_update comes first"
         staged, self._staged = self._staged, None
         self.syncs += 1
@@ -554,7 +554,7 @@ class Engine:
         return model.quantize(tensors, self.quantization)
 
     async def add_lora(self, *, lora_request: model.Adapter) -> None:
-        """vLLM documentation, LoRA Adapters: it answers under its name, in place of one that was there."""
+        """vLLM documentation, LoRA Adapters: the adapter answers under its name, and replaces an earlier one of that name."""
         self.adapters[lora_request.name] = (next(self._loads), lora_request.factors)
 
     async def remove_lora(self, *, name: str) -> None:
@@ -563,12 +563,12 @@ class Engine:
     # --- its end
 
     def kill(self) -> None:
-        """The server's processes are gone."""
+        """Kill the server, as SIGKILL to its processes does."""
         self._loop.cancel()
         self.die(None)
 
     def die(self, cause: Exception | None) -> None:
-        """Everybody who waits is told."""
+        """Mark the server dead and raise EngineDead in every pending request."""
         self.dead = True
         why = "" if cause is None else f": {type(cause).__name__}: {cause}"
         for request in [*self.running, *self.waiting, *self.held]:
@@ -578,5 +578,5 @@ class Engine:
 
     @final
     def stop(self) -> None:
-        """An orderly end: nothing of it stays behind."""
+        """End the server's loop in an orderly way."""
         self._loop.cancel()

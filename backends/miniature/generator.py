@@ -17,7 +17,7 @@ from harness.contract.messages import GenerateRequest, GymOutput, GymRequest
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
-    """One conversation of policy and environment while it is being made. Lists are as long as `response`."""
+    """One conversation of policy and environment in progress. `mask`, `rewards` and `logprobs` are as long as `response`."""
 
     prompt: list[int]
     response: list[int] = []
@@ -35,14 +35,14 @@ class Trajectory(msgspec.Struct, kw_only=True):
             self.logprobs += [0.0] * len(tokens) if logprobs is None else logprobs[: len(tokens)]
 
     def cut(self, length: int) -> None:
-        """Nothing stays after so many tokens."""
+        """Drop all tokens after the first `length`."""
         for column in (self.response, self.mask, self.rewards, self.logprobs):
             if column is not None:
                 del column[length:]
 
 
 class Generator:
-    """Each method is a step that a fault may do wrong."""
+    """Each method is a step that a fault may break."""
 
     def __init__(self) -> None:
         self.fired = 0
@@ -58,7 +58,7 @@ class Generator:
         return self.output(request, await asyncio.gather(*(self.trajectory(request, row) for row in rows)))
 
     def session(self, request: GymRequest, row: int) -> str:
-        """A trajectory's turns are one session."""
+        """The session that all turns of a trajectory share."""
         return uuid4().hex if request.trajectory_ids is None else request.trajectory_ids[row].session
 
     def start(self, request: GymRequest, row: int) -> Trajectory:
@@ -66,7 +66,7 @@ class Generator:
         return Trajectory(prompt=tokenizer.render(request.prompts[row]), logprobs=[] if asked else None)
 
     async def batch(self, request: GymRequest) -> list[Trajectory]:
-        """One request for all, one turn each."""
+        """One batch request for all trajectories, one turn each."""
         made = [self.start(request, row) for row in range(len(request.prompts))]
         asked = GenerateRequest(prompt_token_ids=[t.prompt for t in made], sampling_params=request.sampling_params)
         answers = await self.client.generate(asked)
@@ -80,7 +80,7 @@ class Generator:
         return made
 
     async def trajectory(self, request: GymRequest, row: int) -> Trajectory:
-        """Turns of policy and environment, until that says so or the next prompt would be too long."""
+        """Turns of policy and environment, until the environment ends or the next prompt would be too long."""
         made, session, end = self.start(request, row), self.session(request, row), 0
         done = False
         while not done:
@@ -88,14 +88,14 @@ class Generator:
                 made.reason = "length"
                 break
             done, end = await self.turn(request, row, made, session)
-        made.cut(end)  # what the environment said last is read by nobody
+        made.cut(end)  # the policy never reads the last observation
         if not request.use_conversation_multi_turn and made.reason != "length" and made.response[-1:] != [EOS]:
             made.add([EOS], 1, [0.0])
             made.rewards[-2:] = [0.0, made.rewards[-2]]
         return made
 
     async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
-        """One answer and what the environment says to it; is it over, and where does the answer end?"""
+        """Add one answer and the environment's observation. Returns whether it is over, and where the answer ends."""
         prompt = made.prompt + made.response
         asked = GenerateRequest(
             prompt_token_ids=[prompt], session_ids=[session], sampling_params=request.sampling_params
@@ -113,24 +113,24 @@ class Generator:
         return said.done, end
 
     observation_mask = 0
-    """No token of the environment's is learned from."""
+    """The loss ignores the environment's tokens."""
 
     def read(self, _tokens: list[int], text: str) -> str:
-        """What the environment reads of an answer."""
+        """The text of an answer that the environment reads."""
         return text
 
     def numbers(self, logprobs: list[Any] | None, row: int) -> list[float] | None:
         return None if logprobs is None else logprobs[row]
 
     def kept(self, request: GymRequest, tokens: list[int]) -> list[int]:
-        """Within one assistant message an end of the sequence is no end."""
+        """The answer's tokens. Within one assistant message, they lose a final end of sequence."""
         return tokens if request.use_conversation_multi_turn or tokens[-1:] != [EOS] else tokens[:-1]
 
     def observed(self, request: GymRequest, observation: str) -> list[int]:
-        """What the policy reads of the environment: a user's message, or the text alone."""
+        """The tokens that the policy reads from the environment: a user's message, or the plain text."""
         if not request.use_conversation_multi_turn:
             return tokenizer.encode(observation)
-        # The template puts a line break after the end of the answer's message.
+        # The template adds a line break after the end of the answer's message.
         return tokenizer.encode("\n") + tokenizer.render([{"role": "user", "content": observation}])
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:

@@ -1,9 +1,9 @@
 """The miniature's language model: a small recurrent mixture of experts whose probabilities are an explicit function.
 
-The state after a token is tanh(recur · state + embed[token] + a code of the position), half of it mixed with what it was;
-each layer adds what the two most probable of its four experts make of it; the logits are out · features. Thirteen named
-parameters, so that weights can be lost, mixed up or left behind one by one. Version k of the policy, version k of a LoRA
-adapter and what quantization leaves of a tensor are functions of name and k.
+The state after a token is tanh(recur · state + embed[token] + a code of the position); half of its numbers are mixed with their old
+values. Each layer adds the weighted output of the two most probable of its four experts. The logits are out · features. The model
+has thirteen named parameters, so that faults can lose, mix up or leave behind single ones. Version k of the policy and version k of
+a LoRA adapter are functions of name and k.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TOP_K = 2
 LONGEST = 2048
 RANK = 2
 LARGEST = {"int8": 127, "fp8": 448}
-"""What a quantized tensor's largest number becomes: the top of int8, and of fp8 (E4M3)."""
+"""Quantized value of a tensor's largest number: the top of int8 and of fp8 (E4M3)."""
 STRENGTH = 0.5
-"""Standard deviation of what a policy version changes, in units of the parameter's own (as `backends.policies.versions`)."""
+"""Standard deviation of a policy version's change, in units of the parameter's own (as in `backends.policies.versions`)."""
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Array]
@@ -83,12 +83,12 @@ class Adapter:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As the tap writes it down: tensor → bytes."""
+        """The adapter as the tap records it: its name, and tensor → bytes."""
         return {"name": self.name, "tensors": {name: tensor.nbytes for name, tensor in self.factors.items()}}
 
 
 def with_adapter(parameters: Parameters, factors: Parameters | None) -> Parameters:
-    """The parameters that a LoRA adapter makes of a model's."""
+    """A model's parameters with a LoRA adapter merged in."""
     if factors is None:
         return parameters
     added = {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in ("recur", "out")}
@@ -96,7 +96,7 @@ def with_adapter(parameters: Parameters, factors: Parameters | None) -> Paramete
 
 
 def quantize(parameters: Parameters, kind: str | None) -> Parameters:
-    """What an engine holds of full-precision tensors: int8 or fp8 with a scale for each tensor, or themselves."""
+    """Full-precision tensors as an engine holds them: unchanged, or in int8 or fp8 with one scale per tensor."""
     if kind is None:
         return dict(parameters)
     held: dict[str, Array] = {}
@@ -109,7 +109,7 @@ def quantize(parameters: Parameters, kind: str | None) -> Parameters:
 
 
 def e4m3(numbers: Array) -> NDArray[np.float32]:
-    """The nearest numbers that fp8 (E4M3) has: three bits after the leading one, and evenly spaced below 2⁻⁶. Kept in float32."""
+    """The nearest fp8 (E4M3) numbers, as float32: three bits after the leading one, and evenly spaced below 2⁻⁶."""
     exponent = np.floor(np.log2(np.maximum(np.abs(numbers), 2.0**-6)))
     step = 2.0 ** (exponent - 3)
     return (np.round(numbers / step) * step).astype(np.float32)
@@ -119,13 +119,13 @@ _EXPERT = re.compile(r".+\.experts\.(\d+)(\.scale)?")
 
 
 def experts(held: Parameters) -> Parameters:
-    """What belongs to an expert of a layer."""
+    """The tensors that belong to a layer's experts."""
     return {name: tensor for name, tensor in held.items() if _EXPERT.fullmatch(name)}
 
 
 def shard(held: Parameters, tensor_parallel: int, rank: int, share: ExpertShard | None = None) -> Parameters:
-    """What worker `rank` of so many holds: its rows of every tensor that has as many, the whole of all others; of the experts its
-    share, if there is one."""
+    """The tensors of worker `rank`: its rows of every tensor that splits evenly, and all other tensors whole. If it has a share of
+    the experts, it holds that instead."""
     apart = {} if share is None else experts(held)
     split = {
         name: np.split(tensor, tensor_parallel)[rank] if _is_split(tensor, tensor_parallel) else tensor
@@ -144,8 +144,8 @@ def shared(some: Parameters, share: ExpertShard) -> Parameters:
 
 
 def joined(shards: Sequence[Parameters], whole: Parameters, *, spread: bool) -> Parameters:
-    """The workers' shards put together: the shapes are those of `whole`. Experts that are `spread`, also over other servers, are
-    those of `whole`."""
+    """The workers' shards joined, in the shapes of `whole`. If experts are `spread` over the workers of an engine, perhaps on other
+    servers, they are taken from `whole`."""
     apart = experts(whole) if spread else {}
     return {
         name: apart[name]
@@ -171,22 +171,22 @@ def dequantize(held: Parameters) -> Parameters:
 
 
 def digest(tensor: Array) -> str:
-    """ "sha256-prefix:shape:dtype" of a tensor's bytes, as `harness.contract.messages.DigestsResult` has it."""
+    """ "sha256-prefix:shape:dtype" of a tensor, as in `harness.contract.messages.DigestsResult`."""
     return f"{hashlib.sha256(tensor.tobytes()).hexdigest()[:16]}:{tensor.shape}:{tensor.dtype}"
 
 
 _FREQUENCY = np.sqrt(np.arange(2, HIDDEN + 2))
 POSITION = 0.7 * np.sin(np.outer(np.arange(LONGEST), _FREQUENCY))
-"""positions × hidden: no output runs in circles, since no two positions are alike."""
+"""Positions × hidden. No two positions are alike, so no output runs in circles."""
 
 
 _KEPT = np.where(np.arange(HIDDEN) < HIDDEN // 2, 0.0, 0.95)
-"""How much of each number of the state stays from token to token: half of it remembers for some dozen tokens."""
+"""Share of each number of the state that stays from token to token: half of the state lasts for some dozen tokens."""
 _TAKEN = np.sqrt(1 - _KEPT**2)
 
 
 class Node:
-    """What a network is in after some tokens: its state (hidden), and what follows, worked out when it is asked for."""
+    """A network's state (hidden) after some tokens. The fields about the next token are computed on demand."""
 
     __slots__ = ("after", "best", "experts", "logprob", "network", "position", "row", "state")
 
@@ -194,22 +194,22 @@ class Node:
         self.network = network
         self.state = state
         self.position = position
-        """How many tokens were fed."""
+        """Number of tokens fed so far."""
         self.after: dict[int, Node] = {}
         self.best = -1
-        """The most probable next token, once `Network.look` was asked, with its log-probability; -1 before."""
+        """The most probable next token, whose log-probability is `logprob`; -1 before `Network.look`."""
         self.logprob = 0.0
         self.experts: list[list[int]] = []
-        """Layers × top_k: where the newest token was routed."""
+        """Experts of the newest token: layers × top_k."""
         self.row: Array | None = None
-        """Log-probabilities of the next token (vocabulary), once `Network.row` was asked."""
+        """Log-probabilities of the next token (vocabulary); None before `Network.row`."""
 
 
 MOST_NODES = 300_000
 
 
 class Network:
-    """The parameters, ready to be computed with, in one precision. Nothing is worked out twice: it keeps a tree of nodes."""
+    """The parameters in one precision, ready for computation. A tree of nodes keeps every result."""
 
     def __init__(self, parameters: Parameters, dtype: type[np.floating[Any]] = np.float32) -> None:
         ready = {name: np.asarray(tensor, dtype=dtype) for name, tensor in parameters.items()}
@@ -227,13 +227,13 @@ class Network:
 
     @property
     def root(self) -> Node:
-        """Before the first token. A tree that has grown too large is left to those who still hold a part of it."""
+        """The node before the first token. A tree that has grown too large is replaced; requests keep nodes of the old one."""
         if self._nodes > MOST_NODES:
             self._root, self._nodes = Node(self, self._start, 0), 0
         return self._root
 
     def adopt(self, node: Node) -> Node:
-        """The node itself, or its state as this network's: keys and values of other weights, read by these."""
+        """The node itself, or a new node of this network with its state: as keys and values of other weights, read by these."""
         return node if node.network is self else Node(self, node.state, node.position)
 
     def feed(self, node: Node, token: int) -> Node:
@@ -247,7 +247,7 @@ class Network:
         return after
 
     def look(self, nodes: Sequence[Node]) -> None:
-        """Fill in the most probable next token of these nodes, and the experts of their newest one."""
+        """Fill in the most probable next token of these nodes, and the experts of their newest token."""
         new = [node for node in nodes if node.best < 0]
         if not new:
             return
@@ -264,8 +264,8 @@ class Network:
         return node.row
 
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
-        """Of states (positions × hidden): log-probabilities of the next token (positions × vocabulary), the experts
-        that each layer chose (positions × layers × top_k), and by how much (positions × layers)."""
+        """From states (positions × hidden): log-probabilities of the next token (positions × vocabulary), each layer's experts
+        (positions × layers × top_k), and the margin of that choice (positions × layers)."""
         features, chosen, margins = self._through_the_layers(states)
         logits = features @ self._out
         top = logits.max(axis=1, keepdims=True)
@@ -273,7 +273,7 @@ class Network:
         return logits, chosen, margins
 
     def features(self, states: Array) -> Array:
-        """What the output layer is given for these states: positions × hidden."""
+        """The output layer's input for these states: positions × hidden."""
         return self._through_the_layers(states)[0]
 
     def _through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
@@ -299,7 +299,7 @@ def _network(_digests: tuple[str, ...], parameters: _ByContent, dtype: type) -> 
 
 
 class _ByContent:
-    """Parameters that count as equal to any others: their digests tell them apart."""
+    """Parameters that compare equal to any others, so that the cache key depends on their digests only."""
 
     def __init__(self, tensors: Parameters) -> None:
         self.tensors = tensors
@@ -312,5 +312,5 @@ class _ByContent:
 
 
 def network(parameters: Parameters, dtype: type[np.floating[Any]] = np.float32) -> Network:
-    """The network of these parameters: one for all engines that hold the same."""
+    """The network of these parameters. Engines with the same parameters share it."""
     return _network(tuple(digest(parameters[name]) for name in sorted(parameters)), _ByContent(parameters), dtype)  # type: ignore[arg-type]  # a class is hashable

@@ -1,6 +1,6 @@
-"""The miniature's oracle: its model's exact probabilities in double precision, the whole sequence each time.
+"""The miniature's oracle: its model's exact probabilities in double precision, over the whole sequence each time.
 
-No engine, no cache, no batch, no float32: it has the model in common with the stack, and nothing else.
+It uses no engine, no batches and no float32. It shares the model, tokenizer and trained parameters with the stack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harness.records.reference import (
 )
 
 NOISE_ROWS, NOISE_TOKENS = 8, 512
-"""Rounding grows with the context here: as long as a conversation of several turns."""
+"""Contexts, and tokens per context. Rounding grows with the context, so it is as long as a conversation of several turns."""
 
 
 @lru_cache(maxsize=64)
@@ -48,7 +48,7 @@ def _network(version: int, adapter: int | None, quantization: str | None, polici
 def _read(
     weights: Weights, tokens: list[int], policies: str, cached: Sequence[tuple[int, int]] = ()
 ) -> tuple[model.Network, model.Array]:
-    """The network, and its states after each token: positions × hidden. `cached` as in `ScoreRequest`."""
+    """The network, and its state after each token (positions × hidden). `cached` as in `ScoreRequest`."""
     states, node, at = [], None, 0
     for number, version in cached:
         earlier = _network(version, weights.adapter, weights.quantization, policies)
@@ -67,8 +67,8 @@ def _read(
 
 @lru_cache(maxsize=16_384)
 def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
-    """The answer to a question about the model: the same question is asked again under every fault. `policies` is where a trained
-    version is kept, empty for all others."""
+    """The answer to a question about the model, cached because the same question comes again under every fault. `policies` is the
+    folder of trained versions; empty for all other versions."""
     request = msgspec.json.decode(raw, type=kind)
     match request:
         case ScoreRequest():
@@ -104,7 +104,7 @@ def _score(request: ScoreRequest, policies: str) -> Score:
 
 @lru_cache(maxsize=1)
 def _noise() -> Noise:
-    """The engines' network, in float32, against the exact one, on random contexts."""
+    """Differences between the engines' float32 network and the exact one, on random contexts."""
     exact, rounded = _network(0, None, None, ""), model.Network(trainer.parameters(0, ""), np.float32)
     dice, moved, router = np.random.default_rng(0), [], 0.0
     for context in dice.integers(tokenizer.VOCABULARY.size, size=(NOISE_ROWS, NOISE_TOKENS)).tolist():

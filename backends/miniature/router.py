@@ -1,4 +1,4 @@
-"""The way from a client to the servers: sessions stick, other requests are spread at random."""
+"""Routes a client's requests to servers: sessions stick, other requests are spread at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.contract.messages import HttpRequest, Listener, SessionId
 from harness.driving.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 HOP_S = 0.0002
-"""What the way to a server takes at least, on the loop's clock; at most twice that."""
+"""Shortest time of the hop to a server (seconds, on the loop's clock). The longest is twice that."""
 
 ROUTES = (
     Route("control", "POST", "/pause", "{}"),
@@ -27,7 +27,7 @@ ROUTES = (
     Route("weights", "POST", "/v1/load_lora_adapter", "{}"),
     Route("information", "GET", "/get_world_size"),
 )
-"""Routes of servers that have no business behind the data plane's address."""
+"""Servers' routes that the data plane's address must not expose."""
 
 PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body=json.dumps({"handles": PICKLE})),))
 
@@ -49,7 +49,7 @@ class Router:
         engine: Engine | None = None,
         **more: Any,
     ) -> Output:
-        """One request to its session's server, or to a chosen one, and back. Raises EngineDead if that is gone, or all are."""
+        """Send one request to its session's server, or to `engine`. Raises EngineDead if that server, or every server, is dead."""
         await asyncio.sleep(HOP_S * (1 + self._random.random()))
         return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
 
@@ -57,7 +57,7 @@ class Router:
         return await engine.generate(prompt, params, **more)
 
     def server_of(self, session: SessionId | None) -> Engine:
-        """SkyRL #934: hash_with_sha256(str(session_id)) % engines; any server that lives without a session."""
+        """SkyRL #934: hash_with_sha256(str(session_id)) % engines. Without a session, any living server."""
         if session is not None:
             return self.engines[self.hashed(session) % len(self.engines)]
         alive = [engine for engine in self.engines if not engine.dead]
@@ -73,9 +73,9 @@ class Router:
         return any(not engine.dead for engine in self.engines)
 
     def asked(self, _request: HttpRequest) -> int:
-        """The status with which what is not the data plane's is answered here."""
+        """The status of the answer to a request outside the data plane."""
         return 404
 
     def listeners(self) -> list[Listener]:
-        """Sockets that wait for connections: it lives in its caller's process."""
+        """Listening sockets: none, because the router runs in its caller's process."""
         return []

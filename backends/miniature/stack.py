@@ -1,4 +1,4 @@
-"""The adapter: the miniature behind the contract, put together of parts that a fault may replace."""
+"""The adapter: the miniature behind the contract, built from parts that a fault may replace."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from harness.records.reference import ExpertShard
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a miniature is made of: the classes of its parts."""
+    """The classes of a miniature's parts."""
 
     engine: type[Engine] = Engine
     router: type[Router] = Router
@@ -103,7 +103,7 @@ class Miniature:
         return await self.describe(Empty())
 
     def _build(self, parts: Parts) -> None:
-        """Servers, router and client of these classes, fresh."""
+        """Replace all parts by new instances of these classes."""
         request = self.request
         for engine in self.engines:
             engine.stop()
@@ -142,8 +142,8 @@ class Miniature:
         )
 
     def _not_here(self) -> frozenset[Capability]:
-        """What this start does not offer: weights are held in full precision unless the topology says otherwise, and are where the
-        trainer is only if engines share its devices."""
+        """Capabilities that this start lacks. Only a quantized topology has quantized weights. Only colocated engines have CUDA IPC
+        and device memory."""
         quantized = self.request.topology.quantization is not None
         colocated = self.request.topology.placement is Placement.COLOCATED
         offered = {
@@ -160,13 +160,13 @@ class Miniature:
         return Empty()
 
     def dead(self) -> str | None:
-        """For the host: why nothing can be asked any more."""
+        """For the host: why the stack cannot answer any more; None if it can."""
         return next((engine.crash for engine in self.engines if engine.crash), None)
 
     # --- breaking it
 
     async def inject(self, request: InjectRequest) -> InjectResult:
-        """Put it together anew, of the parts that this fault replaces."""
+        """Rebuild the stack with this fault's part."""
         others: tuple[Any, ...] = (
             self.router,
             self.client,
@@ -314,7 +314,7 @@ class Miniature:
         )
 
     async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
-        """Workers of the same rank share a simulated device, whatever their server."""
+        """Workers of the same rank share a simulated device across servers."""
         return DeviceMemoryResult(
             servers={
                 engine.name: [
@@ -355,7 +355,7 @@ class Miniature:
 
 
 def _workers(topology: Topology, server: int) -> list[ExpertShard | None]:
-    """What the tensor-parallel workers of a server hold of the experts, where these are spread over the workers of an engine. A server
+    """Each tensor-parallel worker's share of the experts, if these are spread over the engine's workers; otherwise None. A server
     is one data-parallel rank of its engine."""
     tensor, data = topology.tensor_parallel, topology.data_parallel
     if data == 1 and not topology.expert_parallel:
@@ -368,6 +368,6 @@ def _workers(topology: Topology, server: int) -> list[ExpertShard | None]:
 
 
 class RetryingMiniature(Miniature):
-    """The same, with a client that goes on by itself where pause(abort) ended a request."""
+    """A miniature whose client continues requests that pause(abort) ended."""
 
     parts: ClassVar[Parts] = Parts(client=RetryingClient)

@@ -1,8 +1,8 @@
-"""Tokens and text: byte-level, like the tiny models' tokenizer, with pairs of letters for merges.
+"""A byte-level tokenizer, like the tiny models' own, with pairs of letters as merges.
 
-Ids 0 to 2 are special, 3 to 258 one byte each in the order of a byte-level vocabulary (printable ASCII first),
-259 to 511 two letters each. So a text has several spellings in tokens, of which `encode` knows one: what is decoded
-and encoded again need not be what it was.
+Ids 0 to 2 are special tokens. Ids 3 to 258 are one byte each, in the order of a byte-level vocabulary (printable ASCII first). Ids
+259 to 511 are two letters each. A text has several spellings in tokens, and `encode` returns only one: decoding and encoding again
+may change the tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPLIT = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL.values())
 
 
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-    """The text of tokens; bytes that are no character become U+FFFD."""
+    """The text of tokens. Invalid bytes become U+FFFD."""
     text, run = [], b""
     for token in tokens:
         if token not in SPECIAL:
@@ -41,7 +41,7 @@ def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
 
 
 def encode(text: str) -> list[int]:
-    """Special tokens by name, letters in pairs where they come in pairs, bytes otherwise."""
+    """The tokens of a text: special tokens by name, then pairs of letters where possible, otherwise bytes."""
     tokens: list[int] = []
     for part in _SPLIT.split(text):
         if part in _OF_SPECIAL:

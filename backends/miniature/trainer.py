@@ -1,7 +1,7 @@
 """The miniature's trainer: one exact policy-gradient step on the output layer, kept as a small file for the oracle to read.
 
-Of the model's parameters only `out` is trained: the logits are out · features, so that its gradient is a sum over tokens of
-what the loss makes of the probabilities times the features. A step takes the time of some engine steps.
+It trains only `out`. The logits are out · features, so the gradient is a sum over tokens of the loss's derivative by the logits
+times the features. A step takes the time of `STEPS` engine steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backends.policies.megatron import Rule, Sharding
 from harness.contract.messages import FIRST_TRAINED, TrainRequest, TrainResult
 
 STEPS = 40
-"""So many engine steps a training step takes: rollouts that are made meanwhile overlap it."""
+"""Duration of a training step, in engine steps: long enough for rollouts to overlap it."""
 NO_GRADIENT = 1e-9
 """A gradient shorter than this has no direction."""
 EXPERTS = tuple(f"layers.*.experts.{expert}" for expert in range(model.EXPERTS))
@@ -36,11 +36,11 @@ MEGATRON = Sharding(
     ),
     layers=model.LAYERS,
 )
-"""How a trainer of TP2×PP2 holds the model: a layer's experts are fused and interleaved, as Megatron-core's query groups are."""
+"""Layout of the model in a TP2×PP2 trainer. A layer's experts are fused and interleaved, as Megatron-core's query groups are."""
 
 
 def parameters(version: int, policies: str) -> model.Parameters:
-    """Any policy version: by rule, or trained and kept in the folder `policies`. Raises FileNotFoundError for one that is not."""
+    """Any policy version: by rule, or trained and read from the folder `policies`. Raises FileNotFoundError if it is not there."""
     return model.policy(version) if version < FIRST_TRAINED else _trained(version, policies)
 
 
@@ -55,7 +55,7 @@ def _file(policies: str, version: int) -> Path:
 
 
 def keep(tensors: model.Parameters, policies: str) -> int:
-    """Write a trained version to its file, whole or not at all; its number."""
+    """Write a trained version to its file atomically; returns its number."""
     number = policy.number_of((name, tensors[name].tobytes()) for name in sorted(tensors))
     file = _file(policies, number)
     if not file.exists():
@@ -68,16 +68,16 @@ def keep(tensors: model.Parameters, policies: str) -> int:
 
 
 class Trainer:
-    """Makes policy versions out of rollouts."""
+    """Makes policy versions from rollouts."""
 
     def __init__(self) -> None:
         self.policies = ""
         self.engines: list[Engine] = []
-        """The servers of the same stack: a correct trainer leaves them alone."""
+        """The servers of the same stack. A correct trainer does not touch them."""
         self.fired = 0
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """One step; the engines go on meanwhile."""
+        """One training step. The engines continue meanwhile."""
         await self.take_time()
         base = parameters(request.base_version, self.policies)
         logprobs, loss, gradient = self.gradient(request, base)
@@ -90,11 +90,11 @@ class Trainer:
         await asyncio.sleep(STEPS * STEP_S)
 
     def step(self, learning_rate: float) -> float:
-        """How far down the gradient."""
+        """Length of the step down the gradient."""
         return learning_rate
 
     def logits(self, features: model.Array, out: model.Array) -> Any:
-        """positions × vocabulary, at temperature 1."""
+        """Logits at temperature 1: positions × vocabulary."""
         return features @ out.T
 
     def gradient(self, request: TrainRequest, base: model.Parameters) -> tuple[list[list[float]], float, Any]:
@@ -122,7 +122,7 @@ class Trainer:
 
 
 def _features(network: model.Network, prompt: Sequence[int], response: Sequence[int]) -> model.Array:
-    """What the output layer is given before each response token: positions × hidden."""
+    """The output layer's input before each response token: positions × hidden."""
     node, states = network.root, []
     for token in (*prompt, *response[:-1]):
         node = network.feed(node, token)

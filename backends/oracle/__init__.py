@@ -1,1 +1,1 @@
-"""The independent reference, and how far rounding moves right answers. No stack has a part in it."""
+"""The independent reference, and how far rounding moves right answers. No stack takes part."""

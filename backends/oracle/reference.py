@@ -1,9 +1,9 @@
-"""The oracle: Hugging Face forward pass, full context each step, no batching, float32, eager attention; no cache, but where a
-question is about one that outlived its weights.
+"""The oracle: a Hugging Face forward pass in float32 with eager attention, unbatched, over the full context each step.
 
-It shares no code with the adapters. Policy versions, quantized weights and the model come from `fixtures`, as for everybody.
-Of quantized engines it computes what their kernels stand for: weights that are 8-bit steps times a scale an output channel, inputs of
-the same layers rounded to steps of a scale a token, all products and sums in float32.
+It uses a cache only if a request asks about a cache that outlived its weights. It shares no code with the adapters; policy versions
+and quantized weights come from `backends.policies`, as for the stacks. For a quantized engine it computes what the kernels
+approximate. Weights are 8-bit steps times a scale per output channel, inputs of the same layers are rounded to steps of a scale per
+token, and all products and sums are in float32.
 """
 
 from __future__ import annotations
@@ -59,27 +59,27 @@ SPLIT = {
     0: ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"),
     1: ("o_proj.weight", "down_proj.weight"),
 }
-"""Dimension → the parameters of which each tensor-parallel worker holds a part along it (Megatron-LM's column- and row-parallel
-layers; vLLM, linear.py). Every worker holds the whole of all others."""
+"""Dimension → the parameters that tensor-parallel workers split along it (Megatron-LM's column- and row-parallel layers; vLLM,
+linear.py). Every worker holds all other parameters whole."""
 VOCABULARY_BLOCK = 64
-"""Rows of embedding and output layer are padded to a multiple of this (vLLM, vocab_parallel_embedding.py)."""
+"""vLLM pads the rows of embedding and output layer to a multiple of this (vocab_parallel_embedding.py)."""
 
 FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""vLLM's fused parameter → the Hugging Face parameters that it is made of, in order, along the first dimension (vLLM, Qwen2)."""
+"""vLLM's fused parameter → its Hugging Face parameters, joined in this order along the first dimension (vLLM, Qwen2)."""
 
 EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 """A Hugging Face parameter of one expert (Qwen3-MoE, OLMoE)."""
 
 NOT_ROUNDED = (-1, None, None)
-"""What the model is under while it holds the checkpoint's own weights: no question asks for that."""
+"""`_holds` while the model has the checkpoint's unrounded weights. It matches no request, so the next request loads weights."""
 DRAWS = 4
-"""How often a score of quantized weights is worked out again with activations moved at random (`Score.rounding`)."""
+"""How often a score of quantized weights is computed again with activations moved at random (`Score.rounding`)."""
 AT_A_BOUNDARY = 1e-3
-"""By so many steps at most each is moved before it is rounded. Float32 moves it by about 1e-6 of a token's largest number, which
-is 1e-4 steps of int8: what may part in an engine parts here, and more."""
+"""Each activation is moved by at most this many quantization steps before it is rounded. Float32 arithmetic moves it by about 1e-6
+of a token's largest number, or 1e-4 steps of int8: every activation that may round differently in an engine may do so here."""
 
 
 class Reference:
@@ -90,14 +90,14 @@ class Reference:
         self._model: Any = None
         self._tokenizer: Any = None
         self._holds: tuple[int, int | None, Quantization | None] | None = None
-        """(policy version, adapter version, quantization) that the model is under."""
+        """(policy version, adapter version, quantization) of the weights that the model holds."""
         self._routed: Any = None
-        """Positions × layers × top_k: experts that the model is to take; None: its own choice."""
+        """Experts that the model must take, positions × layers × top_k. None: its own choice."""
         self._near_tie = 0.0
-        """Router logits: up to this distance from its own choice it takes them."""
+        """The model takes `_routed` up to this distance (router logits) from its own choice."""
         self._noises: dict[Quantization | None, Noise] = {}
         self._dice: Any = None
-        """A torch generator while activations are moved at random before they are rounded; None: they are not."""
+        """A torch generator while activations are moved at random before they are rounded; otherwise None."""
         self._one_at_a_time = asyncio.Lock()
 
     async def start(self, request: StartRequest) -> Description:
@@ -166,8 +166,8 @@ class Reference:
         return Tokens(tokens=[int(t) for t in ids])
 
     async def _run(self, function: Callable[[Any], T], request: Any) -> T:
-        """The answer. What is not modelled here is refused by name, and not answered for another model: quantized weights under an
-        adapter, or in shards."""
+        """Runs `function` in a thread, one request at a time. Raises NotOffered for what the oracle does not model: quantized
+        weights under an adapter, or in shards."""
         apart = getattr(request, "tensor_parallel", 1) > 1 or getattr(request, "experts", None) is not None
         if getattr(request, "quantization", None) and (apart or getattr(request, "adapter", None) is not None):
             raise NotOffered(Capability.QUANTIZED, self._request.target)
@@ -195,7 +195,7 @@ class Reference:
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
 
     def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
-        """What a mixture's layer makes (output, router logits) with the experts of `_routed`, each weighted by its own router."""
+        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by its router. None: no change."""
         import torch
 
         if self._routed is None:
@@ -217,7 +217,7 @@ class Reference:
 
     @contextlib.contextmanager
     def _following(self, routed: Any, near_tie: float) -> Iterator[None]:
-        """Take these experts, where they are given, up to a near tie."""
+        """Within the block, the model takes these experts, if any are given, up to a near tie."""
         import torch
 
         self._routed, self._near_tie = torch.as_tensor(routed) if len(routed) else None, near_tie
@@ -232,9 +232,9 @@ class Reference:
         return WIDER * self._noise(NoiseRequest(quantization=request.quantization)).router
 
     def _at(self, weights: Weights) -> Any:
-        """The model under a policy version, an adapter merged into it (PEFT documentation, merge_and_unload), or quantized.
+        """The model under a policy version, with an adapter merged into it (PEFT documentation, merge_and_unload) or quantized.
 
-        Weights are rounded to the engines' dtype, as these hold them, and computed with in float32.
+        Weights are rounded to the engines' dtype, as engines hold them. The model computes with them in float32.
         """
         wanted = (weights.version, weights.adapter, weights.quantization)
         if wanted != self._holds:
@@ -252,7 +252,7 @@ class Reference:
         return self._model
 
     def _dequantized(self, name: str, tensor: Any, kind: Quantization) -> Any:
-        """What an engine computes with in place of a parameter that it is sent."""
+        """The values with which a quantized engine computes after it receives this parameter."""
         if not quantized.is_quantized(name):
             return tensor
         steps, scale = quantized.quantize(tensor.to(self._dtype), kind)
@@ -285,14 +285,14 @@ class Reference:
         return getattr(torch, self._request.dtype)
 
     def _logprobs(self, weights: Weights, tokens: list[int]) -> Any:
-        """Rows: positions of `tokens`; columns: log-probabilities of the token after it."""
+        """Log-probabilities of the next token: positions of `tokens` × vocabulary."""
         import torch
 
         with torch.no_grad():
             return self._at(weights)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
 
     def _logprobs_on_cache(self, request: ScoreRequest, tokens: list[int]) -> Any:
-        """As `_logprobs`, for the positions behind the tokens that other versions have read."""
+        """As `_logprobs`, for the positions after the tokens that other versions have read into the cache."""
         import torch
 
         cache, at = None, 0
@@ -324,15 +324,15 @@ class Reference:
         )
 
     def _noise(self, request: NoiseRequest) -> Noise:
-        """What rounding moves. Measured once."""
+        """How far rounding moves log-probabilities. Measured once per quantization."""
         if request.quantization not in self._noises:
             self._noises[request.quantization] = self._measured(request)
         return self._noises[request.quantization]
 
     def _measured(self, request: NoiseRequest) -> Noise:
-        """The model in the engines' dtype, and a bare engine, against the model with more digits.
+        """Compares the model in the engines' dtype, and a bare engine, with the model in higher precision.
 
-        Of a mixture in 16 bits the model takes the experts of its rounded twin. A bare engine does not say which it took.
+        In a 16-bit mixture, the precise model takes its rounded twin's experts. A bare engine reports none, so it is left out.
         """
         import torch
 
@@ -399,14 +399,14 @@ class Reference:
 
     @staticmethod
     def _choices(model: Any, tokens: list[int]) -> Any:
-        """The experts that a mixture takes (positions × layers × top_k)."""
+        """The experts that a mixture chooses (positions × layers × top_k)."""
         import torch
 
         logits = _router_logits(model, tokens)
         return logits.softmax(-1, dtype=torch.float).topk(model.config.num_experts_per_tok, dim=-1).indices
 
     def _rows(self, request: ScoreRequest) -> Any:
-        """Rows: the request's tokens; columns: log-probabilities at the position of each."""
+        """Log-probabilities at the position of each of the request's tokens: tokens × vocabulary."""
         context = request.prompt + request.tokens
         if request.cached:
             read = sum(number for number, _ in request.cached)
@@ -414,7 +414,7 @@ class Reference:
         return self._logprobs(request, context)[len(request.prompt) - 1 : -1]
 
     def _moved_by_rounding(self, request: ScoreRequest, chosen: Any) -> tuple[float, ...]:
-        """The most that each of these log-probabilities moves with activations that lie between two steps: `Score.rounding`."""
+        """The most that each of these log-probabilities moves when activations near a rounding boundary move (`Score.rounding`)."""
         import torch
 
         moved = torch.zeros_like(chosen)
@@ -457,7 +457,7 @@ class Reference:
 
 
 def _log_softmax(model: Any, tokens: list[int]) -> Any:
-    """Positions × vocabulary, in double precision."""
+    """Log-probabilities, positions × vocabulary, in double precision."""
     import torch
 
     with torch.no_grad():
@@ -474,8 +474,8 @@ def _router_logits(model: Any, tokens: list[int]) -> Any:
 
 
 def _behind(logits: Any, chosen: Any) -> Any:
-    """How far the order of `chosen` (… × top_k) is from that of router logits (… × experts): the most by which one that is named
-    later, or not at all, is above one that is named; at least 0."""
+    """Distance of the order of `chosen` (… × top_k) from that of the router logits (… × experts), at least 0: the largest margin by
+    which the logit of a later or unchosen expert exceeds that of a chosen one."""
     named = logits.gather(-1, chosen)
     others = logits.scatter(-1, chosen, -math.inf).amax(-1)
     later = named.flip(-1).cummax(-1).values.flip(-1)  # the largest from each place on
@@ -483,10 +483,10 @@ def _behind(logits: Any, chosen: Any) -> Any:
 
 
 def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:
-    """The experts of each layer as one worker's `FusedMoE` holds them (vLLM), all other parameters as they are.
+    """The experts of each layer as one worker's `FusedMoE` holds them (vLLM); all other parameters unchanged.
 
-    w13_weight has each expert's gate above its up projection: experts × 2·intermediate × hidden; w2_weight the down projections:
-    experts × hidden × intermediate.
+    w13_weight (experts × 2·intermediate × hidden) has each expert's gate above its up projection. w2_weight (experts × hidden ×
+    intermediate) has the down projections.
     """
     import torch
 
@@ -509,8 +509,8 @@ def _stacked(tensors: dict[str, Any], share: ExpertShard) -> dict[str, Any]:
 
 
 def _shard(name: str, tensor: Any, tensor_parallel: int, rank: int, key_value_heads: int | None) -> Any:
-    """What worker `rank` of so many holds of a Hugging Face parameter. Key and value heads that are fewer than workers are
-    held by several (vLLM, QKVParallelLinear)."""
+    """The part of a Hugging Face parameter that worker `rank` holds. If there are fewer key-value heads than workers, several
+    workers hold the same head (vLLM, QKVParallelLinear)."""
     import torch
 
     if "embed_tokens" in name or "lm_head" in name:
@@ -526,7 +526,7 @@ def _shard(name: str, tensor: Any, tensor_parallel: int, rank: int, key_value_he
 
 
 def _fused(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by vLLM's names, fused as vLLM fuses them for dense Llama-like models."""
+    """Parameters under vLLM's names, fused as vLLM fuses them for dense Llama-like models."""
     import torch
 
     fused = dict(tensors)

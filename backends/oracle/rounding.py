@@ -1,7 +1,7 @@
-"""How far rounding moves right answers: the reference's own arithmetic, and a bare engine's. No stack has a part in it.
+"""How far rounding moves right answers: in the reference's own arithmetic, and in a bare engine's. No stack takes part.
 
-Both are measured on random contexts, against the reference's forward pass: in float32 of an engine that computes in 16 bits, in double
-precision of one that computes in float32.
+Both are measured on random contexts against the reference's forward pass. It runs in float32 if the engine computes in 16 bits,
+and in double precision if the engine computes in float32.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from harness import PROJECT
 from harness.records.reference import Moved
 
 ROWS, TOKENS, BEST = 16, 96, 4
-"""Contexts of the reference's own arithmetic, their tokens, and how many of the most probable tokens count at each position."""
+"""For the reference's own arithmetic: contexts, tokens per context, and most probable tokens that count at each position."""
 ENGINE_TOKENS, ENGINE_BEST = 32, 16
-"""Of the bare engine: tokens that each context is continued by, and how many of the most probable ones count at each position."""
+"""For the bare engine: tokens by which it continues each context, and most probable tokens that count at each position."""
 ENGINE_DEADLINE_S = 900
 FARTHEST = 8.0
-"""An engine's largest error is at most this many times the reference's own in that dtype: more is no rounding."""
+"""An engine's largest error is at most this many times the reference's own in that dtype: a larger error is not rounding."""
 
 Logprobs = Callable[[list[int]], torch.Tensor]
-"""Tokens → positions × vocabulary: log-probabilities of the token after each."""
+"""Tokens → log-probabilities of the token after each: positions × vocabulary."""
 
 
 def contexts(vocabulary: int) -> list[list[int]]:
@@ -38,7 +38,7 @@ def contexts(vocabulary: int) -> list[list[int]]:
 
 
 def of_arithmetic(exact: Logprobs, rounded: Logprobs, rows: Iterable[list[int]]) -> Moved:
-    """Of the most probable tokens of each position, and of one drawn at random."""
+    """Errors of the most probable tokens at each position, and of one token drawn at random."""
     dice = torch.Generator().manual_seed(0)
     moved = []
     for row in rows:
@@ -50,13 +50,13 @@ def of_arithmetic(exact: Logprobs, rounded: Logprobs, rows: Iterable[list[int]])
 
 
 def of_engine(exact: Logprobs, asked: Asked, answered: Answered) -> dict[str, Moved]:
-    """Of the most probable tokens of each position, for each way in which the engine was asked."""
+    """Errors of the most probable tokens at each position, for each way of asking the engine."""
     known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def right(row: Row) -> torch.Tensor:
         prompt = asked.prompts[row.prompt]
         read = (*prompt, *row.tokens)
-        if read not in known:  # nearly always the same tokens, whatever the way
+        if read not in known:  # every way nearly always gives the same tokens
             known[read] = exact(list(read))[len(prompt) - 1 : -1]
         return known[read]
 
@@ -72,7 +72,7 @@ def of_engine(exact: Logprobs, asked: Asked, answered: Answered) -> dict[str, Mo
 
 
 def bare_engine(asked: Asked) -> Answered:
-    """Start an engine, ask it, end it. Raises RuntimeError with the end of its log."""
+    """Start an engine, ask it and end it. Raises RuntimeError with the end of its log if it fails."""
     command = [sys.executable, "-m", "backends.vllm.bare"]
     sent = msgspec.json.encode(asked)
     done = subprocess.run(command, input=sent, cwd=PROJECT, capture_output=True, timeout=ENGINE_DEADLINE_S, check=False)
@@ -82,7 +82,7 @@ def bare_engine(asked: Asked) -> Answered:
 
 
 def check(reference: Moved, engine: dict[str, Moved]) -> None:
-    """Raises ValueError for an engine that is wrong, and not rounded: its errors would hide those of stacks."""
+    """Raises ValueError if an engine's errors exceed rounding: they would hide the errors of stacks."""
     for way, moved in engine.items():
         if not moved.largest <= FARTHEST * reference.largest:
             raise ValueError(

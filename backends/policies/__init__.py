@@ -1,1 +1,1 @@
-"""Policy versions: how they are made, trained, quantized, and held by trainers of several ranks. Runs in a stack's environment."""
+"""Makes, trains and quantizes policy versions, and holds them in multi-rank trainers. Runs in a stack's environment."""

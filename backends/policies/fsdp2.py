@@ -1,6 +1,6 @@
-"""A policy version as FSDP2 holds it: two ranks with a shard each, gathered as SkyRL gathers them for a weight sync.
+"""A policy version as FSDP2 holds it: two ranks hold one shard each, and SkyRL's code gathers them for a weight sync.
 
-Shards are made by PyTorch's `fully_shard` and read by SkyRL's own `FSDPWeightExtractor`. Runs in a stack's environment, on a CPU.
+PyTorch's `fully_shard` makes the shards. SkyRL's `FSDPWeightExtractor` reads them. Runs in a stack's environment, on a CPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ NEEDS_CUDA: dict[str, dict[str, Any]] = {
     "flash_attn": {},
     "flash_attn.bert_padding": {"pad_input": None, "unpad_input": None},
 }
-"""What SkyRL's FSDP module imports and what reads the shards does not use."""
+"""Modules that SkyRL's FSDP module imports and that reading the shards does not use."""
 
 
 def one_rank(held: ranks.Held, _rank: int) -> dict[str, Any]:
-    """What was gathered, on every rank: the policy version's parameters by Hugging Face's names."""
+    """Returns the gathered parameters of the policy version, by Hugging Face's names, on every rank."""
     import torch
     from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPWeightExtractor
     from torch.distributed.device_mesh import init_device_mesh
@@ -42,7 +42,7 @@ def one_rank(held: ranks.Held, _rank: int) -> dict[str, Any]:
 
 def main() -> None:
     ranks.place(NEEDS_CUDA)
-    import skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker  # noqa: F401 - once, before the ranks part
+    import skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker  # noqa: F401 - imported once, before the ranks fork
 
     ranks.main(WORLD, one_rank)
 

@@ -18,9 +18,9 @@ from backends.policies import versions as policy
 RANK = 8
 ALPHA = 16
 SCALE = ALPHA / RANK
-"""What the product of the factors is multiplied with (PEFT documentation, LoraConfig)."""
+"""Factor of the product B · A (PEFT documentation, LoraConfig)."""
 STRENGTH = 0.5
-"""Standard deviation of what an adapter adds, in units of the weight's own: large enough that greedy output must change."""
+"""Standard deviation of an adapter's change, in units of the weight's own: large enough that greedy output must change."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -47,9 +47,9 @@ def factors(weights: dict[str, Any], version: int) -> dict[str, tuple[Any, Any]]
 
 
 def merged(weights: dict[str, Any], checkpoint: dict[str, Any], version: int, dtype: Any) -> dict[str, Any]:
-    """The weights that the adapter makes of a model's: W + SCALE · B · A, float32, from factors that an engine holds in `dtype`.
+    """A model's weights with the adapter merged in: W + SCALE · B · A, float32, from factors that an engine holds in `dtype`.
 
-    `checkpoint` is what the adapter was made of.
+    The adapter was made from `checkpoint`.
     """
     whole = {name: tensor.float() for name, tensor in weights.items()}
     for name, (down, up) in factors(checkpoint, version).items():
@@ -58,7 +58,7 @@ def merged(weights: dict[str, Any], checkpoint: dict[str, Any], version: int, dt
 
 
 def write(folder: Path, model_path: str, version: int) -> None:
-    """Adapter version `version` as a PEFT folder, in place of one that is there. Each file is whole or not there at all."""
+    """Write adapter version `version` as a PEFT folder. Replaces an existing one. Each file is complete or absent."""
     from safetensors.torch import save_file
 
     tensors = {}

@@ -1,8 +1,8 @@
-"""A trainer's parameters as Megatron-core's ranks hold them, and back: TP2×PP2, where tensors are cut, fused and interleaved.
+"""Converts a trainer's parameters to the layout of Megatron-core's ranks and back: TP2×PP2, tensors cut, fused and interleaved.
 
-`to_ranks` and `from_ranks` are pure, exact, and undo each other. They slice tensors and join them with the function that they
-are given, so NumPy's arrays do as well as PyTorch's. Where a parameter lies is data (`Rule`). This is Megatron's layout and
-not its code: `backends/policies/megatron_core.py` loads it into the real thing, and Megatron-Bridge takes it apart.
+`to_ranks` and `from_ranks` are pure and exact inverses. They slice tensors and join them with a given function, so they work
+on NumPy's arrays and PyTorch's tensors. The place of each parameter is data (`Rule`). This module has Megatron's layout, not its
+code. `backends/policies/megatron_core.py` loads the layout into real Megatron-core models, and Megatron-Bridge exports it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 
 Tensors = dict[str, Any]
 Join = Callable[[list[Any], int], Any]
-"""`numpy.concatenate` or `torch.cat`: tensors, and the dimension along which they are joined."""
+"""`numpy.concatenate` or `torch.cat`: takes tensors and the dimension along which to join them."""
 
 
 class Rule(NamedTuple):
-    """Where one parameter lies. In names, `*` is the number of a layer."""
+    """The place of one Megatron parameter. In names, `*` is the number of a layer."""
 
     name: str
     """Megatron's name; layers are numbered within their pipeline stage."""
     parts: tuple[str, ...]
-    """The parameters that are fused into it, by Hugging Face's names; layers are numbered within the model."""
+    """Hugging Face's names of the parameters that Megatron fuses into it; layers are numbered within the model."""
     along: int | None = 0
-    """The dimension along which tensor-parallel ranks share it: 0 is column-parallel, 1 is row-parallel, None is a copy each."""
+    """Dimension along which the tensor-parallel ranks split it: 0 is column-parallel, 1 row-parallel. None: each has a copy."""
     groups: int = 1
-    """Into so many groups of rows the parts are cut; the fused tensor has the groups one after the other."""
+    """Number of row groups in each part. The fused tensor has the first group of every part, then the second, and so on."""
     shares: tuple[int, ...] = (1,)
-    """How much of a group's rows comes from each part, one part behind the other."""
+    """Relative number of rows that each part has in a group."""
     vocabulary: int | None = None
-    """Rows that are tokens. Rows of zeros behind them make it divisible."""
+    """Number of rows that are tokens. Appended rows of zeros make the number divisible."""
     last: bool = False
-    """Outside of layers: on the last pipeline stage, not on the first."""
+    """True if a parameter outside of layers is on the last pipeline stage; otherwise it is on the first."""
 
 
 class Place(NamedTuple):
@@ -40,17 +40,17 @@ class Place(NamedTuple):
 
     rule: Rule
     layer: int
-    """Within the model; -1 outside of layers."""
+    """Number within the model; -1 outside of layers."""
     stage: int
     name: str
     parts: tuple[str, ...]
 
 
 class Sharding(NamedTuple):
-    """A model over tensor_parallel × pipeline_parallel ranks.
+    """A model sharded over tensor_parallel × pipeline_parallel ranks.
 
-    Tensor-parallel ranks are neighbours (Megatron-core, `initialize_model_parallel`: order "tp-cp-ep-dp-pp"), and every
-    stage has equally many layers (`get_num_layers_to_build`, without an uneven first or last stage).
+    Tensor-parallel ranks are neighbours (Megatron-core, `initialize_model_parallel`: order "tp-cp-ep-dp-pp"). Every stage has the
+    same number of layers (`get_num_layers_to_build`, without an uneven first or last stage).
     """
 
     rules: tuple[Rule, ...]
@@ -59,7 +59,7 @@ class Sharding(NamedTuple):
     pipeline_parallel: int = 2
 
     def places(self) -> Iterator[Place]:
-        """All parameters of all stages. Raises ValueError for layers that the stages cannot share equally."""
+        """All parameters of all stages. Raises ValueError if the stages cannot share the layers equally."""
         if self.layers % self.pipeline_parallel:
             raise ValueError(f"{self.layers} layers on {self.pipeline_parallel} pipeline stages")
         for rule in self.rules:
@@ -82,11 +82,11 @@ def llama_like(
     tensor_parallel: int = 2,
     pipeline_parallel: int = 2,
 ) -> Sharding:
-    """Dense models with Llama's names (Llama, Qwen2, Qwen3). `configuration` is Hugging Face's config.json; `names` are those of
-    the state dict, which say whether there are biases, norms of queries and keys, and an output layer of its own.
+    """Sharding of a dense model with Llama's names (Llama, Qwen2, Qwen3). `configuration` is Hugging Face's config.json. `names`
+    are the state dict's: they show whether it has biases, query and key norms, and a separate output layer.
 
     Sources: Megatron-Bridge, Qwen2Bridge and Qwen3Bridge (names), QKVMapping (query groups), GatedMLPMapping (each rank has its
-    part of gate, then its part of up); Megatron-core, GPTModel (what the first and the last stage have), TransformerConfig
+    part of gate, then its part of up); Megatron-core, GPTModel (parameters of the first and the last stage), TransformerConfig
     (ValueError for query groups that are neither a multiple nor a divisor of the tensor-parallel ranks).
     """
     heads, layers = configuration["num_attention_heads"], configuration["num_hidden_layers"]
@@ -127,15 +127,15 @@ def llama_like(
 
 
 def padded(vocabulary: int, tensor_parallel: int) -> int:
-    """Rows of an embedding over so many ranks (Megatron-Bridge: `make_vocab_size_divisible_by`, the largest power of two up to
-    128 that divides the vocabulary, times the ranks; `calculate_padded_vocab_size`)."""
+    """Rows of an embedding, padded to a multiple of `make_vocab_size_divisible_by` × ranks (Megatron-Bridge,
+    `calculate_padded_vocab_size`). The first factor is the largest power of two up to 128 that divides the vocabulary."""
     multiple = gcd(vocabulary, 128) * tensor_parallel
     return -(-vocabulary // multiple) * multiple
 
 
 def to_ranks(tensors: Mapping[str, Any], sharding: Sharding, join: Join) -> list[Tensors]:
-    """Hugging Face's state dict → each rank's. Raises ValueError for what cannot be shared equally and for parameters that have
-    no place, KeyError for one that is missing."""
+    """Hugging Face's state dict → each rank's. Raises ValueError for a tensor that the ranks cannot share equally and for a
+    parameter without a place, KeyError for a missing parameter."""
     ranks: list[Tensors] = [{} for _ in range(sharding.tensor_parallel * sharding.pipeline_parallel)]
     placed: set[str] = set()
     for rule, _, stage, name, parts in sharding.places():
@@ -153,8 +153,8 @@ def to_ranks(tensors: Mapping[str, Any], sharding: Sharding, join: Join) -> list
 
 
 def from_ranks(ranks: Sequence[Mapping[str, Any]], sharding: Sharding, join: Join) -> Tensors:
-    """Each rank's state dict → Hugging Face's. Raises KeyError for a parameter that a rank lacks, ValueError for one that has no
-    place. What has two places (tied embeddings) is read where its last rule says."""
+    """Each rank's state dict → Hugging Face's. Raises KeyError for a parameter that a rank lacks, ValueError for one without a
+    place. A parameter with two places (tied embeddings) is read from the place of its last rule."""
     tensors: Tensors = {}
     left = [set(rank) for rank in ranks]
     for rule, _, stage, name, parts in sharding.places():
@@ -168,8 +168,8 @@ def from_ranks(ranks: Sequence[Mapping[str, Any]], sharding: Sharding, join: Joi
 
 
 def _fused(parts: list[Any], rule: Rule, join: Join) -> Any:
-    """The parts' first groups, then their second ones, … (Megatron-core, SelfAttention.get_query_key_value_tensors: "weights are
-    interleaved in the following manner: q1 q2 k1 v1 | q3 q4 k2 v2 | …")."""
+    """Joins the parts' first groups, then their second groups, … (Megatron-core, SelfAttention.get_query_key_value_tensors:
+    "weights are interleaved in the following manner: q1 q2 k1 v1 | q3 q4 k2 v2 | …")."""
     if len(parts) == 1:
         return parts[0]
     groups = zip(*(_cut(part, 0, rule.groups) for part in parts), strict=True)
@@ -177,7 +177,7 @@ def _fused(parts: list[Any], rule: Rule, join: Join) -> Any:
 
 
 def _apart(whole: Any, rule: Rule, join: Join) -> list[Any]:
-    """What was fused: the parts."""
+    """The parts of a fused tensor: the inverse of `_fused`."""
     if len(rule.parts) == 1:
         return [whole]
     period = sum(rule.shares)
@@ -190,7 +190,7 @@ def _apart(whole: Any, rule: Rule, join: Join) -> list[Any]:
 
 
 def _cut(tensor: Any, along: int, count: int) -> list[Any]:
-    """A tensor in so many equal pieces."""
+    """Cuts a tensor into `count` equal pieces. Raises ValueError if its size is not divisible."""
     size, over = divmod(tensor.shape[along], count)
     if over:
         raise ValueError(f"a tensor of {tuple(tensor.shape)} cannot be cut along dimension {along} into {count}")

@@ -1,7 +1,7 @@
-"""A policy version as Megatron-core holds it: the parameters of real GPTModels on four ranks, TP2×PP2, exported for a weight sync.
+"""A policy version as Megatron-core holds it: real GPTModels on four ranks, TP2×PP2, exported for a weight sync.
 
-`backends/policies/megatron.py` says where each parameter lies, and Megatron-core loads it strictly. They are read by SkyRL's own
-`MegatronWeightExtractor`, over Megatron-Bridge, which maps and gathers them. Runs in a stack's environment, on a CPU.
+`backends/policies/megatron.py` defines each parameter's place; a name that the layout or Megatron-core lacks is an error. SkyRL's
+`MegatronWeightExtractor` reads them through Megatron-Bridge, which maps and gathers. Runs in a stack's environment, on a CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from backends.policies import megatron, ranks
 
 TENSOR_PARALLEL, PIPELINE_PARALLEL = 2, 2
 BUCKET_GB = 1e-4
-"""SkyRL sends buckets of so many GB. A tiny model is to have several."""
+"""Size of SkyRL's buckets (GB): small enough that a tiny model fills several."""
 NEEDS_CUDA: dict[str, dict[str, Any]] = {
     "transformer_engine": {},
     "transformer_engine.pytorch": {"Linear": object, "ops": types.SimpleNamespace(Sequential=object)},
@@ -27,11 +27,11 @@ NEEDS_CUDA: dict[str, dict[str, Any]] = {
     "flash_attn.ops.triton": {},
     "flash_attn.ops.triton.cross_entropy": {"cross_entropy_loss": None},
 }
-"""What Megatron-Bridge (for LoRA) and SkyRL's Megatron worker (for training) import, and an export does not use."""
+"""Modules that Megatron-Bridge (for LoRA) and SkyRL's Megatron worker (for training) import and that an export does not use."""
 
 
 def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:
-    """What was exported, on every rank: the policy version's parameters by Hugging Face's names."""
+    """Returns the exported parameters of the policy version, by Hugging Face's names, on every rank."""
     import torch
     from megatron.bridge import AutoBridge
     from megatron.core import parallel_state
@@ -71,15 +71,15 @@ def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:
 
 
 def layer(_provider: Any) -> Any:
-    """Megatron-core's own layer, whose norms are where Transformer Engine has them, and Megatron-Bridge looks for them: in the
-    linear layer behind. It holds parameters and is never run."""
+    """Megatron-core's own layer, with each norm inside the linear layer that follows it: Transformer Engine keeps it there, and
+    Megatron-Bridge looks for it there. The layer only holds parameters and never runs."""
     import torch
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer.identity_op import IdentityOp
 
     class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-        """Transformer Engine's needs CUDA. By this name Megatron-Bridge knows that each rank has the whole norm."""
+        """Replaces Transformer Engine's class, which needs CUDA. Its name tells Megatron-Bridge that ranks have the whole norm."""
 
         def __init__(self, input_size: int, output_size: int, **given: Any) -> None:
             super().__init__(input_size, output_size, **given)
@@ -94,10 +94,10 @@ def layer(_provider: Any) -> Any:
 
 
 def main() -> None:
-    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401 - before the placeholders, or it takes them for the real thing
+    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401 - before the placeholders, or it would use them
 
     ranks.place(NEEDS_CUDA)
-    import skyrl.backends.skyrl_train.workers.megatron.megatron_worker  # noqa: F401 - once, before the ranks part
+    import skyrl.backends.skyrl_train.workers.megatron.megatron_worker  # noqa: F401 - imported once, before the ranks fork
 
     ranks.main(TENSOR_PARALLEL * PIPELINE_PARALLEL, one_rank)
 

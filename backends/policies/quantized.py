@@ -1,8 +1,8 @@
-"""Quantized weights: the rule, and a checkpoint's quantized twin that engines load. Runs in a stack's environment.
+"""Quantizes weights, and writes the quantized twin of a checkpoint that engines load. Runs in a stack's environment.
 
-Each linear layer of a decoder block has 8-bit weights with one float32 scale an output channel, symmetric; its input is quantized
-by vLLM while it runs, with one scale a token (compressed-tensors, schemes W8A8 int8 and W8A8 fp8). Embeddings, norms, biases and
-the output layer stay as they are.
+Each linear layer of a decoder block has symmetric 8-bit weights with one float32 scale per output channel. vLLM quantizes the
+layer's input at run time, with one scale per token (compressed-tensors, schemes W8A8 int8 and W8A8 fp8). Embeddings, norms, biases
+and the output layer stay in full precision.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 from harness.contract.topology import Quantization
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""What the largest weight of an output channel becomes, or the largest number of a token: the top of int8, and of fp8 (E4M3)."""
+"""Quantized value of an output channel's largest weight, or of a token's largest activation: the top of int8 and fp8 (E4M3)."""
 
 _WORDS = {"int8": ("int", "int-quantized"), "fp8": ("float", "float-quantized")}
 """compressed-tensors' words for type and format."""
 
 
 def is_quantized(name: str) -> bool:
-    """Is this parameter the weight of a linear layer of a decoder block? By Hugging Face's name or vLLM's fused one."""
+    """True if this parameter is the weight of a linear layer of a decoder block, by Hugging Face's name or vLLM's fused one."""
     return name.endswith("_proj.weight")
 
 
 def quantize(weight: Any, kind: Quantization) -> tuple[Any, Any]:
-    """8-bit weight (outputs × inputs, int8 or float8_e4m3fn) and scale (outputs × 1, float32) of a full-precision one."""
+    """8-bit weight (outputs × inputs, int8 or float8_e4m3fn) and scale (outputs × 1, float32) of a full-precision weight."""
     import torch
 
     largest = LARGEST[kind]
@@ -39,7 +39,7 @@ def quantize(weight: Any, kind: Quantization) -> tuple[Any, Any]:
 
 
 def quantized(tensors: Iterable[tuple[str, Any]], kind: Quantization) -> Iterator[tuple[str, Any]]:
-    """Full-precision parameters as a quantized checkpoint has them: "….weight" becomes itself in 8 bits and "….weight_scale"."""
+    """Full-precision parameters as a quantized checkpoint has them: "….weight" becomes an 8-bit "….weight" and "….weight_scale"."""
     for name, tensor in tensors:
         if is_quantized(name):
             weight, scale = quantize(tensor, kind)
@@ -50,8 +50,8 @@ def quantized(tensors: Iterable[tuple[str, Any]], kind: Quantization) -> Iterato
 
 
 def make_twin(model_path: str, folder: Path, kind: Quantization, dtype: str) -> str:
-    """Write the quantized twin of a checkpoint to `folder`, which must not exist yet; its path. `dtype` is that of the engine:
-    weights are rounded to it before they are quantized, as those of a sync are. Same bytes each time."""
+    """Write the quantized twin of a checkpoint to `folder`, which must not exist yet, and return its path. `dtype` is the engine's:
+    weights are rounded to it before they are quantized, as in a sync. The bytes are the same each time."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -66,7 +66,7 @@ def make_twin(model_path: str, folder: Path, kind: Quantization, dtype: str) -> 
 
 
 def _configuration(kind: Quantization) -> dict[str, Any]:
-    """What config.json says of it (compressed-tensors, QuantizationConfig)."""
+    """`quantization_config` of config.json (compressed-tensors, QuantizationConfig)."""
     word, format_ = _WORDS[kind]
     in_8_bits = {"num_bits": 8, "type": word, "symmetric": True}
     return {

@@ -1,6 +1,6 @@
-"""A trainer of several ranks, for how it holds a policy version: each has its part, and rank 0 writes what was gathered of them.
+"""A multi-rank trainer that holds a policy version: each rank holds its part, and rank 0 writes the gathered parameters.
 
-One process imports what the ranks need, forks into them and ends with them. Gloo on loopback, on a CPU, in a stack's environment.
+One process does the imports, forks the ranks and ends with them. They use gloo on loopback, on a CPU, in a stack's environment.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from harness.driving import allowance
 from harness.machine.processes import kill_trees
 
 GATHER_DEADLINE_S = 240.0
-"""For all ranks, from their start: importing takes most of it."""
+"""Deadline for all ranks together, from their start. Imports take most of it."""
 COLLECTIVE_DEADLINE_S = 90.0
-"""For each collective: another rank may have died."""
+"""Deadline for each collective, because another rank may have died."""
 
 
 class Held(NamedTuple):
@@ -38,18 +38,18 @@ class Held(NamedTuple):
     """The folder of trained versions."""
 
     def tensors(self) -> dict[str, Any]:
-        """Whole: name → tensor."""
+        """The whole version: name → tensor."""
         return policy.version(self.model_path, self.version, self.policies)
 
 
 OneRank = Callable[[Held, int], dict[str, Any]]
-"""What a rank does, with its group joined: hold its part, and gather. All ranks return what was gathered."""
+"""The work of a rank that has joined its group: hold its part, and gather. Every rank returns the gathered parameters."""
 
 
 def gather(module: str, model_path: str, version: int, policies: str) -> dict[str, Any]:
-    """Policy version `version`, held by the ranks of `module` and gathered: name → tensor, in the order of their export.
+    """Policy version `version`, held by the ranks of `module` and gathered: name → tensor, in the order of export.
 
-    Raises RuntimeError, with the end of what they said, if a rank fails or they take too long (`GATHER_DEADLINE_S`).
+    Raises RuntimeError, with the end of the ranks' log, if a rank fails or they take too long (`GATHER_DEADLINE_S`).
     """
     from safetensors.torch import load_file
 
@@ -76,7 +76,7 @@ def gather(module: str, model_path: str, version: int, policies: str) -> dict[st
 
 
 def main(world: int, one_rank: OneRank) -> None:
-    """The program that `gather` runs. Call it once everything that ranks need is imported."""
+    """The program that `gather` runs. Call it after importing every module that the ranks need."""
     parser = argparse.ArgumentParser(description="Hold a policy version in several ranks and gather it.")
     parser.add_argument("model")
     parser.add_argument("version", type=int)
@@ -107,7 +107,7 @@ def _log(scratch: Path, rank: int) -> Path:
 
 
 def _be(world: int, rank: int, held: Held, scratch: Path, one_rank: OneRank) -> None:
-    """One rank, from the group's beginning to its end."""
+    """Runs one rank, from joining the group to leaving it."""
     import torch
     import torch.distributed as dist
     from safetensors.torch import save_file
@@ -116,7 +116,7 @@ def _be(world: int, rank: int, held: Held, scratch: Path, one_rank: OneRank) -> 
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
-    torch.cuda.current_device = lambda: "cpu"  # where SkyRL gathers, and Megatron-core makes parameters
+    torch.cuda.current_device = lambda: "cpu"  # the device on which SkyRL gathers and Megatron-core makes parameters
     dist.init_process_group(
         "gloo",
         init_method=f"file://{scratch / 'store'}",
@@ -136,7 +136,7 @@ def _be(world: int, rank: int, held: Held, scratch: Path, one_rank: OneRank) -> 
 
 
 def place(modules: Mapping[str, Mapping[str, Any]]) -> None:
-    """Placeholders for modules that need CUDA to be built and are imported by what is used, though not used by it."""
+    """Install placeholders for modules that need CUDA to build, and that the imported code imports without using them here."""
     for name, attributes in modules.items():
         placeholder = types.ModuleType(name)
         placeholder.__spec__ = importlib.machinery.ModuleSpec(name, None)

@@ -1,7 +1,7 @@
 """A small trainer: one optimizer step of a policy gradient makes a policy version, in float32 on a CPU.
 
-It runs in a stack's environment, in the host. What it makes is a file that the oracle reads as well; to the engines it
-travels only through the stack's own weight sync.
+It runs in a stack's environment, in the host. It writes each version to a file that the oracle reads too. Engines get the version
+only through the stack's own weight sync.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from backends.policies import versions as policy
 from harness.contract.messages import TrainRequest, TrainResult
 
 STEP_S = 0.75
-"""How long a step takes at least (seconds): one of a real policy takes longer, on devices that are not the engines'."""
+"""Minimum duration of a step (seconds). A real policy's step takes longer, on devices that are not the engines'."""
 NO_GRADIENT = 1e-9
 """A gradient shorter than this has no direction."""
 MOST_KL = 6.0
-"""Nats a token. A step is halved until it moves the policy by no more, on its own rollouts: the length that teaches a tiny model
-would ruin a real one."""
+"""Nats per token. A step is halved until it moves the policy by at most this much on its own rollouts: a step length that teaches
+a tiny model would ruin a real one."""
 MOST_HALVINGS = 12
 
 
 class PolicyTrainer:
-    """Holds one model and takes one step at a time: gradient descent, so that a step follows from its request alone."""
+    """Holds one model and takes one step at a time. Plain gradient descent keeps no state: a step depends on its request alone."""
 
     def __init__(self, model_path: str, policies: str) -> None:
         self._model_path, self._policies = model_path, policies
@@ -32,7 +32,7 @@ class PolicyTrainer:
         self._one_at_a_time = threading.Lock()
 
     def train(self, request: TrainRequest) -> TrainResult:
-        """Raises FileNotFoundError for a base version that nobody trained, ValueError for rows that do not fit each other."""
+        """Raises FileNotFoundError for an untrained base version, ValueError if the request's rows differ in number."""
         with self._one_at_a_time:
             done = time.monotonic() + STEP_S
             trained = self._train(request)
@@ -73,8 +73,8 @@ class PolicyTrainer:
         )
 
     def _moved(self, request: TrainRequest, trained: dict[str, Any], logprobs: list[Any]) -> float:
-        """The Kullback-Leibler divergence of the trained policy from the one that made the rollouts, in nats a token: the mean of
-        r - 1 - log r, r being the ratio of probabilities (Schulman, "Approximating KL Divergence")."""
+        """The Kullback-Leibler divergence of the trained policy from the policy before the step, in nats per token: the mean of
+        r - 1 - log r, where r is the ratio of probabilities (Schulman, "Approximating KL Divergence")."""
         import torch
 
         self._at(trained)
@@ -95,8 +95,8 @@ class PolicyTrainer:
         return self._model
 
     def _logprobs(self, request: TrainRequest) -> list[Any]:
-        """A row of log-probabilities for each response, at temperature 1. Shorter rows are filled up behind, where no token
-        sees it."""
+        """One row of log-probabilities per response, at temperature 1. Shorter sequences are padded at the end: causal attention
+        hides the padding."""
         import torch
 
         both = list(zip(request.prompt_token_ids, request.response_ids, strict=True))

@@ -1,7 +1,6 @@
-"""Policy versions: version k of a model is a deterministic function of its checkpoint and k, or was trained and is in a file.
+"""Policy versions: version k of a model is a deterministic function of its checkpoint and k, or a file that the trainer wrote.
 
-Built where it is needed (trainer, reference); what travels through a stack is what the stack itself carries.
-Runs in a stack's environment.
+Trainer and reference each build a version themselves; a stack transfers it only by its own means. Runs in a stack's environment.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def checkpoint(model_path: str) -> dict[str, Any]:
 
 
 def number_of(parts: Iterable[tuple[str, bytes]]) -> int:
-    """The number of a trained version: 48 bits that follow from its content, at least `FIRST_TRAINED`. `parts` are the names and
-    bytes of its tensors, in sorted order."""
+    """The number of a trained version: 48 bits derived from its content, at least `FIRST_TRAINED`. `parts` are the names and bytes
+    of its tensors, in sorted order."""
     total = hashlib.sha256()
     for name, content in parts:
         total.update(name.encode())
@@ -39,7 +38,7 @@ def number_of(parts: Iterable[tuple[str, bytes]]) -> int:
 
 
 def keep(policies: str, tensors: dict[str, Any]) -> int:
-    """Write a trained version to its file, whole or not at all; its number."""
+    """Write a trained version to its file atomically; returns its number."""
     from safetensors.torch import save_file
 
     number = number_of((name, tensors[name].numpy().tobytes()) for name in sorted(tensors))
@@ -58,7 +57,7 @@ def _file(policies: str, number: int) -> Path:
 def version(model_path: str, number: int, policies: str = "") -> dict[str, Any]:
     """Policy version `number`: name → tensor, in sorted order, same shapes and types as the checkpoint. 0 is the checkpoint.
 
-    From `FIRST_TRAINED` on it is read from the folder `policies`. Raises FileNotFoundError for one that nobody trained there.
+    Versions from `FIRST_TRAINED` on are read from the folder `policies`. Raises FileNotFoundError for a version that is not there.
     """
     import torch
 

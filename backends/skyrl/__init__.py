@@ -1,1 +1,1 @@
-"""SkyRL's two stacks behind the contract. The only modules that import skyrl."""
+"""SkyRL's two stacks behind the contract."""

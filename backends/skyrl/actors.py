@@ -1,4 +1,4 @@
-"""Ray actors of both stacks, as shipped but for what the harness must be able to see and where they may listen."""
+"""Ray actors of both stacks, changed only to give the harness access and to bind to loopback."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from backends.vllm.plugin import TAP_DIR
 
 SHIPPED = ".shipped-host"
-"""Suffix of a file of the taps' folder, named after a port: where SkyRL's server wanted to bind it."""
+"""Suffix of a file in the taps' folder that is named after a port. It holds the host to which SkyRL's server wanted to bind."""
 
 
 def shipped_hosts() -> dict[int, str]:
-    """Port → host of every server that the loopback patch bound elsewhere."""
+    """Port → SkyRL's own host, for every server that the loopback patch moved."""
     return {int(path.stem): path.read_text() for path in Path(os.environ[TAP_DIR]).glob(f"*{SHIPPED}")}
 
 
 def loopback_server_actor() -> type:
-    """SkyRL's VLLMServerActor, listening on loopback alone."""
+    """SkyRL's VLLMServerActor, listening on loopback only."""
     from skyrl.backends.skyrl_train.inference_servers.vllm_server_actor import VLLMServerActor
 
     class LoopbackServerActor(VLLMServerActor):
@@ -30,7 +30,7 @@ def loopback_server_actor() -> type:
             self._cli_args.host = "127.0.0.1"
 
         def _ensure_ray_executor(self) -> None:
-            """0.1.0 asks for the executor "ray" here, whatever it is told: refused on CPU. 0.2.0 never calls it."""
+            """Keeps a configured executor. 0.1.0 always asks for "ray" here, which vLLM refuses on CPU; 0.2.0 never calls it."""
             if getattr(self._cli_args, "distributed_executor_backend", None) is None:
                 super()._ensure_ray_executor()
 
@@ -38,12 +38,12 @@ def loopback_server_actor() -> type:
 
 
 def probed_engine_actor() -> Any:
-    """SkyRL's AsyncVLLMInferenceEngine as a Ray actor, with one more method: vLLM's own collective_rpc."""
+    """SkyRL's AsyncVLLMInferenceEngine as a Ray actor, with an added method for vLLM's own collective_rpc."""
     import ray
     from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
 
     class ProbedEngine(AsyncVLLMInferenceEngine):
-        """Lets the adapter reach the workers out of band."""
+        """Gives the adapter out-of-band access to the workers."""
 
         async def parity_rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
             results: list[Any] = await self._get_engine().collective_rpc(method, kwargs=arguments)

@@ -1,7 +1,7 @@
-"""What SkyRL's two adapters share: configuration, environment, trainer, taps, description. For skyrl 0.1.0 and 0.2.0; where
-these differ is in backends/skyrl/release.py.
+"""The base of SkyRL's two adapters: configuration, environment, trainer, taps, description. Written for skyrl 0.1.0 and 0.2.0,
+whose differences are in backends/skyrl/release.py.
 
-Where the harness deviates from what SkyRL ships, it is a named patch or a note, and the report shows it.
+Every deviation from shipped SkyRL is a named patch or a note, and the report shows it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ RAY_VARIABLES = {
     "RAY_enable_metrics_collection": "0",
     "RAY_DEDUP_LOGS": "0",
 }
-"""Of every run: no telemetry."""
+"""For every run: no telemetry."""
 
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
-"""How long SkyRL waits for its servers and router, and vLLM for its engine: ten minutes by themselves."""
+"""Variables for how long SkyRL waits for its servers and router, and vLLM for its engine. Both default to ten minutes."""
 
 ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
 NEEDS_A_SYNC = frozenset(
@@ -83,7 +83,7 @@ ENDPOINTS = (
     "/wake_up",
     "/reset_prefix_cache",
 )
-"""What both clients call on a server."""
+"""Endpoints that both clients call on a server."""
 
 LOOPBACK_PATCH = {
     "name": "loopback",
@@ -106,7 +106,7 @@ MEGATRON_NOTE = (
     "trained"
 )
 SHARED_CACHE_BYTES = 2**30
-"""Key-value cache of an engine that shares its GPU."""
+"""Key-value cache (bytes) of an engine that shares its GPU."""
 SHARED_GPU_NOTE = (
     "{} engines share a GPU: SkyRL's entry point asks Ray for a whole one each. Each has a key-value cache of 1 GiB, since vLLM "
     "would otherwise measure free memory while its neighbours take theirs"
@@ -129,7 +129,7 @@ class SkyRLStack(VllmStack):
         self.cfg: Any = None
         self.client: Any = None
         self.fault_taps: list[FaultProxy | FaultyEngine] = []
-        """Empty unless the start asked for them."""
+        """Empty unless the start asked for fault taps."""
         self._synced = False
         self._trainer: Trainer
         self._staleness: Any = None
@@ -171,18 +171,18 @@ class SkyRLStack(VllmStack):
         return Empty()
 
     def _check_fault_taps(self) -> None:
-        """Refuse fault taps where there is no place for them yet."""
+        """Raises StartFailed if the start asks for fault taps that this kind of stack does not support yet."""
         if self.request.fault_taps and (
             self.request.start != "fork" or self.request.topology.placement != "disaggregated"
         ):
             raise StartFailed(
                 f"fault taps stand in forked, disaggregated stacks only, not in {self.request.topology.name} "
                 f"(--start {self.request.start})",
-                next_step="leave the other placements out, and give --start fork",
+                next_step="run disaggregated topologies only, with --start fork",
             )
 
     def _prepare_process(self) -> None:
-        """Set the environment that every process of the stack inherits. Before skyrl, vllm or torch are imported."""
+        """Set the environment that every process of the stack inherits. Call it before skyrl, vllm or torch is imported."""
         request = self.request
         self.patches = [LOOPBACK_PATCH]
         self.prepare_vllm()
@@ -240,7 +240,7 @@ class SkyRLStack(VllmStack):
         engine.override_existing_update_group = "enable"
         self.notes += [] if self.remote else [GROUP_NOTE]
         if topology.quantization is not None:
-            engine.served_model_name = request.model_path  # not by the path of the twin
+            engine.served_model_name = request.model_path  # not the path of the twin
         engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
         engine.max_num_seqs = 64
@@ -265,8 +265,8 @@ class SkyRLStack(VllmStack):
 
     @property
     def executor(self) -> str:
-        """vLLM's executor. "ray", which SkyRL ships, is refused on CPU. On CUDA "uni" would put every server's engine on the first
-        GPU, since SkyRL's server actor holds no GPU of Ray's; "mp" is told which one is its own."""
+        """vLLM's executor. vLLM refuses SkyRL's default, "ray", on CPU. On CUDA, "uni" would put every server's engine on the first
+        GPU, because SkyRL's server actor holds no GPU of Ray's; "mp" gets its GPU assigned."""
         one = self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel == 1
         return "uni" if one and self.on_cpu else "mp"
 
@@ -276,10 +276,10 @@ class SkyRLStack(VllmStack):
         workers = self.request.topology.world_size
         resources: dict[str, Any] = {"num_cpus": 2 * workers + 8}
         if self.on_cpu:
-            resources["num_gpus"] = 2 * workers  # made up: placement groups ask for them
+            resources["num_gpus"] = 2 * workers  # invented, because placement groups ask for them
             self.notes.append("Ray's GPUs are made up: placement groups are real, the devices are not")
         else:
-            resources["num_gpus"] = len(set(self.devices.workers))  # Ray gives out no GPU that is the trainer's alone
+            resources["num_gpus"] = len(set(self.devices.workers))  # Ray must not give out the trainer's own GPU
         ray.init(
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
@@ -290,7 +290,7 @@ class SkyRLStack(VllmStack):
         )
 
     def colocation_group(self) -> Any:
-        """The placement group that trainer and engines share, as SkyRL's entry point makes it. None unless colocated."""
+        """The placement group that trainer and engines share, made as SkyRL's entry point makes it. None unless colocated."""
         if not self.colocated:
             return None
         from ray.util.placement_group import placement_group
@@ -312,7 +312,7 @@ class SkyRLStack(VllmStack):
         raise NotImplementedError
 
     async def list_what_lacks(self, servers: RemoteServers, endpoints: tuple[str, ...]) -> None:
-        """Say in the description what an external server does not offer of what this stack's client calls."""
+        """Note in the description the endpoints that this stack's client calls and an external server lacks."""
         lacking = await servers.lacks((*ENDPOINTS, *endpoints))
         self.notes.append(
             f"external servers (SkyRL's vllm_server, vLLM's dev mode on) lack of what the client calls: "
@@ -320,9 +320,9 @@ class SkyRLStack(VllmStack):
         )
 
     def not_here(self) -> frozenset[Capability]:
-        """What this start does not offer. Servers that somebody else started are not put to sleep: SkyRL #1014, task 3, "This
-        path does not support colocation". Engines that take adapters take no full weights, and quantized ones only if the stack
-        declares that they can. Only a mixture has experts, and only an environment with Megatron holds weights in its way."""
+        """Capabilities that this start lacks. External servers do not sleep: SkyRL #1014, task 3, "This path does not support
+        colocation". Engines that take adapters take no full weights. Quantized engines take them only if the stack declares it.
+        Only a mixture has experts, and only an environment with Megatron holds weights in Megatron's layout."""
         topology = self.request.topology
         lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
@@ -349,7 +349,7 @@ class SkyRLStack(VllmStack):
         return generation(await self.client_of(request.lora_adapter).generate(batch))
 
     def client_of(self, _adapter: str | None) -> Any:
-        """The client that asks under this adapter, or without one."""
+        """The client for requests under this adapter, or without one."""
         return self.client
 
     async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
@@ -376,7 +376,7 @@ class SkyRLStack(VllmStack):
     # --- the trainer's staleness manager
 
     async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
-        """SkyRL's own, without the trainer around it: that one wants a policy to train."""
+        """Start SkyRL's own manager without its trainer, which would need a policy to train."""
 
         def shipped() -> Any:
             from skyrl.train.fully_async_trainer import _AsyncStalenessManager
@@ -410,7 +410,7 @@ class SkyRLStack(VllmStack):
         return Empty()
 
     def trainers_client(self) -> Any:
-        """The client by which a trainer that joins sends weights."""
+        """The client through which a joining trainer sends weights."""
         return self.client
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
@@ -441,20 +441,20 @@ class SkyRLStack(VllmStack):
                 self.addresses(direct),
                 scratch=self.request.scratch,
                 roles={pid: role for role, pid in described.processes.items()},
-                root=os.getppid(),  # the supervisor, below which all that the stack starts stays
+                root=os.getppid(),  # the supervisor: every process of the stack stays below it
                 shipped=shipped_hosts() | self.shipped_hosts(),
             )
 
     def addresses(self, direct: httpx.AsyncClient) -> Sequence[probing.Address]:
-        """Where the stack can be asked over HTTP, by whoever reaches it."""
+        """Addresses at which the stack answers HTTP requests."""
         raise NotImplementedError
 
     def shipped_hosts(self) -> dict[int, str]:
-        """Port → where SkyRL would have bound it, for what the loopback patch changes in this process."""
+        """Port → SkyRL's own host, for sockets that the loopback patch moved in this process."""
         return {}
 
     def address(self, name: str, url: str, direct: httpx.AsyncClient, *, data_plane: bool = False) -> probing.Address:
-        """A server, or what stands in front of them."""
+        """The address of a server, or of the router or endpoint in front of the servers."""
         return probing.Address(
             name=name,
             data_plane=data_plane,
@@ -465,8 +465,8 @@ class SkyRLStack(VllmStack):
         )
 
     async def inject(self, request: InjectRequest) -> InjectResult:
-        """Switch every fault tap to another fault. In between, without any, the engines are brought back to version 0, by a
-        trainer that may have left under the last one: the clean room's own sync passes the next fault, and does no harm then."""
+        """Switch every fault tap to another fault. In between, with no fault active, the engines get version 0 again; a trainer
+        that left under the last fault joins first. The clean room's own sync, which meets the next fault, then does no harm."""
         if not self.fault_taps:
             raise NotOffered("fault_taps")
         injection_of(request.fault)  # an unknown fault changes nothing
@@ -480,7 +480,7 @@ class SkyRLStack(VllmStack):
 
 
 def generation(output: Any) -> Generation:
-    """SkyRL's InferenceEngineOutput as the contract's result, with nothing judged or mended."""
+    """SkyRL's InferenceEngineOutput as the contract's result, neither judged nor repaired."""
     logprobs, experts = output.get("response_logprobs"), output.get("rollout_expert_indices")
     return Generation(
         response_ids=[[int(t) for t in row] for row in output["response_ids"]],

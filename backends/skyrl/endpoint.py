@@ -1,8 +1,8 @@
-"""The OpenAI address of both stacks, as a request meets it. Written for skyrl 0.1.0 and 0.2.0: they serve it alike.
+"""The OpenAI address of both stacks. Written for skyrl 0.1.0 and 0.2.0, which serve it alike.
 
-The new stack's is its router. The legacy stack's is the endpoint that `InferenceEngineClient` starts in a thread of its own
-with `enable_http_endpoint`; engines that are held in this process (--start fork) belong to this loop, so that the same
-application is called here, without its socket.
+The new stack's address is its router. The legacy stack's is the endpoint that `InferenceEngineClient` starts in its own thread with
+`enable_http_endpoint`. Engines held in this process (--start fork) belong to this event loop, so the adapter calls the same
+application here, without its socket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_PROCESS_NOTE = (
 
 
 async def passed_on(client: httpx.AsyncClient, address: str, request: HttpRequest) -> HttpResponse:
-    """The request to an address and what came back. Raises httpx.TransportError where nothing did."""
+    """Send the request to an address and return the answer. Raises httpx.TransportError without an answer."""
     answer = await client.request(
         request.method,
         address + request.path,
@@ -34,7 +34,7 @@ async def passed_on(client: httpx.AsyncClient, address: str, request: HttpReques
 
 
 def open_on_loopback(engine_cfg: Any) -> None:
-    """Have the legacy client start its endpoint, on a free port of loopback."""
+    """Configure the legacy client to start its endpoint on a free loopback port."""
     [engine_cfg.http_endpoint_port] = ports.free(1)
     engine_cfg.http_endpoint_host = HOST
     engine_cfg.enable_http_endpoint = True
@@ -48,7 +48,7 @@ def close(engine_cfg: Any) -> None:
 
 
 class InProcess:
-    """The legacy endpoint's application over the client that is there when it is asked."""
+    """The legacy endpoint's application, over the client that each call names."""
 
     def __init__(self) -> None:
         from skyrl.backends.skyrl_train.inference_engines import inference_engine_client_http_endpoint as shipped

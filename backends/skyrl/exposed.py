@@ -1,8 +1,8 @@
-"""What may be open at the addresses of SkyRL's stacks: every route of vLLM 0.16 and 0.19, of SkyRL's servers 0.1.0 and 0.2.0 and
-of vllm-router 0.1.12 that is not the data plane's, and every one of them that unpickles. Found in their sources.
+"""Routes that may be open at the addresses of SkyRL's stacks: every route outside the data plane of vLLM 0.16 and 0.19, of SkyRL's
+servers 0.1.0 and 0.2.0 and of vllm-router 0.1.12, and every route that unpickles. Taken from their sources.
 
-POST with an empty object where the handler then finds a field missing; GET where nothing could be missing and the call would
-have an effect. A server passes for a route that it does not have: that is 404.
+A probe must have no effect. It POSTs an empty object if the handler then finds a field missing. It uses GET if no field could be
+missing and the call would have an effect. A server passes with 404 for a route that it lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harness.contract.messages import HttpRequest
 from harness.driving.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 SESSION = {"X-Session-ID": "parity-probe"}
-"""Behind a router, the requests of one attempt have to meet one server."""
+"""Makes a router send the requests of one attempt to one server."""
 
 ROUTES = (
     # vLLM with VLLM_SERVER_DEV_MODE=1, which SkyRL's server actor sets (vllm/entrypoints/serve)
@@ -42,16 +42,16 @@ ROUTES = (
     Route("information", "GET", "/metrics"),
     Route("information", "GET", "/openapi.json"),
     Route("information", "GET", "/tokenizer_info"),
-    Route("information", "POST", "/server_info", "{}"),  # GET works it out, for seconds
+    Route("information", "POST", "/server_info", "{}"),  # GET would compute it for seconds
     # SkyRL 0.1.0, vllm_server_actor.py
     Route("information", "GET", "/get_server_info"),
     Route("weights", "POST", "/init_weight_transfer", "{}"),
     Route("weights", "GET", "/finalize_weight_update"),
-    # SkyRL's standalone server (vllm_server.py); the second is 0.1.0's actor's as well
+    # SkyRL's standalone server (vllm_server.py); 0.1.0's actor has the second route too
     Route("weights", "POST", "/init_weight_update_communicator", "{}"),
     Route("weights", "POST", "/update_weights_skyrl", "{}"),
     Route("weights", "GET", "/destroy_weights_update_group"),
-    # vllm-router itself (src/server.rs): who may add a worker gets the requests that it is sent
+    # vllm-router itself (src/server.rs): a caller that adds a worker receives users' requests
     Route("control", "POST", "/add_worker"),
     Route("control", "POST", "/remove_worker"),
     Route("control", "POST", "/workers", "{}"),
@@ -74,7 +74,7 @@ def _posted(path: str, **fields: object) -> HttpRequest:
 
 PICKLES = (
     PLAIN_PICKLE,
-    # SkyRL 0.2.0, new_inference_worker_wrap.py, update_weights_chunk(): the worker reads it between start and finish
+    # SkyRL 0.2.0, new_inference_worker_wrap.py, update_weights_chunk(): the worker unpickles between start and finish
     (
         _rpc("start_weight_update", is_checkpoint_format=False),
         _rpc(
@@ -89,6 +89,6 @@ PICKLES = (
             update_info={"names": [], "dtype_names": [], "shapes": [], "ipc_handles_pickled": PICKLE},
         ),
     ),
-    # SkyRL 0.1.0, cuda_ipc_strategy.py, from_json_dict(): read before the fields are looked at, one of which is nobody's
+    # SkyRL 0.1.0, cuda_ipc_strategy.py, from_json_dict(): unpickles before it checks the fields, one of which is unknown
     (_posted("/update_weights_skyrl", ipc_handles=PICKLE, nobodys=1),),
 )

@@ -1,6 +1,6 @@
-"""--start fork: SkyRL's server actor as a plain class, one child each, forked from a process that has imported everything.
+"""--start fork: runs SkyRL's server actor as a plain class, one child per server, forked from a process with all imports done.
 
-Seconds instead of a minute. It leaves out Ray, placement groups and ServerGroup; a fork run alone never says that legacy may go.
+A start takes seconds, not a minute. Without Ray, placement groups and ServerGroup, a fork run alone never shows that legacy may go.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from harness.contract.errors import StartFailed
 from harness.machine import ports
 
 PRELOAD = "backends.skyrl.warm"
-"""Module that the fork server imports once: it imports SkyRL's server actor, and with it vLLM."""
+"""Module that the fork server imports once. It imports SkyRL's server actor and vLLM."""
 
 
 def warm_up() -> None:
-    """Start the fork server, which begins to import in the background. Its environment is this process's, now."""
+    """Start the fork server, which begins to import in the background. It inherits this process's current environment."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
     forkserver.ensure_running()
 
@@ -39,7 +39,7 @@ def wait_until_warm(deadline_s: float) -> None:
 
 
 class ForkedServers:
-    """One child process per server: one for each data-parallel rank of each engine, in this order, as in SkyRL's groups."""
+    """One child process per server. Each data-parallel rank of each engine is a server, in the order of SkyRL's groups."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ForkedServers:
         self._arguments = cli_arguments
         self._ranks = data_parallel
         self._group = engines * data_parallel if installed().own_groups else data_parallel
-        """Servers of a group of SkyRL's, which numbers them: all there are (0.1.0), or the ranks of one engine."""
+        """Servers in one of SkyRL's groups, which numbers its servers: all servers (0.1.0), or the ranks of one engine."""
         self._executor = executor
         self._deadline_s = deadline_s
         self._devices = devices
@@ -62,10 +62,10 @@ class ForkedServers:
         self._children: list[Any] = []
 
     def start(self) -> list[str]:
-        """URLs of the servers, in order, once every one answers. Raises `StartFailed` for one that does not."""
+        """URLs of the servers, in order, once all are up. Raises `StartFailed` if one fails or is not up in time."""
         context = multiprocessing.get_context("forkserver")
         urls: Any = context.Queue()
-        # SkyRL looks for free ones from where it is told to start: two stacks that both start at its default would race for one.
+        # SkyRL searches for a free port from its start port on: two stacks with the default start port would race for one port.
         chosen = ports.free(self._count)
         for index, port in enumerate(chosen):
             number = index % self._group
@@ -93,7 +93,7 @@ class ForkedServers:
         return [found[index] for index in range(self._count)]
 
     def _parallel(self, first_port: int) -> dict[str, Any]:
-        """What a server's actor is told of its fellows. `first_port` is the port of its engine's first rank, which leads them."""
+        """Options that tell a server's actor about the other ranks. `first_port` is the port of its engine's first rank."""
         if installed().own_groups:
             return {}
         options: dict[str, Any] = {"distributed_executor_backend": self._executor}
@@ -108,7 +108,7 @@ class ForkedServers:
         return options
 
     def stop(self) -> None:
-        """End the children; what they started is ended by the supervisor."""
+        """Terminate the children. The supervisor ends their own child processes."""
         for child in self._children:
             child.terminate()
 

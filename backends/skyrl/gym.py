@@ -1,7 +1,7 @@
-"""SkyRL's own gym generator over an adapter's client, made as its entry point does (main_base.py, get_generator).
+"""SkyRL's own gym generator over an adapter's client, made as SkyRL's entry point makes it (main_base.py, get_generator).
 
-Written for skyrl 0.1.0 and 0.2.0: the generator's constructor, `generate` and the fields of its input and output that are
-used here are the same in both. (0.1.0 has no rollout_expert_indices, pixel_values and image_grid_thw in its output.)
+Written for skyrl 0.1.0 and 0.2.0. Both have the same constructor, `generate`, and input and output fields used here. (The output of
+0.1.0 lacks rollout_expert_indices, pixel_values and image_grid_thw.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.contract.messages import GymOutput, GymRequest
 
 
 def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any:
-    """A `SkyRLGymGenerator` that is configured as the request says; all else as SkyRL ships it."""
+    """A `SkyRLGymGenerator` with the request's settings and SkyRL's defaults."""
     from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 
     from backends.skyrl import gym_env
@@ -25,7 +25,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
     generator_cfg.max_input_length = request.max_input_length
     generator_cfg.batched = request.batched
     generator_cfg.use_conversation_multi_turn = request.use_conversation_multi_turn
-    # A trainer makes the engines' sampling parameters of these, so they never say different things.
+    # A trainer derives the engines' sampling parameters from these, so the two always agree.
     params = request.sampling_params
     generator_cfg.sampling_params.max_generate_length = params.get("max_tokens", 16)
     generator_cfg.sampling_params.logprobs = params.get("logprobs")
@@ -39,7 +39,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
 
 
 async def generate(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> GymOutput:
-    """One batch of trajectories. Raises what SkyRL raises."""
+    """One batch of trajectories. Raises SkyRL's errors."""
     from skyrl.train.generators.base import TrajectoryID
 
     made = generator(cfg, client, tokenizer, request)

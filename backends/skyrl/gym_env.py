@@ -11,7 +11,7 @@ from harness.contract import gym_rule
 
 
 class LettersEnv(BaseTextEnv):
-    """Rewards letters. `env_config` is not used."""
+    """Rewards letters. Ignores `env_config`."""
 
     def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - as called
         super().__init__()
@@ -30,6 +30,6 @@ class LettersEnv(BaseTextEnv):
 
 
 def register() -> None:
-    """Make the environment known to skyrl-gym, once."""
+    """Register the environment with skyrl-gym, once."""
     if gym_rule.ENV_CLASS not in skyrl_gym.registry:
         skyrl_gym.register(id=gym_rule.ENV_CLASS, entry_point="backends.skyrl.gym_env:LettersEnv")

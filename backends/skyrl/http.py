@@ -43,7 +43,7 @@ from harness.driving import probing
 from harness.machine import ports
 
 TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
-"""vLLM's names of sampling parameters → those of the Tinker-style sample request, where they differ."""
+"""vLLM's name of a sampling parameter → its name in the Tinker-style sample request, where they differ."""
 
 
 NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
@@ -87,7 +87,7 @@ class HttpStack(SkyRLStack):
             warm_up()
 
     def vllm_patches(self) -> list[patches.Patch]:
-        receives = self.on_cpu and self.release.sync_by_extension  # as legacy does, by SkyRL's worker extension
+        receives = self.on_cpu and self.release.sync_by_extension  # by SkyRL's worker extension, as in legacy
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if receives else [])]
 
     def capabilities(self) -> frozenset[Capability]:
@@ -119,8 +119,8 @@ class HttpStack(SkyRLStack):
             as_shipped = self._start_groups_as_shipped if self.release.own_groups else self._start_as_shipped
             proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
-        # Out of band and users' requests: never through the client under test. No connection is used twice: one that a server is
-        # about to close, as 0.1.0's router does after an error of its own, would fail a request that is good.
+        # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
+        # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2, limits=limits))
 
@@ -154,7 +154,7 @@ class HttpStack(SkyRLStack):
         return str(setup.proxy_url)
 
     def _start_groups_as_shipped(self) -> str:
-        """0.1.0: SkyRL's entry point makes the group and the router itself (BasePPOExp._get_new_inference_client)."""
+        """0.1.0: make the group and the router as SkyRL's entry point does (BasePPOExp._get_new_inference_client)."""
         from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
 
         from backends.skyrl.actors import loopback_server_actor
@@ -172,7 +172,7 @@ class HttpStack(SkyRLStack):
         return self._start_router()
 
     def _start_tapped(self) -> str:
-        """The router between fault taps: one in front of each server, on both ways to it, and one in front of the router."""
+        """The router between fault taps: one in front of each server, for router and client, and one in front of the router."""
         behind = [FaultProxy(url, number) for number, url in enumerate(self._urls)]
         self._client_urls = [tap.start() for tap in behind]
         in_front = FaultProxy(self._start_router(), server=None)
@@ -180,7 +180,7 @@ class HttpStack(SkyRLStack):
         return in_front.start()
 
     def _start_router(self) -> str:
-        """The router over servers that were started elsewhere, as SkyRL's entry point does for external_server_urls."""
+        """The router over servers that are already up, as SkyRL's entry point makes it for external_server_urls."""
         if self.release.own_router:
             import skyrl.backends.skyrl_train.inference_servers.router as own
 
@@ -199,11 +199,11 @@ class HttpStack(SkyRLStack):
 
     @property
     def _servers_of_client(self) -> list[str]:
-        """Where router and client find the servers: at their fault taps, if there are any."""
+        """URLs under which router and client reach the servers: those of the fault taps, if there are any."""
         return self._client_urls or self._urls
 
     def _make_client(self, proxy: str) -> Any:
-        """The client as SkyRL's entry point makes it, local tokenizer included."""
+        """The client as SkyRL's entry point makes it, with its local tokenizer."""
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 
         if not self.release.client_tokenizes:
@@ -258,7 +258,7 @@ class HttpStack(SkyRLStack):
         return [router, *(self.address(name, url, direct) for name, url in self._named_urls().items())]
 
     def shipped_hosts(self) -> dict[int, str]:
-        """SkyRL's router, by its own default."""
+        """Port of SkyRL's router → its default host."""
         port = httpx.URL(self.client.proxy_url).port or 0
         if self.release.own_router:
             return {port: inspect.signature(type(self._router)).parameters["host"].default}
@@ -288,7 +288,7 @@ class HttpStack(SkyRLStack):
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """The data plane's address: the router."""
+        """Send the request to the data plane's address, the router."""
         return await endpoint.passed_on(self._direct, self.client.proxy_url, request)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
@@ -309,8 +309,8 @@ class HttpStack(SkyRLStack):
         return Empty()
 
     async def forget_adapters(self, request: Empty) -> Empty:
-        """vLLM's own route of each server lets go of the names; the client has no call for it. 404 is a name that was asked for
-        and never loaded."""
+        """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the
+        name was requested but never loaded."""
         for name, client in self.adapters.clients.items():
             for url in self._urls:
                 answer = await self._direct.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name})
@@ -353,7 +353,7 @@ class HttpStack(SkyRLStack):
         return WorldSizeResult(world_size=size[0] if self.release.sizes else size)
 
     def trainers_client(self) -> Any:
-        """A copy of its own, as SkyRL's trainer process gets: it knows no connection that a server closed on one before."""
+        """A new copy of the client, as SkyRL's trainer process gets. It has no connections that a server has closed."""
         self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
         return self._left_behind[-1]
 

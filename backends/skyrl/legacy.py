@@ -35,7 +35,7 @@ from harness.driving import probing
 from harness.machine import ports
 
 ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/destroy_weights_update_group")
-"""What RemoteInferenceEngine calls beside what both clients do."""
+"""Endpoints that RemoteInferenceEngine calls in addition to those of both clients."""
 
 
 ABORT_GRACE_S = 0.1
@@ -46,7 +46,7 @@ ABORT_GRACE_PATCH = {
 }
 
 SLEEP_LEVEL_AT_START = 1
-"""SkyRL's default, 2, discards the weights: its trainer syncs before the first request. Scenarios begin at policy version 0."""
+"""SkyRL's default, 2, discards the weights, because its trainer syncs before the first request. Scenarios begin at version 0."""
 SLEEP_NOTE = (
     "SkyRL puts colocated engines to sleep as soon as they are up, at level 2; here at level 1, and the adapter wakes them: "
     "scenarios begin with the checkpoint's weights"
@@ -63,17 +63,17 @@ class LegacyStack(SkyRLStack):
         self._urls: list[str] = []
         self._endpoint: endpoint.InProcess | None = None
         self._loaded: str | None = None
-        """The contract's name of the adapter that is loaded."""
+        """The contract's name of the loaded adapter."""
         self._first: Any = None
-        """The client that started the endpoint: the endpoint ends with it."""
+        """The client that started the endpoint, which ends with this client."""
 
     def vllm_patches(self) -> list[patches.Patch]:
         return [*super().vllm_patches(), *([patches.LEGACY_CPU] if self.on_cpu else [])]
 
     @property
     def fork(self) -> patches.Patch:
-        """Several data-parallel ranks are started at once, by threads of this process. Forked from it, a rank would hold whatever lock
-        another thread held: one never came up, and the other waited for it in its first collective."""
+        """Threads of this process start several data-parallel ranks at once. A rank forked from it would inherit locks that other
+        threads hold: one rank never came up, and the other waited for it in its first collective."""
         return super().fork if self.request.topology.data_parallel == 1 else patches.FORK_RANKS
 
     def capabilities(self) -> frozenset[Capability]:
@@ -88,7 +88,7 @@ class LegacyStack(SkyRLStack):
             self._abort_soon()
 
     def _abort_soon(self) -> None:
-        """0.1.0 waits five seconds before it aborts what is in flight; a tiny model would be done by then."""
+        """0.1.0 waits five seconds before it aborts requests in flight; a tiny model finishes them sooner."""
         from skyrl.backends.skyrl_train.inference_engines import inference_engine_client as shipped
 
         shipped.ABORT_GENERATION_GRACE_PERIOD_SECONDS = ABORT_GRACE_S
@@ -124,11 +124,11 @@ class LegacyStack(SkyRLStack):
 
     @property
     def sleeps_at_start(self) -> bool:
-        """True if SkyRL puts the engines that it has started to sleep, for a trainer that takes the GPUs first."""
+        """True if SkyRL puts its engines to sleep after their start, so that a trainer can use the GPUs first."""
         return self.colocated and not self.on_cpu and self.request.start == "ray"
 
     def _tapped(self, engines: list[Any]) -> list[Any]:
-        """The engines as the client gets them: behind fault taps if the start asked for these."""
+        """The engines for the client: behind fault taps if the start asked for these."""
         if not self.request.fault_taps:
             return engines
         self.fault_taps = [FaultyEngine(engine, number) for number, engine in enumerate(engines)]
@@ -190,15 +190,15 @@ class LegacyStack(SkyRLStack):
         return engines
 
     def _engines_in_process(self) -> list[Any]:
-        """--start fork: the engines that the Ray actors hold, held here; the client cannot tell. One for each data-parallel rank, and
-        none of these is up before its fellows are: the first that fails ends the start."""
+        """--start fork: hold the engines of the Ray actors in this process; the client sees no difference. Each data-parallel rank
+        has its own engine. The ranks come up together, and the first failure ends the start."""
         from vllm.plugins import load_general_plugins
 
         topology = self.request.topology
         ranks = topology.data_parallel
         if ranks > 1:
             forked.warm_up()
-            load_general_plugins()  # else the thread that comes second goes on while the first still applies our patches
+            load_general_plugins()  # otherwise the second thread proceeds while the first still applies our patches
             forked.wait_until_warm(self.request.deadline_s)
         rendezvous = ports.free(topology.engines)
         engines: list[Any] = []
@@ -217,8 +217,8 @@ class LegacyStack(SkyRLStack):
     def _engine_in_process(self, index: int, rendezvous: int, rank: int) -> Any:
         """One data-parallel rank of an engine; ranks meet at the port `rendezvous`.
 
-        In actors of their own, engines have tokenizers of their own. In one process vLLM would have them share one, and two threads
-        that use a fast tokenizer at once fail with "Already borrowed" (vLLM issue 40949).
+        Engines in separate actors have separate tokenizers. In one process vLLM would share one, and two threads that use a fast
+        tokenizer at once fail with "Already borrowed" (vLLM issue 40949).
         """
         from skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine import AsyncVLLMInferenceEngine
         from vllm.tokenizers.registry import cached_get_tokenizer
@@ -358,7 +358,7 @@ class LegacyStack(SkyRLStack):
         return await super().completion(self._by_model(request))
 
     def _by_model(self, request: OpenAIRequest) -> OpenAIRequest:
-        """Legacy gives its adapter no name: a body that asks for it says the model, as generate() says nothing."""
+        """Name the model in a body that names the loaded adapter, because legacy gives its adapter no name."""
         if self._loaded is None or request.body.get("model") != self._loaded:
             return request
         body = {**request.body, "model": self.request.model_path}
@@ -367,7 +367,7 @@ class LegacyStack(SkyRLStack):
     # --- control plane
 
     async def pause(self, _request: PauseRequest) -> Empty:
-        """The one mode that the release has (`Release.legacy_pause_aborts`)."""
+        """Pause in the only mode of the release (`Release.legacy_pause_aborts`)."""
         await self.client.pause_generation()
         return Empty()
 
@@ -380,12 +380,12 @@ class LegacyStack(SkyRLStack):
         return Empty()
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
-        """Workers over all engines, as the engines themselves say."""
+        """Workers of all engines, by the engines' own sizes."""
         sizes = await asyncio.to_thread(lambda: [e.tp_size() * e.pp_size() for e in self._engines])
         return WorldSizeResult(world_size=sum(sizes))
 
     async def pickle_client(self, _request: Empty) -> Empty:
-        """Actor handles travel by Ray's serialization, as when SkyRL hands the client to its workers."""
+        """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""
         import ray
 
         if self.request.start == "ray":

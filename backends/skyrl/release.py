@@ -1,4 +1,4 @@
-"""The traits of SkyRL's releases: one row per release in which the adapters' work changed. One adapter serves all of them.
+"""The traits of SkyRL's releases. A release has a row if it changed something for the adapters, which serve all releases.
 
 To add a release, add its row here, its target and its lock files. A release without a row has the traits of the newest row
 before it.
@@ -14,36 +14,36 @@ from functools import cache
 from packaging.version import InvalidVersion, Version
 
 EXPERTS = "enable_return_routed_experts"
-"""The engine option that makes answers bring their experts."""
+"""The engine option that makes answers include their routed experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What is particular to a release, from `since` on."""
+    """Traits of the releases from `since` on."""
 
     since: str
     own_router: bool
-    """True if the router is SkyRL's `InferenceRouter`, in the client's process. Else it is vllm-router, a process of its own."""
+    """True if the router is SkyRL's `InferenceRouter`, in the client's process. Otherwise it is vllm-router, in its own process."""
     own_groups: bool
-    """True if the caller starts each `ServerGroup`, which numbers all servers and takes the executor "ray" whatever is asked."""
+    """True if the caller starts each `ServerGroup`, which numbers all servers and always takes the executor "ray"."""
     engine_options: tuple[str, ...]
-    """Options of engines that the configuration has and both stacks pass on."""
+    """Engine options that the configuration has and both stacks pass on."""
     sync_by_extension: bool
-    """True if the HTTP stack's weights arrive by SkyRL's worker extension, as legacy's do. Else by vLLM's weight transfer."""
+    """True if SkyRL's worker extension receives the HTTP stack's weights, as in legacy. Otherwise vLLM's weight transfer does."""
     packed: bool
-    """True if a broadcast sends whole chunks. Else one parameter at a time."""
+    """True if a broadcast sends whole chunks. Otherwise it sends one parameter at a time."""
     client_tokenizes: bool
-    """True if the HTTP client is given a tokenizer, the number of data-parallel ranks, and whether experts come back."""
+    """True if the HTTP client takes a tokenizer, the number of data-parallel ranks, and whether to return experts."""
     legacy_pause_aborts: bool
-    """True if legacy's pause() aborts after a grace period, and its client goes on by itself. Else it is vLLM's keep mode."""
+    """True if legacy's pause() aborts after a grace period and its client continues requests. Otherwise it is vLLM's keep mode."""
     pause_modes: Mapping[str, str] | None
-    """vLLM's pause modes → the HTTP client's. None: the same, and clear_cache is an argument."""
+    """vLLM's pause modes → the HTTP client's. None: the names are the same, and clear_cache is an argument."""
     sizes: bool
-    """True if get_world_size() gives a pair: over all servers, and of each."""
+    """True if get_world_size() returns a pair: the total over all servers, and the size of each."""
     resolved_placement: bool
-    """True if engines are given a `ResolvedPlacementGroup`."""
+    """True if engines take a `ResolvedPlacementGroup`."""
     endpoints: tuple[str, ...]
-    """What the HTTP client calls at servers, beside what both clients call."""
+    """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
 
 RELEASES = (
@@ -59,7 +59,7 @@ RELEASES = (
         pause_modes={"abort": "abort", "wait": "finish"},
         sizes=False,
         resolved_placement=False,
-        # The last four are on SkyRL's own server actor, not on an external server.
+        # SkyRL's own server actor has the last four; an external server lacks them.
         endpoints=(
             "/inference/v1/generate",
             "/tokenize",
@@ -100,7 +100,7 @@ RELEASES = (
 
 @cache
 def installed() -> Release:
-    """The traits of the release in this process's environment. A checkout without a version has the newest row's."""
+    """The traits of the installed release. A checkout without a version has the newest row's traits."""
     try:
         version = Version(importlib.metadata.version("skyrl"))
     except (importlib.metadata.PackageNotFoundError, InvalidVersion):

@@ -1,7 +1,7 @@
-"""The remote placement: plain vLLM servers that were started on their own, as SkyRL's standalone server module does.
+"""The remote placement: plain vLLM servers, each started on its own by SkyRL's standalone server module.
 
 Both stacks connect to the same kind of server (SkyRL #1014, task 3). It has vLLM's native weight transfer, which the new stack
-uses, and carries SkyRL's worker extension only for a stack whose weight sync needs it: legacy, and both of 0.1.0.
+uses. It carries SkyRL's worker extension only if the stack's weight sync needs it: legacy, and both stacks of 0.1.0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RemoteServers:
         self._servers: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> list[str]:
-        """URLs of the servers, in order, once every one is healthy."""
+        """URLs of the servers, in order, once all are healthy."""
         devices = self._request.devices
         ports = [self._port(index) for index in range(self._request.topology.engines)]
         for index, port in enumerate(ports):
@@ -58,8 +58,8 @@ class RemoteServers:
         return self.urls
 
     async def lacks(self, wanted: tuple[str, ...]) -> list[str]:
-        """Which of the endpoints that a stack calls an external server does not have (SkyRL #1014, task 3: "what endpoints
-        are missing right now"), by its own OpenAPI document."""
+        """The wanted endpoints that an external server lacks, by its own OpenAPI document (SkyRL #1014, task 3: "what endpoints
+        are missing right now")."""
         async with httpx.AsyncClient(timeout=30) as client:
             document = (await client.get(f"{self.urls[0]}/openapi.json")).raise_for_status().json()
         return [path for path in wanted if path not in document["paths"]]
@@ -107,7 +107,7 @@ class RemoteServers:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 raise PortTaken(
-                    f"port {port} is taken by {holder(port)}", next_step="free it, or leave --base-port out"
+                    f"port {port} is taken by {holder(port)}", next_step="free the port, or omit --base-port"
                 ) from None
         return port
 

@@ -1,4 +1,4 @@
-"""What SkyRL's processes, and those of Ray and vLLM below them, need of the machine. Read by the driver: imports none of them."""
+"""Machine requirements of SkyRL's processes, and of Ray's and vLLM's below them. The driver reads it: it imports none of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ RUNTIME = Runtime(
     cache_variable="VLLM_CACHE_ROOT",
     logs="ray/session_2*/logs",
     stages=STAGES,
-    # SkyRL's servers look for a port from 8000 on; vllm-router serves its metrics at 29000.
+    # SkyRL's servers search for a port from 8000 on; vllm-router serves its metrics at 29000.
     ports=(*range(8000, 8011), 29000),
-    # Ray's daemons and what SkyRL imports. An engine: 256 cache blocks, the "uni" executor.
+    # Ray's daemons and SkyRL's imports. engine_bytes: an engine with 256 cache blocks and the "uni" executor.
     start_bytes=int(3.5 * GIB),
     engine_bytes=GIB,
     # Ray's object store and vLLM's queues.

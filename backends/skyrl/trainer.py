@@ -1,6 +1,6 @@
-"""The trainer's side: policy versions made by optimizer steps, and sent through SkyRL's own transfer strategy.
+"""The trainer's side: makes policy versions by optimizer steps, and sends them through SkyRL's own transfer strategy.
 
-It runs in the host. Which strategy is SkyRL's choice (`get_transfer_strategy_cls`); on CPU the configuration asks for gloo.
+It runs in the host. SkyRL chooses the strategy (`get_transfer_strategy_cls`); on CPU the configuration asks for gloo.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
     "fsdp2": partial(ranks.gather, "backends.policies.fsdp2"),
     "megatron": partial(ranks.gather, "backends.policies.megatron_core"),
 }
-"""How the trainer holds a policy version → its whole tensors, of model path, version and the folder of trained versions."""
+"""Layout in which the trainer holds a policy version → function from (model path, version, policies folder) to whole tensors."""
 
 SYNC_DEADLINE_S = 50
-"""How long a broadcast of the tiny model may take: one that a server has left waits for half an hour by itself."""
+"""Deadline for a broadcast of the tiny model (seconds). Without it, a broadcast that a server has left waits half an hour."""
 
 
 class TrainerFailed(RuntimeError):
-    """The trainer failed in the middle of a sync, as it was asked to."""
+    """The trainer failed in the middle of a sync, as requested."""
 
 
 class NotJoined(RuntimeError):
-    """A sync was asked of a trainer that is in no group of workers."""
+    """The trainer cannot sync because it is in no group of workers."""
 
 
 class Trainer:
     """A single trainer process (rank 0) that holds policy versions and broadcasts them."""
 
     def __init__(self, model_path: str, policies: str, device: str, *, one_at_a_time: bool = False) -> None:
-        """`policies` is where trained versions are kept. `one_at_a_time`: SkyRL 0.1.0 broadcasts one parameter a chunk, and
-        refuses larger ones."""
+        """`policies` is the folder of trained versions. `one_at_a_time` is True for SkyRL 0.1.0, which broadcasts one parameter per
+        chunk and refuses larger chunks."""
         self._one_at_a_time = one_at_a_time
         self._model_path = model_path
         self._policies = policies
@@ -52,8 +52,8 @@ class Trainer:
         self._dtype = ""
 
     async def join(self, client: Any, cfg: Any, world_size: int | None) -> None:
-        """Make the group of trainer and workers, as SkyRL's worker does in init_weight_sync_state. Nothing to do for a
-        trainer that is in one."""
+        """Create the group of trainer and workers, as SkyRL's worker does in init_weight_sync_state. Does nothing if the trainer is
+        in a group already."""
         if self._sender is not None:
             return
         from skyrl.backends.skyrl_train.weight_sync import get_transfer_strategy_cls
@@ -69,7 +69,7 @@ class Trainer:
         )
 
     def _on_device(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """Call `function` where the trainer's device is the current one: SkyRL's senders work on that, and it is a thread's own."""
+        """Call `function` with the trainer's device as the current one. SkyRL's senders use that, and each thread has its own."""
         if self._device != "cpu":
             import torch
 
@@ -81,9 +81,9 @@ class Trainer:
     ) -> None:
         """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters.
 
-        A trainer whose sync fails, whatever the reason, leaves the group that weights travel through, as its process does when it
-        ends: who waits there is told, and `join` makes another. Raises TrainerFailed where it was to fail, TimeoutError for a
-        broadcast that hangs, NotJoined without a group, and what SkyRL's sender raises.
+        A trainer whose sync fails leaves the group, as its process does when it ends: waiting peers get an error, and `join`
+        creates a new group. Raises TrainerFailed for a requested failure, TimeoutError for a broadcast that hangs, NotJoined
+        without a group, and the errors of SkyRL's sender.
         """
         if self._sender is None:
             raise NotJoined("the trainer is in no group of workers, or has left it: prepare_weight_sync() joins it")
@@ -93,7 +93,7 @@ class Trainer:
                 await self._send(tensors, chunks, fail_after_chunks)
             return
         except TrainerFailed as e:
-            failure = str(e)  # not the error itself, whose frames hold the group that is left
+            failure = str(e)  # not the error itself: its frames hold the group that the trainer leaves
         except TimeoutError:
             self._leave()
             raise TimeoutError(
@@ -107,7 +107,7 @@ class Trainer:
         raise TrainerFailed(failure)
 
     def _leave(self) -> None:
-        """SkyRL's sender leaves by itself where the group is torch's; vLLM's is only let go of."""
+        """Leave the group. SkyRL's sender leaves a torch group itself; of any other it only drops the reference."""
         sender, self._sender = self._sender, None
         close = getattr(sender._model_update_group, "close", None) if hasattr(sender, "_model_update_group") else None
         sender.teardown()
@@ -127,7 +127,7 @@ class Trainer:
         await self._on_device(self._sender.send_chunks, chunks=pieces, weight_metadata=metadata)
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """One optimizer step, in a thread of its own: rollouts go on meanwhile."""
+        """One optimizer step, in its own thread, so that rollouts go on meanwhile."""
         return await asyncio.to_thread(self._learner.train, request)
 
     def _chunks(self, tensors: dict[str, Any], count: int) -> Iterator[Any]:
@@ -146,21 +146,21 @@ class Trainer:
 
 
 async def _end_of_updates(deadline_s: float) -> None:
-    """Wait for the calls that a sender has left behind: a server may still be in the update that it was asked for. Raises
-    TimeoutError for one that stays there."""
+    """Wait for calls that a sender has left behind, because a server may still be in the update. Raises TimeoutError if an update
+    does not end."""
     left = {
         t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__qualname__", "").endswith("update_named_weights")
     }
     if left:
         ended, pending = await asyncio.wait(left, timeout=deadline_s)
         for task in ended:
-            task.exception()  # it was to fail
+            task.exception()  # retrieved, because it is expected
         if pending:
             raise TimeoutError(f"{len(pending)} updates go on {deadline_s:.0f} s after the trainer failed")
 
 
 def _failing(pieces: Iterator[Any], after: int | None) -> Iterator[Any]:
-    """These pieces; the trainer fails after so many of them, unless that is None."""
+    """Yields the pieces. Raises TrainerFailed after `after` of them, unless that is None."""
     if after is None:
         yield from pieces
         return
@@ -169,7 +169,7 @@ def _failing(pieces: Iterator[Any], after: int | None) -> Iterator[Any]:
 
 
 def _join_own_group() -> None:
-    """SkyRL's strategies ask for the trainer's rank: a default group of one. Its store needs no socket."""
+    """Create a default group of one, because SkyRL's strategies ask for the trainer's rank. Its store needs no socket."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Imported once by the fork server: the imports that a start consists of."""
+"""The imports of a start. The fork server imports this module once."""
 
 import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor  # noqa: F401 - for its effect
 import vllm.entrypoints.openai.api_server

@@ -1,1 +1,1 @@
-"""The fault instruments of real stacks: what they break on the wire, and which check must catch it."""
+"""The fault instruments of real stacks: they break calls on the wire, and each fault names the checks that must catch it."""

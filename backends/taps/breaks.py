@@ -1,6 +1,6 @@
-"""What each seeded fault of the tap does to a call on its way, whichever wire that is: HTTP, or an engine's methods.
+"""Effects of the tap's seeded faults on a call in flight, over HTTP or over an engine's methods.
 
-A `Break` is a few lines on an `Exchange`. What it must be caught by is said in `tap_faults`; who carries calls is `tap`.
+A `Break` is a few lines on an `Exchange`. `backends.taps.faults` names the checks that must catch it; `tap` carries the calls.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DATA = frozenset({"generate", "completion", "chat_completion"})
-"""sample() is "generate": the same endpoint of a server, the same columns of an engine."""
+"""sample() counts as "generate": it uses the same endpoint of a server and the same columns of an engine."""
 OPENAI = frozenset({"completion", "chat_completion"})
 GENERATE = frozenset({"generate"})
 CONTROL = frozenset({"pause", "resume", "sleep", "wake_up", "reset_prefix_cache"})
 SYNC = frozenset({"sync"})
 
 SLOW_S = 1.5
-"""How much later an answer comes under `slow`: ten times as long as a short answer of the tiny model takes."""
+"""Delay of an answer under `slow` (seconds): ten times the duration of a short answer of the tiny model."""
 PARTNER_S = 2.0
-"""How long an answer waits for another one to be swapped with."""
+"""Longest time (seconds) that an answer waits for another one to be swapped with."""
 SESSION = "x-session-id"
-"""Header by which SkyRL's client tells the router a session."""
+"""Header in which SkyRL's client sends the session to the router."""
 SKIPPED = "model.layers.0.self_attn.rotary_emb.inv_freq"
-"""A parameter name that vLLM's loaders leave out: weights under it are received and not loaded."""
+"""A parameter name that vLLM's loaders skip: the engine receives weights under this name and does not load them."""
 LONE = "model.norm.weight"
-"""A parameter of the models that SkyRL trains (Llama, Qwen) which is fused with no other."""
+"""A parameter that vLLM fuses with no other, in the models that SkyRL trains (Llama, Qwen)."""
 
 Document = dict[str, Any]
 
 
 @dataclass
 class Row:
-    """One response within an answer. What the answer does not hold is None; `rest` is what it holds beside these."""
+    """One response within an answer. Fields that the answer lacks are None; `rest` is the whole choice, with its other fields."""
 
     tokens: list[int] | None = None
     text: str | None = None
@@ -47,17 +47,17 @@ class Row:
 
 
 class Exchange(ABC):
-    """One call on its way. `server` is the engine's number, None for the hop between client and router."""
+    """One call in flight. `server` is the engine's number; None for the hop between client and router."""
 
     op: str
     server: int | None
     injection: Injection
     budget: int | None = None
-    """max_tokens of a call of the data plane, where it says one."""
+    """max_tokens of a data-plane call, if given."""
 
     @abstractmethod
     async def forward(self) -> Any:
-        """Let the engine answer; its whole answer. Once for each call of this. Raises what the engine raises."""
+        """The engine's whole answer. Each call of `forward` sends the call once more. Raises the engine's errors."""
 
     @abstractmethod
     def document(self, answer: Any) -> Document | None:
@@ -65,40 +65,40 @@ class Exchange(ABC):
 
     @abstractmethod
     def with_document(self, answer: Any, document: Document) -> Any:
-        """The answer with another content."""
+        """The answer with this content instead."""
 
     @abstractmethod
     def accepted(self) -> Any:
-        """An answer that says that all went well, from nobody."""
+        """A success answer that no engine gave."""
 
     @abstractmethod
     def failed(self) -> Any:
-        """A server error."""
+        """A server error: returned over HTTP, raised by an engine's method."""
 
     @abstractmethod
     def cut(self, answer: Any) -> Any:
-        """The answer with the connection lost in the middle of it."""
+        """The answer with its connection lost in the middle."""
 
     @abstractmethod
     def is_error(self, answer: Any) -> bool: ...
 
     @abstractmethod
     def emptied(self) -> Document:
-        """A success without content: as many rows as were asked for, no tokens in any."""
+        """A success whose rows have no tokens."""
 
     @abstractmethod
     def rename_parameters(self, rename: Callable[[str], str]) -> None:
         """Change the parameter names of a weight update before it is forwarded."""
 
     def set_header(self, name: str, value: str | None) -> bool:
-        """Replace a header of the request, or drop it; was it there before? Only HTTP has headers."""
+        """Replace a header of the request, or drop it. True if it was there before. Only HTTP has headers."""
         raise NotImplementedError(f"no header {name} = {value} on this wire")
 
     def has_header(self, name: str) -> bool:
         raise NotImplementedError(f"no header {name} on this wire")
 
     def strike(self) -> None:
-        """The fault takes effect here: its canary."""
+        """Count that the fault took effect."""
         self.injection.fired += 1
 
 
@@ -107,8 +107,8 @@ Act = Callable[[Exchange], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Break:
-    """`act` on exchanges of these `ops`, at most `times` on each tap; `where`: any engine, the first alone, or the hop
-    in front of the router. Requests for a single token pass: the clean room's canary is one, and faults are for scenarios.
+    """Runs `act` on exchanges of these `ops`, at most `times` per tap. `where` is any engine, the first engine only, or the hop in
+    front of the router. Data-plane requests for a single token always pass, because the clean room's canary is such a request.
     """
 
     act: Act
@@ -124,14 +124,14 @@ class Break:
 
 
 class Injection:
-    """One fault from its being switched on until the next: calls that it holds are let go then."""
+    """One fault, from the moment it is switched on until the next one is. Calls that it holds are released then."""
 
     def __init__(self, chosen: Break | None = None) -> None:
         self.chosen = chosen
         self.fired = 0
         self.over = asyncio.Event()
         self.waiting: asyncio.Future[Any] | None = None
-        """An answer's caller that waits for a partner (`swapped_between_requests`)."""
+        """The call that waits for a partner to swap answers with (`swapped_between_requests`)."""
 
 
 # --- acts on the call itself
@@ -166,7 +166,7 @@ async def refused(exchange: Exchange) -> Any:
 
 
 async def failed_after_execution(exchange: Exchange) -> Any:
-    exchange.strike()  # before it is executed: those that come meanwhile are not the first
+    exchange.strike()  # before the call runs: calls that arrive meanwhile are not the first
     await exchange.forward()
     return exchange.failed()
 
@@ -181,7 +181,7 @@ async def error_becomes_empty(exchange: Exchange) -> Any:
         answer = await exchange.forward()
         if not exchange.is_error(answer):
             return answer
-    except Exception:  # noqa: BLE001 - whatever an engine raises is what this fault hides
+    except Exception:  # noqa: BLE001 - this fault hides whatever an engine raises
         answer = exchange.accepted()
     exchange.strike()
     return exchange.with_document(answer, exchange.emptied())
@@ -228,7 +228,7 @@ async def swapped_between_requests(exchange: Exchange) -> Any:
 
 
 def renaming(rename: Callable[[str], str]) -> Act:
-    """A weight update under other names: the engine takes part in it, so that the others do not wait for it."""
+    """Send a weight update under other names. The engine still takes part, so the others do not wait for it."""
 
     async def act(exchange: Exchange) -> Any:
         exchange.strike()
@@ -332,7 +332,7 @@ def long(rows: list[Row]) -> list[Row]:
 
 
 def another(token: int) -> int:
-    """An ordinary token id that is not this one (plain characters of every byte-level vocabulary)."""
+    """Another ordinary token id: a plain character in every byte-level vocabulary."""
     return token + 1 if token < 90 else 40 + token % 50
 
 
@@ -356,7 +356,7 @@ def cut_short(rows: list[Row]) -> None:
 
 
 def shift_logprobs(by: float) -> Callable[[list[Row]], None]:
-    """Every log-probability lower by `by` nats."""
+    """Lower every log-probability by `by` nats."""
 
     def change(rows: list[Row]) -> None:
         for row in long(rows):
@@ -440,4 +440,4 @@ BREAKS: dict[str, Break] = {
     "sync_missed/every_server": Break(renaming(lambda _: SKIPPED), ops=SYNC),
     "parameter_not_updated": Break(renaming(lambda name: SKIPPED if name == LONE else name), ops=SYNC),
 }
-"""Id of a seeded fault → what it does."""
+"""Id of a seeded fault → its effect."""

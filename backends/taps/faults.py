@@ -1,9 +1,8 @@
-"""The seeded faults of the taps: which checks must turn red on each real stack, and in which scenarios it is shown.
+"""The taps' seeded faults: the checks that must turn red on each real stack, and the scenarios that show it.
 
-Where the two stacks differ, it is by what lies between caller and engine: SkyRL's HTTP client tries a broken connection
-again, vllm-router 0.1.12 repeats /v1/completions after a server error (five times in all, on the same server) and
-/inference/v1/generate never; the legacy client does neither. Not here is what no check of one stack can see: `slow` is
-judged by the pace of a comparison.
+The two stacks differ in what lies between caller and engine. SkyRL's HTTP client retries a broken connection. After a server error,
+vllm-router 0.1.12 repeats /v1/completions (five attempts, on the same server), but never /inference/v1/generate. The legacy client
+does neither. `slow` is not listed: no check of one stack can see it, only the pace of a comparison.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ CACHE = "weight_sync.test_prefix_cache_is_fresh_after_a_sync"
 SYNC = "weight_sync.test_sync_reaches_every_parameter_of_every_server"
 
 BODY = ("completion.envelope", "completion.usage", "tokens.greedy", "stopping")
-"""Checks of a completion's body: none of them judges a body whose choices are not those that were asked for."""
+"""Checks of a completion's body. None of them judges a body that lacks requested choices or has extra ones."""
 
 
 def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: str, corrupts: Fact = NOTHING) -> Fault:
-    """A fault by its id; `caught_by` may name several checks, separated by blanks."""
+    """A fault by its id; `caught_by` may name several checks, separated by spaces."""
     name, _, variant = fault.partition("/")
     return Fault(
         name=name,
@@ -257,9 +256,9 @@ _OF_LEGACY: tuple[Fault, ...] = (
 )
 
 _LETHAL: tuple[Fault, ...] = (_fault("hang", "a request of the data plane is never answered", BATCHES, DRIVEN),)
-"""A stack that they struck is not used again: they come last, so that none has to be started after them."""
+"""A stack cannot be used again after these faults. They come last, so that no stack has to be started after them."""
 
 HTTP_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_HTTP, *_LETHAL)
 LEGACY_FAULTS: tuple[Fault, ...] = (*_BOTH, *_OF_LEGACY, *_LETHAL)
 FAULTS: tuple[Fault, ...] = tuple(dict.fromkeys((*HTTP_FAULTS, *LEGACY_FAULTS)))
-"""All of both stacks; an id may be there twice, with what each stack makes of it."""
+"""The faults of both stacks. An id occurs twice if the stacks react differently."""

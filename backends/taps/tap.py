@@ -1,8 +1,8 @@
-"""The fault instrument of real stacks: it stands between a stack's client and its engines, and breaks what it is told to.
+"""The fault instrument of real stacks: it stands between a stack's client and its engines, and breaks calls on demand.
 
-`FaultProxy` is a reverse proxy in front of an HTTP server (a vLLM server, or the router), `FaultyEngine` stands for an
-engine in the legacy client's list. Both pass everything through unchanged until a fault is chosen; what a fault does is in
-`tap_breaks`, which checks must see it in `tap_faults`. Loopback only. Never part of a run whose verdicts are to count.
+`FaultProxy` is a reverse proxy in front of an HTTP server (a vLLM server, or the router). `FaultyEngine` replaces an engine in the
+legacy client's list. Both pass every call through unchanged until a fault is chosen. `backends.taps.breaks` has the effect of each
+fault, `backends.taps.faults` the checks that must see it. Loopback only; never part of a run whose verdicts count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOP_DEADLINE_S = 10.0
 SWITCH_DEADLINE_S = 10.0
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 600
-"""Longer than any client of the tap keeps a connection: the tap is never the one that closes it first."""
+"""Seconds: longer than any client keeps a connection to the tap, so the tap is never the first to close it."""
 
 PATHS = {
     "/inference/v1/generate": "generate",
@@ -45,7 +45,7 @@ PATHS = {
     "/reset_prefix_cache": "reset_prefix_cache",
     "/update_weights": "sync",
 }
-"""Path of a server → what is asked there. Others are passed through whatever the fault."""
+"""Path of a server → operation. Other paths pass through under every fault."""
 
 METHODS = {
     "generate": "generate",
@@ -59,7 +59,7 @@ METHODS = {
     "reset_prefix_cache": "reset_prefix_cache",
     "update_named_weights": "sync",
 }
-"""Method of SkyRL's InferenceEngineInterface → what is asked by it. Others are passed through whatever the fault."""
+"""Method of SkyRL's InferenceEngineInterface → operation. Other methods pass through under every fault."""
 
 FAULT_TAPS_NOTE = "fault taps are in: verdicts of this start do not count"
 FAULT_TAPS_PATCH = {
@@ -75,20 +75,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class UnknownFault(StackError):
-    """A fault was asked for that the taps cannot make."""
+    """The taps cannot make the requested fault."""
 
 
 def injection_of(fault: str | None) -> Injection:
-    """A fault by its id, switched on. Raises `UnknownFault`."""
+    """An injection of the fault with this id. Raises `UnknownFault`."""
     if fault is None:
         return Injection()
     if fault not in BREAKS:
-        raise UnknownFault(f"no tap can make the fault {fault}", next_step=f"there are {', '.join(BREAKS)}")
+        raise UnknownFault(f"no tap can make the fault {fault}", next_step=f"choose one of {', '.join(BREAKS)}")
     return Injection(BREAKS[fault])
 
 
 async def _through(exchange: Exchange) -> Any:
-    """The answer to a call, as the chosen fault leaves it. An exchange that no fault strikes is forwarded."""
+    """The answer to a call under the chosen fault. Without a fault, the exchange is forwarded."""
     chosen = exchange.injection.chosen
     return await (chosen.act(exchange) if chosen is not None else exchange.forward())
 
@@ -103,7 +103,7 @@ def _strikes(exchange: Exchange) -> bool:
 
 @dataclasses.dataclass
 class Response:
-    """A whole answer of a server. With `lost`, the connection is cut in the middle of it."""
+    """A whole answer of a server. If `lost` is True, the connection is cut in the middle of it."""
 
     status: int
     headers: Headers
@@ -128,7 +128,7 @@ class HttpExchange(Exchange):
         self.budget = (self._asked or {}).get("sampling_params", self._asked or {}).get("max_tokens")
 
     def request(self) -> httpx.Request:
-        """What goes to the server: the same bytes, but for what a fault changed."""
+        """The request to the server: the caller's bytes, except those that a fault changed."""
         extensions = {"timeout": {"connect": CONNECT_S}, "target": self._target}
         body = httpx.ByteStream(self.body)
         return httpx.Request(
@@ -137,7 +137,7 @@ class HttpExchange(Exchange):
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[httpx.Response]:
-        """The server's answer as it comes in. Raises httpx.TransportError."""
+        """The server's answer as it arrives. Raises httpx.TransportError."""
         answer = await self._proxy.transport.handle_async_request(self.request())
         try:
             yield answer
@@ -199,7 +199,7 @@ def _parsed(content: bytes) -> Document | None:
 
 
 def _sized(headers: Headers, length: int) -> Headers:
-    """Headers of a body of this many bytes."""
+    """These headers, for a body of `length` bytes."""
     framing = (b"content-length", b"transfer-encoding")
     kept = [(name, value) for name, value in headers if name.lower() not in framing]
     return [*kept, (b"content-length", str(length).encode())]
@@ -211,11 +211,11 @@ def _json(status: int, document: Document, headers: Headers = ((b"content-type",
 
 
 class FaultProxy:
-    """A reverse proxy in front of one upstream server, in a thread of its own, so that no stall of the host holds it up.
+    """A reverse proxy in front of one upstream server. It has its own thread, so that no stall of the host delays it.
 
-    `server` is the engine's number, None in front of the router. A request's body is read whole before it is sent on;
-    an answer is passed on as it comes. Header names arrive in lower case. A caller that leaves takes its request along.
-    A server that cannot be reached is answered for with 502.
+    `server` is the engine's number; None in front of the router. The proxy reads a request's whole body before sending it on, and
+    passes an answer on as it arrives. Header names arrive in lower case. If the caller disconnects, the proxy drops its request.
+    For a server that cannot be reached it answers 502.
     """
 
     def __init__(self, upstream: str, server: int | None = 0) -> None:
@@ -228,11 +228,11 @@ class FaultProxy:
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
-        """Listen on a free loopback port; the URL. Raises `StackError` if that does not come about in time."""
+        """Listen on a free loopback port; returns the URL. Raises `StackError` if the proxy is not up in time."""
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        listener.listen(1024)  # who connects from now on waits until the thread is up
-        # SkyRL forks its router from this process: a child that kept the socket would keep the port.
+        listener.listen(1024)  # connections from now on wait until the thread is up
+        # SkyRL forks its router from this process: a child that kept the socket would occupy the port.
         os.register_at_fork(after_in_child=listener.close)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         up = threading.Event()
@@ -245,7 +245,7 @@ class FaultProxy:
         return url
 
     def inject(self, fault: str | None) -> int:
-        """Switch to another fault, or to none; how often the one before took effect. Raises `UnknownFault`."""
+        """Switch to another fault, or to none. Returns how often the previous one took effect. Raises `UnknownFault`."""
         chosen = injection_of(fault)
         return asyncio.run_coroutine_threadsafe(self._switch(chosen), self._loop).result(SWITCH_DEADLINE_S)
 
@@ -265,7 +265,7 @@ class FaultProxy:
         import uvicorn
 
         self._loop = asyncio.get_running_loop()
-        # No connection is used twice: one that the server is about to close would fail a request that is good.
+        # No connection is reused: a connection that the server is about to close would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self.transport = httpx.AsyncHTTPTransport(
             limits=limits, verify=False
@@ -337,7 +337,7 @@ async def _give(answer: Response, send: Send) -> None:
     if answer.lost:
         half = answer.content[: max(1, len(answer.content) // 2)]
         await send({"type": "http.response.body", "body": half, "more_body": True})
-        return  # an application that ends here has its connection closed
+        return  # uvicorn closes the connection of an application that ends here
     await send({"type": "http.response.body", "body": answer.content, "more_body": False})
 
 
@@ -349,7 +349,7 @@ def _lower(headers: Headers) -> Headers:
 
 
 class Disconnected(ConnectionError):
-    """The call was lost on its way back (a seeded fault)."""
+    """The engine's answer was lost on its way back (a seeded fault)."""
 
 
 class ServerError(RuntimeError):
@@ -367,7 +367,7 @@ class EngineExchange(Exchange):
         self.budget = (params or {}).get("max_tokens")
 
     def _asked(self) -> dict[str, Any]:
-        """The batch or payload, where the call has one."""
+        """The batch or payload of the call; empty if it has none."""
         first = next(iter((*self._args, *self._kwargs.values())), None)
         return first if isinstance(first, dict) else {}
 
@@ -377,7 +377,7 @@ class EngineExchange(Exchange):
     def document(self, answer: Any) -> Document | None:
         return None if self.is_error(answer) else answer
 
-    def with_document(self, answer: Any, document: Document) -> Document:  # noqa: ARG002 - nothing is kept of it
+    def with_document(self, answer: Any, document: Document) -> Document:  # noqa: ARG002 - a document is a whole answer
         return document
 
     def accepted(self) -> None:
@@ -386,7 +386,7 @@ class EngineExchange(Exchange):
     def failed(self) -> Any:
         raise ServerError("a seeded fault")
 
-    def cut(self, answer: Any) -> Any:  # noqa: ARG002 - it is what is lost
+    def cut(self, answer: Any) -> Any:  # noqa: ARG002 - the answer is lost
         raise Disconnected("a seeded fault")
 
     def is_error(self, answer: Any) -> bool:
@@ -408,7 +408,7 @@ class EngineExchange(Exchange):
 
 
 class FaultyEngine:
-    """Stands for an engine of SkyRL's InferenceEngineClient; all that is not a call of `METHODS` is the engine's own."""
+    """Replaces an engine of SkyRL's InferenceEngineClient. Attributes outside `METHODS` are the engine's own."""
 
     def __init__(self, engine: Any, server: int) -> None:
         self.engine = engine
@@ -416,7 +416,7 @@ class FaultyEngine:
         self.injection = Injection()
 
     def inject(self, fault: str | None) -> int:
-        """Switch to another fault, or to none; how often the one before took effect. Raises `UnknownFault`."""
+        """Switch to another fault, or to none. Returns how often the previous one took effect. Raises `UnknownFault`."""
         before, self.injection = self.injection, injection_of(fault)
         before.over.set()
         return before.fired

@@ -1,1 +1,1 @@
-"""What is loaded inside vLLM's own processes: plugin, engine tap, gloo weight transfer."""
+"""Code for vLLM stacks: the plugin, engine tap, patches and gloo weight transfer run inside vLLM's own processes."""

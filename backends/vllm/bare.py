@@ -1,7 +1,7 @@
-"""A bare vLLM engine, without a stack around it: what its own arithmetic does to right answers.
+"""A bare vLLM engine, without a stack around it: shows how its own arithmetic moves right answers.
 
-``python -m backends.vllm.bare`` reads an `Asked` from stdin and writes an `Answered` to the file that it names. It asks for the same
-prompts in every way in which an engine may come to compute them, so that what differs between these is the engine's rounding.
+``python -m backends.vllm.bare`` reads an `Asked` from stdin and writes an `Answered` to the file that it names. It asks for the
+same prompts in every way in which an engine may compute them: differences between the ways are the engine's rounding.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FEW = 4
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompts`, all of one length, are to be continued greedily by `tokens` tokens each. Of each position the `best` most probable
-    tokens are asked for, with their log-probabilities. The answers go to the file `answers`."""
+    """Continue each of `prompts`, all of one length, greedily by `tokens` tokens. At each position, return the `best` most probable
+    tokens with their log-probabilities. The answers go to the file `answers`."""
 
     model_path: str
     dtype: str
@@ -32,7 +32,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool
     batch_invariant: bool
     experts: bool
-    """Is the model a mixture of experts?"""
+    """True if the model is a mixture of experts."""
     prompts: list[list[int]]
     tokens: int
     best: int
@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One continued prompt: a token and the log-probabilities by token id of each position."""
+    """One continued prompt: at each position, the token and the log-probabilities by token id."""
 
     prompt: int
     tokens: list[int]
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _engine(asked: Asked) -> Any:
-    """Half of the prompts at once are more than a step may read: large batches are read in chunks."""
+    """An engine whose step may read only about half of the prompts at once, so that it reads large batches in chunks."""
     from vllm import LLM
 
     memory: dict[str, Any] = (

@@ -1,8 +1,8 @@
-"""The engine tap: what an engine was asked and what it did, written down where it happens.
+"""The engine tap: records an engine's requests, steps and control calls inside the engine's own process.
 
-It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and passes everything through unchanged.
-Both SkyRL stacks and a plain vLLM server run these classes, so all stacks are observed by the same instrument, at the
-same place, behind every hop. Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_reader` reads them.
+It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and passes everything through unchanged. Both SkyRL
+stacks and a plain vLLM server run these classes, so the same instrument observes every stack at the same place, behind every hop.
+Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_reader` reads them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONTROLS = (
     "finish_weight_update",
     "add_lora",
 )
-"""Methods of AsyncLLM that are control calls, by vLLM's names; those that a release has."""
+"""Methods of AsyncLLM that are control calls, by vLLM's names. The tap wraps those that the release has."""
 
 _INSTALLED = "_parity_tap"
 
 
 class _Log:
-    """The file of one engine. Lines are written whole, so that a reader sees only complete ones."""
+    """The file of one engine. Each line is one unbuffered write, so that a reader sees complete lines."""
 
     count = 0
 
@@ -49,7 +49,7 @@ class _Log:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value that names what cannot be shown: tensors and pickles are not recorded."""
+    """A JSON value in place of one that JSON lacks. Tensors and pickles are named, not recorded."""
     if isinstance(value, bytes):
         return {"bytes": len(value)}
     if isinstance(value, set | frozenset | tuple):
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tensors_of(adapter: Path) -> dict[str, int]:
-    """tensor → bytes of the adapter in a folder, by its file's header (safetensors documentation, format). Empty where none is."""
+    """tensor → bytes of the adapter in a folder, by its file's header (safetensors documentation, format). Empty without a file."""
     try:
         with (adapter / "adapter_model.safetensors").open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -71,7 +71,7 @@ def _tensors_of(adapter: Path) -> dict[str, int]:
 
 
 def _sampling_params(params: Any) -> dict[str, Any]:
-    """The public fields of vLLM's SamplingParams that took effect."""
+    """The public fields of vLLM's SamplingParams that are set."""
     fields = (name for name in params.__struct_fields__ if not name.startswith("_"))
     values = {name: getattr(params, name) for name in fields}
     if "output_kind" in values:
@@ -124,7 +124,7 @@ def _wrap_requests(processor: type, folder: Path) -> None:
             log.write("step", {"tokens": tokens}, at_ns)
         for output in known:
             if output.request_id not in self.request_states:
-                # A stop string is found here, in the frontend: the engine core itself reports no reason then.
+                # The frontend finds stop strings itself: the engine core reports no reason for them.
                 reason = str(output.finish_reason) if output.finish_reason is not None else "stop"
                 log.write("finish", {"request_id": output.request_id, "reason": reason})
         return result
@@ -148,7 +148,7 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
 
     @functools.wraps(method)
     async def control(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Requests are logged under the OutputProcessor, controls here: both by the processor, so one file an engine.
+        # Requests are logged under the OutputProcessor. Controls use its log too, so that each engine has one file.
         log = _log_of(self.output_processor, folder)
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)
         arguments.pop("self")

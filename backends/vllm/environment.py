@@ -1,4 +1,4 @@
-"""Variables of vLLM's processes, the same for every stack that runs it and for the bare engine."""
+"""Environment variables of vLLM's processes, the same for every stack that runs vLLM and for the bare engine."""
 
 CPU_VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -6,7 +6,7 @@ CPU_VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
 }
-"""Of a CPU run: small caches, no pinning."""
+"""For a CPU run: small caches, no pinning."""
 
 VARIABLES = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -17,4 +17,4 @@ VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-"""Of every run: loopback, no network, no telemetry. Dev mode opens the control plane."""
+"""For every run: loopback, no network, no telemetry. Dev mode opens the control plane."""

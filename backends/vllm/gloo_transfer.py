@@ -1,7 +1,7 @@
-"""Weights over gloo, in place of vLLM's NCCL weight transfer, on machines without a GPU.
+"""Transfers weights over gloo, in place of vLLM's NCCL weight transfer, on machines without a GPU.
 
 The HTTP surface (`/init_weight_transfer_engine`, `/update_weights`), the ranks and the payloads stay as vLLM defines them
-(vLLM documentation, Weight Transfer); only the bytes travel by gloo. As with vLLM's packed broadcast, parameters are packed into
+(vLLM documentation, Weight Transfer); only the bytes travel by gloo. As in vLLM's packed broadcast, parameters are packed into
 buffers in the order of `names`, and each buffer is loaded at once.
 """
 
@@ -23,15 +23,15 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 
 TIMEOUT = timedelta(seconds=60)
-"""How long a broadcast waits for a peer that does not come."""
+"""How long a broadcast waits for a missing peer."""
 PACKED_BYTES = 256 * 1024
-"""A buffer is sent once it holds more. vLLM's default is a gigabyte: a tiny model fits into it whole, a real one does not."""
+"""A buffer is sent once it holds more bytes. vLLM's default is a gigabyte: a whole tiny model would fit into one buffer."""
 
 T = TypeVar("T")
 
 
 def packed(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Items by buffer, as vLLM packs them: one is full with the item that makes it larger than `PACKED_BYTES`."""
+    """Items by buffer, as vLLM packs them: the item that takes a buffer over `PACKED_BYTES` is its last."""
     buffer: list[T] = []
     held = 0
     for item in items:
@@ -45,7 +45,7 @@ def packed(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 
 class GlooGroup:
-    """Trainer (rank 0) and workers (rank 1 …), apart from any default process group."""
+    """The group of trainer (rank 0) and workers (rank 1 …), separate from any default process group."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
         first = rank == 0
@@ -64,12 +64,12 @@ class GlooGroup:
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
-        """Leave, as when the process ends: the connections are closed, and who waits at their other end is told."""
+        """Leave the group, as when the process ends. The connections close, and waiting peers get an error."""
         self._group = None
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransferUpdateInfo]):
-    """vLLM's weight transfer engine with gloo beneath it."""
+    """vLLM's weight transfer engine over gloo."""
 
     init_info_cls = NCCLWeightTransferInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
@@ -101,7 +101,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, 
 
     @staticmethod
     def trainer_init(init_info: dict[str, Any]) -> GlooGroup:
-        """The trainer's side, called by SkyRL's BroadcastTransferStrategy."""
+        """The trainer's side; SkyRL's BroadcastTransferStrategy calls it."""
         return GlooGroup(init_info["master_address"], init_info["master_port"], 0, init_info["world_size"])
 
     @staticmethod
@@ -116,7 +116,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, 
 
 
 def use_in_trainer() -> None:
-    """Let the trainer's side of `NCCLWeightTransferEngine` speak gloo in this process."""
+    """Make the trainer's side of `NCCLWeightTransferEngine` use gloo in this process."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
     NCCLWeightTransferEngine.trainer_init = staticmethod(GlooWeightTransferEngine.trainer_init)

@@ -1,6 +1,6 @@
-"""What the harness changes inside vLLM, one named patch each. As few as CPU runs need; the report lists them.
+"""The harness's changes inside vLLM and SkyRL, as named patches. The report lists those that a run applied.
 
-A difference between stacks that appears only with, or only without, a patch of ours is marked as such.
+The report marks a difference between stacks that appears only with, or only without, one of these patches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.contract.topology import Quantization
 
 @dataclass(frozen=True)
 class Patch:
-    """`reason` says why it must be, `version` for which vLLM (or SkyRL) it was written."""
+    """`reason` says why it is needed, `version` for which vLLM, SkyRL or torch it was written."""
 
     name: str
     reason: str
@@ -72,7 +72,7 @@ def _plain_experts() -> None:
 
 
 def _expert_map() -> None:
-    """Each expert that lives here adds its part; those that live elsewhere add theirs when the workers' outputs are summed."""
+    """Each worker computes the part of its own experts; vLLM adds the other experts' parts when it sums the workers' outputs."""
     from typing import Any
 
     import torch
@@ -87,7 +87,7 @@ def _expert_map() -> None:
     def forward_torch(self: Any, layer: Any, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
         if layer.expert_map is None:
             return original(self, layer, tokens, *rest)
-        weights, chosen, activation, _experts, *on_input = rest  # the last since 0.19; 0.16 refuses it before
+        weights, chosen, activation, _experts, *on_input = rest  # 0.19 added the last; 0.16 refuses it earlier
         assert not any(on_input), "apply_router_weight_on_input is not written for an expert map"
         output = torch.zeros_like(tokens)
         for expert in chosen.unique().tolist():
@@ -104,7 +104,7 @@ def _expert_map() -> None:
 
 
 def _capture_experts() -> None:
-    """`forward_method` is where layer and chosen experts meet."""
+    """Wraps `forward_method`, which gets both the layer and the chosen experts."""
     from typing import Any
 
     from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
@@ -158,7 +158,7 @@ def _fork_engine_core(method: Literal["fork", "forkserver"]) -> None:
 
 
 def _legacy_receive_on_cpu() -> None:
-    """SkyRL's receiver allocates on "cuda": the same statements with device="cpu". 0.1.0 sends no packed chunks."""
+    """SkyRL's receiver allocates on "cuda"; these are its statements with device="cpu". 0.1.0 sends no packed chunks."""
     from collections.abc import Iterator
     from typing import Any
 
@@ -184,7 +184,7 @@ def _legacy_receive_on_cpu() -> None:
 
 
 def _process_group_options() -> None:
-    """SkyRL 0.1.0 compares versions as text: "2.10.0" comes before "2.6" there."""
+    """SkyRL 0.1.0 compares versions as text, so it takes "2.10.0" for older than "2.6"."""
     from typing import Any
 
     import torch.distributed.distributed_c10d as c10d
@@ -197,7 +197,7 @@ def _process_group_options() -> None:
 
 
 def _quantize_on_receipt(kind: Quantization) -> None:
-    """What FlashRL's fork of vLLM does first: a model that was loaded in 8 bits takes full-precision weights, by quantizing them."""
+    """As FlashRL's fork of vLLM does, let a model that was loaded in 8 bits take full-precision weights and quantize them."""
     from typing import Any
 
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -219,7 +219,7 @@ def _quantize_on_receipt(kind: Quantization) -> None:
 
 
 def _int8_in_torch() -> None:
-    """vLLM's kernel in plain torch: products of 8-bit steps, exact in float32 for these sizes, times both scales."""
+    """vLLM's kernel in plain torch: products of 8-bit steps, which are exact in float32 at these sizes, times both scales."""
     import torch
     from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 
@@ -263,7 +263,7 @@ CPU = (
         _no_onednn_prepacking,
     ),
 )
-"""Applied in every vLLM process of a CPU run."""
+"""Applied to every vLLM process of a CPU run."""
 
 NATIVE_SYNC_ON_CPU = (
     Patch(
@@ -285,7 +285,7 @@ NATIVE_SYNC_ON_CPU = (
         _gloo_weight_transfer,
     ),
 )
-"""Applied beside these where the release syncs by vLLM's own weight transfer: SkyRL 0.2.0."""
+"""Applied in addition if the release syncs by vLLM's own weight transfer (SkyRL 0.2.0)."""
 
 EXPERTS_ON_CPU = (
     Patch(
@@ -307,7 +307,7 @@ EXPERTS_ON_CPU = (
         _capture_experts,
     ),
 )
-"""Applied beside these where the model is a mixture of experts."""
+"""Applied in addition if the model is a mixture of experts."""
 
 LORA_ON_CPU = Patch(
     "rows-without-an-adapter",
@@ -315,7 +315,7 @@ LORA_ON_CPU = Patch(
     "vllm 0.19.0",
     _rows_without_an_adapter,
 )
-"""Applied beside these where engines take LoRA adapters. The kernels for GPUs leave such rows alone."""
+"""Applied in addition if engines take LoRA adapters. The GPU kernels skip rows without an adapter."""
 
 LEGACY_CPU = Patch(
     "legacy-receive-on-cpu",
@@ -323,7 +323,7 @@ LEGACY_CPU = Patch(
     "skyrl 0.1.0, 0.2.0",
     _legacy_receive_on_cpu,
 )
-"""Applied in a CPU run in vLLM processes that receive by SkyRL's worker extension: legacy, and both stacks of 0.1.0."""
+"""Applied in a CPU run to vLLM processes that receive weights by SkyRL's worker extension: legacy, and both stacks of 0.1.0."""
 
 FIRST_RELEASE = Patch(
     "process-group-options",
@@ -331,7 +331,7 @@ FIRST_RELEASE = Patch(
     "skyrl 0.1.0, torch 2.10.0",
     _process_group_options,
 )
-"""Applied in every process that joins a weight sync group of SkyRL 0.1.0, the trainer's among them."""
+"""Applied to every process that joins a weight sync group of SkyRL 0.1.0, including the trainer's."""
 
 FORK = Patch(
     "fork-engine-core",
@@ -356,7 +356,7 @@ QUANTIZED_SYNC: dict[Quantization, Patch] = {
     )
     for kind in ("int8", "fp8")
 }
-"""Applied in vLLM processes of quantized engines whose stack syncs by vLLM's layer-wise reload."""
+"""Applied to vLLM processes of quantized engines whose stack syncs by vLLM's layer-wise reload."""
 
 QUANTIZED_ON_CPU: dict[Quantization, Patch] = {
     "int8": Patch(
@@ -373,7 +373,7 @@ QUANTIZED_ON_CPU: dict[Quantization, Patch] = {
         _fp8_on_cpu,
     ),
 }
-"""Applied in vLLM processes of quantized engines in a CPU run."""
+"""Applied to vLLM processes of quantized engines in a CPU run."""
 
 BY_NAME: dict[str, Patch] = {
     patch.name: patch

@@ -1,7 +1,7 @@
-"""vLLM general plugin (entry point in plugin_site): loaded by vLLM itself in every process of an engine.
+"""vLLM general plugin (entry point in plugin_site): vLLM loads it in every process of an engine.
 
-What it does is decided by the environment that the adapter set: `PARITY_TAP_DIR` switches the engine tap on,
-`PARITY_PATCHES` names the patches to apply, separated by commas. Without these it does nothing.
+The adapter controls it through the environment: `PARITY_TAP_DIR` switches the plugin and its engine tap on, `PARITY_PATCHES` names
+the patches to apply, separated by commas. Without `PARITY_TAP_DIR` it does nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PATCHES = "PARITY_PATCHES"
 
 
 def register() -> None:
-    """Called by vLLM, possibly several times a process."""
+    """The plugin's entry point. vLLM may call it several times per process."""
     folder = os.environ.get(TAP_DIR)
     if folder is None:
         return

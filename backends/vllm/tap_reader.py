@@ -1,4 +1,4 @@
-"""Reads what the engine taps wrote. Runs in the host; imports nothing of vLLM."""
+"""Reads the files of the engine taps. Runs in the host; imports nothing from vLLM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 WHOAMI = "parity_whoami"
-"""Worker method by which the adapter tells each engine its server name; its call is what pairs name and engine."""
+"""Worker method by which the adapter tells each engine its server name. Its call pairs name and engine."""
 
 
 class TapReader:
-    """Follows the files of a tap folder. Engines are called by their tap's name until `WHOAMI` has named them."""
+    """Follows the files of a tap folder. An engine has its tap's name until `WHOAMI` gives it a server name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class TapReader:
         self._live: dict[tuple[str, str], int] = {}
 
     def poll(self) -> None:
-        """Take in every whole line that was written since the last call."""
+        """Read every complete line that was written since the last call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
@@ -56,11 +56,11 @@ class TapReader:
         self._pending.append(seen)
 
     def frontends(self) -> dict[str, int]:
-        """server → process that runs its engine's frontend, for every engine that has been named."""
+        """server → process of its engine's frontend, for every engine with a server name."""
         return {name: int(engine.partition("-")[0]) for engine, name in self._names.items()}
 
     def take(self) -> list[dict[str, Any]]:
-        """Everything seen since the last `take`, in order of time, with servers by name."""
+        """All observations since the last `take`, in order of time, with server names."""
         self.poll()
         taken, self._pending = self._pending, []
         for seen in taken:
@@ -68,7 +68,7 @@ class TapReader:
         return sorted(taken, key=lambda seen: seen["at_ns"])
 
     def in_flight(self) -> Iterator[tuple[str, int]]:
-        """(server, tokens so far) of every request that an engine works on."""
+        """(server, tokens so far) of every request in flight."""
         self.poll()
         for (server, _), tokens in self._live.items():
             yield self._names.get(server, server), tokens

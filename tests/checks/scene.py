@@ -1,4 +1,4 @@
-"""A correct recording of two servers, built call by call on a clock of its own; tests damage it and judge it again."""
+"""A correct recording of two servers, built call by call with its own clock. Tests damage it and judge it again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ GREEDY = {"temperature": 0.0, "max_tokens": 6}
 
 
 def home(session: str | int) -> str:
-    """The server of a session, as a stack that hashes its text chooses it."""
+    """The server of a session in a stack that hashes the session's text."""
     return SERVERS[hashlib.sha256(str(session).encode()).digest()[0] % 2]
 
 
 class Scene:
-    """`calls` and `seen` may be edited between building and judging. Starts with a clean room and its canary."""
+    """Starts with a clean room and its canary. `calls` and `seen` may be edited between building and judging."""
 
     def __init__(self) -> None:
         self.now = 1_000_000_000
@@ -64,8 +64,8 @@ class Scene:
         tokens: list[list[int]] | None = None,
         **about: Any,
     ) -> Call:
-        """A greedy batch by the current version, run by the servers that `route` names (row, session) → server; under
-        the version of `adapter` that is loaded."""
+        """A greedy batch by the current version, under the loaded version of `adapter`. `route` maps (row, session) to the server
+        that runs a row."""
         params = {**GREEDY, "max_tokens": length, **(params or {})}
         by = self.version if version is None else version
         lora = None if adapter is None else self.adapters[adapter]
@@ -102,7 +102,7 @@ class Scene:
         error: Any = None,
         **request: Any,
     ) -> Call:
-        """A control call that reached `servers` as `op` with `arguments` (those of the method and the request if not given)."""
+        """A control call that reached `servers` as `op` with `arguments` (default: those of the method and the request)."""
         started = self.pass_time()
         for server in servers:
             at = self.pass_time(0.1)
@@ -128,14 +128,14 @@ class Scene:
     def load(
         self, name: str, version: int, servers: Sequence[str] = SERVERS, tensors: Sequence[str] = ("lora_A", "lora_B")
     ) -> Call:
-        """An adapter that these servers loaded, made of these tensors."""
+        """An adapter with these tensors that these servers loaded."""
         self.adapters[name] = version
         shown = {"lora_request": {"name": name, "tensors": dict.fromkeys(tensors, 64)}}
         request = {"name": name, "version": version}
         return self.control("load_lora_adapter", servers, op="add_lora", arguments=shown, **request)
 
     def digests(self, held: dict[str, dict[str, str] | list[dict[str, str]]]) -> Call:
-        """`held`: server → what its one worker shows, or a list by rank."""
+        """`held`: server → the digests of its one worker, or a list by rank."""
         servers = {server: shown if isinstance(shown, list) else [shown] for server, shown in held.items()}
         return self.call("digests", {}, {"servers": servers})
 
@@ -150,6 +150,6 @@ class Scene:
 
 
 def without_observations(scene: Scene) -> Scene:
-    """The same recording by a tap that saw nothing."""
+    """The same recording without observations of the tap."""
     scene.seen.clear()
     return scene

@@ -1,4 +1,4 @@
-"""Answers under adapters and without: each made by what it asked for."""
+"""Answers with and without adapters: each is generated under the requested adapter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = [[3 + n % 50 for n in range(130)]]
 
 
 def served(prompts=SHORT) -> Scene:
-    """The base model, version 1 under a name, then version 2 under the same: what comes then is left to the test."""
+    """The base model, version 1 under a name, then version 2 under the same name. The test adds the next call."""
     scene = Scene()
     scene.generate(prompts)
     scene.load("policy", 1)
@@ -32,7 +32,7 @@ def served(prompts=SHORT) -> Scene:
 
 
 def under(scene: Scene, adapter: int | None, prompts=SHORT) -> list[list[int]]:
-    """What the model answers under a version of the adapter."""
+    """The model's answers under a version of the adapter."""
     return [scene.reference.greedy(p, 6, adapter=adapter) for p in prompts]
 
 

@@ -1,4 +1,4 @@
-"""The checks of every scenario, together: quiet where there is nothing to judge, red where there is."""
+"""The checks of every scenario together: silent without anything to judge, red on damage."""
 
 from __future__ import annotations
 

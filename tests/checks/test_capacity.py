@@ -1,4 +1,4 @@
-"""Rollouts that a staleness manager lets begin, in time and too early; what training does with them."""
+"""Rollouts that a staleness manager lets begin, in time or too early, and their use in training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMITS = {"max_concurrent": 3, "mini_batch_size": 2, "max_staleness_steps": 1}
 
 
 class Loop(Scene):
-    """Four rollouts for two steps; `room` further ones are begun before the first step is done."""
+    """Four rollouts for two steps; `extra` further rollouts begin before the first step is done."""
 
     def __init__(self, *, extra: int = 0, waits: bool = True, used: list[str] | None = None, limits=LIMITS) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Conservation and the instruments: green on a whole recording, red on each way to lose or double something."""
+"""Conservation and the instruments: green on a whole recording, red on each lost or doubled event."""
 
 from __future__ import annotations
 

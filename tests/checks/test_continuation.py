@@ -1,4 +1,4 @@
-"""A batch that pause(abort) interrupts, and what a client's retry may do wrong with it."""
+"""A batch that pause(abort) interrupts, and wrong retries by a client."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PARAMS = {"temperature": 0.0, "max_tokens": LENGTH, "min_tokens": 12}
 
 
 class Retried(Scene):
-    """A batch of two, interrupted after `cuts` tokens (of what has been made), each followed by a retry.
+    """A batch of two, interrupted after `cuts` tokens, each time followed by a retry.
 
-    `fed(done, cut)` is what a retry is given beside the prompt, `left(params, cut)` its parameters, `joined(parts)` the answer.
+    `fed(done, cut)` are a retry's tokens after the prompt, `left(params, cut)` its parameters, `joined(parts)` the answer.
     """
 
     def __init__(self, *cuts, fed=None, left=None, joined=None, reason="length", params=PARAMS, sync=False, **changes):

@@ -1,4 +1,4 @@
-"""Control calls: which servers they reached, how often, and what the stack says of itself."""
+"""Control calls: the servers that they reached, how often, and the state that the stack reports."""
 
 from __future__ import annotations
 

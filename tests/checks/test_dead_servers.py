@@ -1,4 +1,4 @@
-"""Servers that die, and what is open at the data plane's address."""
+"""Servers that die, health() afterwards, and calls in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.checks.scene import SERVERS, STEP, Scene
 
 
 def asked(one_dead=True, all_dead=False, error=None) -> Scene:
-    """health() with both servers alive, with one dead, and twice with both dead: the last answer is left to the test."""
+    """health() with both servers alive, with one dead, and twice with both dead. The test chooses the last answer."""
     scene = Scene()
     scene.call("health", {}, {"healthy": True})
     scene.call("kill_server", {"server": SERVERS[0]}, {})
@@ -54,7 +54,7 @@ def test_health_that_was_not_asked_in_both_states_is_untestable():
 
 
 class Killed(Scene):
-    """Two requests in flight, one a server, when server-0 is killed: the first fails by name, the other ends well."""
+    """Two requests in flight, one per server, when server-0 is killed: the first fails by name, the other ends well."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Echo: what took effect at the engine is what the caller gave, or a documented translation of it."""
+"""Echo: parameters that take effect at the engine are the caller's, or a documented translation of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_blind_and_nothing_to_judge():
 
 
 def test_an_argument_that_the_stack_does_not_offer_is_left_open():
-    """SkyRL 0.1.0's pause() has no clear_cache, and its engines take vLLM's default."""
+    """SkyRL 0.1.0's pause() has no clear_cache, so its engines use vLLM's default."""
     scene = Scene()
     scene.control("pause", mode="abort", clear_cache=False, arguments={"mode": "abort", "clear_cache": True})
     offered = list(Capability)

@@ -1,4 +1,4 @@
-"""Errors that were provoked: a named one is green; hangs, silence and empty successes are red."""
+"""Provoked errors: a named error is green; hangs, silence and empty successes are red."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routed experts of prompt and response, as the reference routes them and otherwise."""
+"""Routed experts of prompt and response: green as the reference routes them, otherwise red."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECK = routed_experts()
 
 
 def answered(damage=None) -> Scene:
-    """A greedy batch with its experts; `damage` changes those of the second row."""
+    """A greedy batch with its experts; `damage` changes the second row's."""
     scene = Scene()
     call = scene.generate(PROMPTS)
     fed = [(p + r)[:-1] for p, r in zip(PROMPTS, call.result["response_ids"], strict=True)]
@@ -115,7 +115,7 @@ TIE = 0.2
 
 
 def in_sixteen_bits() -> tuple[Scene, list[int], list[list[list[int]]]]:
-    """One greedy answer in bfloat16, the tokens that were fed, and experts of which the last pair is swapped."""
+    """One greedy answer in bfloat16, the tokens that were fed, and their experts with the last pair swapped."""
     scene = Scene()
     scene.reference.set(NoiseRequest(), Noise(numbers=1, largest=0.1, rms=0.01, router=TIE / 2))
     call = scene.generate(PROMPTS[:1])

@@ -1,4 +1,4 @@
-"""What is open to a caller without credentials: red where it is bad, shown where it is not."""
+"""Routes and sockets open to a caller without credentials: red if dangerous, otherwise only shown."""
 
 import pytest
 
@@ -11,7 +11,7 @@ CLOSED = [("control", "POST /pause", 404), ("control", "POST /sleep", 403), ("we
 
 
 def probed(answers=(), *, at="router", front=True, port=None, listeners=(), canaries=CANARIES) -> Scene:
-    """Answers are (kind, route, status) or, of a pickle, (kind, route, status, was it read)."""
+    """Answers are (kind, route, status) or, for a pickle, (kind, route, status, True if it was read)."""
     scene = Scene()
     result = {
         "addresses": [{"name": at, "data_plane": front, "port": port}],

@@ -1,4 +1,4 @@
-"""Each check of the gym generator's trajectories, green on what the environment's rule makes and red on one damage."""
+"""Each check of the gym generator's trajectories: green by the environment's rule, red on one damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TURNS = [1, 2, 3]
 
 
 def trajectories(scene: Scene, *, logprobs: bool = False) -> GymOutput:
-    """Trajectories of one to three turns, as a right generator makes them: appended to the scene as one call."""
+    """Appends trajectories of one to three turns to the scene as one call, as a correct generator makes them."""
     params = {**GREEDY, **({"logprobs": 1} if logprobs else {})}
     request = GymRequest(
         prompts=PROMPTS,

@@ -1,4 +1,4 @@
-"""What frozen requests go on with: the new weights on the cache that they had, or something else."""
+"""Frozen requests that continue with the new weights on their old cache, or with something else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.checks.scene import SERVERS, STEP, Scene
 
 PROMPT = [10, 11]
 PIECE = 3
-"""Tokens that are made between two freezes."""
+"""Tokens between two freezes."""
 
 
 def frozen(*makers: int, versions: Sequence[int] = (1,), clear: bool = False, in_sync: bool = False) -> Scene:
-    """A request, frozen for a sync to each of `versions` after every three tokens. `makers` are the versions by which the
-    oracle makes each piece."""
+    """A request that is frozen after every three tokens for a sync to the next of `versions`. `makers` are the versions by which
+    the oracle generates each piece."""
     scene = Scene()
     asked, at = scene.pass_time(), scene.pass_time()
     made: list[int] = []
@@ -47,7 +47,7 @@ def on_cache(version: int, *cached: tuple[int, int]) -> int:
 
 
 READ = len(PROMPT) + PIECE - 1
-"""Tokens that were read when the request is frozen the first time: all but the newest."""
+"""Tokens read before the first freeze: all but the newest."""
 
 
 def test_the_new_weights_on_the_old_cache():
@@ -76,7 +76,7 @@ def test_a_request_that_goes_on_through_a_sync_was_not_frozen():
 
 
 def test_where_all_weights_agree_nothing_is_shown():
-    """A sync of the version that is there."""
+    """A sync of the current version."""
     found = frozen(0, on_cache(0, (READ, 0)), versions=(0,)).judge(KEPT_CACHE)
     assert found.status == "pass"
     scene = frozen(0, 0, versions=(0,))

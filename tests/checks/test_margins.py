@@ -1,4 +1,4 @@
-"""Figures of numeric checks are honest: a fault that they name is red when it is really there, one they miss is told."""
+"""Figures of numeric checks are honest: a fault that they claim to see is red, and a fault that they miss is reported."""
 
 from __future__ import annotations
 

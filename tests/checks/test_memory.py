@@ -1,4 +1,4 @@
-"""Device memory around sleep: what a correct stack's devices report, and beside it what each fault makes of that."""
+"""Device memory around sleep: green on the reports of a correct stack's devices, red under each fault."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests import traces
 from tests.checks.scene import SERVERS, Scene
 
 POOL = {"weights": 2, "kv_cache": 1024}
-"""MiB of each server."""
+"""Memory of each server (MiB)."""
 OTHERS = 2304
-"""MiB that other processes use."""
+"""Memory of other processes (MiB)."""
 TOTAL = 81920
 CHECKS = (RELEASED, BY_TAGS, AWAKE_AGAIN)
 
 Held = Callable[[str, frozenset[str], int], float]
-"""(server, awake tags, sleeps so far) → MiB that the server has on its device."""
+"""(server, awake tags, sleeps so far) → the server's memory on its device (MiB)."""
 
 
 def right(_server: str, awake: frozenset[str], _sleeps: int) -> float:
@@ -65,7 +65,7 @@ class Devices(Scene):
 
 
 def cycles(held: Held = right, **about: Any) -> Devices:
-    """Two rounds of a sleep of level 1, and one of level 2 that is woken tag by tag."""
+    """Two cycles of sleep level 1, and one of level 2 that wakes tag by tag."""
     scene = Devices(held, **about)
     scene.read()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""At which moment a pause met a request: before its first token, in the middle, with one token left, in the queue."""
+"""The moment at which a pause met a request: before its first token, in the middle, with one token left, in the queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_token_more_than_was_left():
 
 
 def frozen(mode: str, made: int, *, queue_steps: int = 0, answer: list[int] | None = None, length: int = 6) -> Scene:
-    """One request alone, then again, paused when it had made so many tokens; its server was busy for `queue_steps` steps."""
+    """One request alone, then again, paused after `made` tokens. Its server was busy for `queue_steps` steps before."""
     scene = Scene()
     scene.generate([PROMPT], length=length, label=UNINTERRUPTED)
     tokens = scene.reference.greedy(PROMPT, length, version=0)

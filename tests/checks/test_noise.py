@@ -1,4 +1,4 @@
-"""Dtypes with noise: what rounding explains passes, what it does not is red, and a bound that hides a fault judges nothing."""
+"""Dtypes with noise: rounding errors pass, larger errors are red, and a bound that would hide a fault judges nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_single_log_probability_may_be_off_by_the_noise(reference, off, status
 
 
 def many(*, constant=0.0, slope=0.0, noise=0.05, rows=32, length=80):
-    """Rows of a model without near certainties, and what the check finds in them."""
+    """Rows of a model without near certainties, and the check's finding."""
     reference = FakeReference(sharpness=1.0)
     reference.set(NoiseRequest(), NOISE)
     dice = random.Random(1)

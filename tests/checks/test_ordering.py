@@ -1,4 +1,4 @@
-"""Order of results: green on a correct recording, red on each fault, untestable where it was not put to the test."""
+"""Order of results: green on a correct recording, red on each fault, untestable without a test of the order."""
 
 from __future__ import annotations
 

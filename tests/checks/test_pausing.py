@@ -1,4 +1,4 @@
-"""Pauses: one greedy batch without and with a pause in it, on a timeline in steps of an engine."""
+"""Pauses: one greedy batch with and without a pause, on a timeline of engine steps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PARAMS = {"temperature": 0.0, "max_tokens": LENGTH}
 
 
 class Paused(Scene):
-    """A batch of two, one request a server, paused after ten of thirty tokens for `steps` steps of an engine.
+    """A batch of two, one request per server, paused after ten of thirty tokens for `steps` engine steps.
 
-    `leak` is how many steps server-1 still makes after pause() has returned; `answers` what came back.
+    `leak` is the number of steps that server-1 still makes after pause() has returned; `answers` are the batch's answers.
     """
 
     def __init__(self, mode="keep", *, steps=20, leak=0, late=True):

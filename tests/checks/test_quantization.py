@@ -1,4 +1,4 @@
-"""Answers of quantized engines beside those of full precision."""
+"""Answers of quantized engines, compared with those of full precision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECK = quantization_effect()
 
 
 def answered(*held) -> Scene:
-    """One greedy row for each of `held`, which says in what the engine held its weights."""
+    """One greedy row for each of `held`, the precision in which the engine held its weights."""
     scene = Scene()
     prompts = PROMPTS[: len(held)]
     ids = [scene.reference.greedy(p, 6, quantization="int8") for p in prompts]
@@ -58,7 +58,7 @@ BFLOAT16 = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
 
 
 def noisy(held, *, rms: float = 0.05, rows: int = 16) -> Scene:
-    """Rows of an engine that holds its weights in `held`, with the noise of 16 bits in each log-probability."""
+    """Rows of an engine that holds its weights in `held`, with 16-bit noise in each log-probability."""
     scene, rng = Scene(), random.Random(4)
     scene.reference.set(NoiseRequest(quantization="int8"), Noise(numbers=1, largest=4 * rms, rms=rms))
     prompts = [[30 + row] for row in range(rows)]
@@ -104,11 +104,11 @@ def test_digests_are_those_of_quantized_weights():
 # --- roundings that part ----------------------------------------------------------------------------------------------
 
 ROUNDING = 0.02
-"""Nats: what rounding at random moves each log-probability by, as the made-up reference says."""
+"""Nats by which random rounding moves each log-probability in the made-up reference."""
 
 
 def parted(*moves: float) -> Scene:
-    """Sixteen rows of one token whose log-probabilities are off by these, then by nothing. Rounding may do twice `ROUNDING`."""
+    """Sixteen rows of one token. The first log-probabilities are off by `moves`, the others exact; the bound is 2 × `ROUNDING`."""
     scene = Scene()
     prompts = [[30 + row] for row in range(16)]
     ids = [scene.reference.greedy(p, 1, quantization="int8") for p in prompts]

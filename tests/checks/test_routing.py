@@ -1,4 +1,4 @@
-"""Routing: partitions of requests by server, and the chance with which a fair choice would look unfair."""
+"""Routing: partitions of requests by server, and the probability that a fair choice looks unfair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prompts(count: int, first: int = 3) -> list[list[int]]:
 
 @pytest.fixture
 def scene() -> Scene:
-    """Forty sessions, two turns each, and forty requests without one."""
+    """Forty sessions of two turns each, and forty requests without a session."""
     scene = Scene()
     scene.generate(prompts(40, 3), sessions=SESSIONS, length=1)
     scene.generate(prompts(40, 9), sessions=SESSIONS[::-1], length=1)
@@ -88,7 +88,7 @@ def test_too_few_requests_say_nothing():
 
 
 def test_each_prompts_requests_are_spread_even_if_all_together_are():
-    """A hash of the body uses both servers over many prompts, and one for all samples of a prompt."""
+    """A hash of the body spreads many prompts over both servers, but sends all samples of a prompt to one."""
     scene = Scene()
     for number in range(2):
         scene.generate([[5, number]] * 40, length=1, route=lambda *_, at=number: SERVERS[at])

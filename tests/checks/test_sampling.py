@@ -1,4 +1,4 @@
-"""Sampling: green on draws from the reference, red on each other sampler, untestable where chance could have passed."""
+"""Sampling: green on draws from the reference, red on every other sampler, untestable if chance could explain a pass."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_draws_that_prove_nothing_are_untestable():
 
 
 SURE = [-1e-4, *[math.log(1e-4 / 63)] * 63]
-"""Log-probabilities after a prompt that leaves nearly no choice."""
+"""Log-probabilities after a prompt that leaves almost no choice."""
 
 
 def several(temperature: float, asked: float, reference: FakeReference, *, prompts: int = 4, each: int = 192):
-    """Draws at `temperature` of requests that ask for `asked`, of several prompts."""
+    """Draws at `temperature` for requests of several prompts that ask for `asked`."""
     rng, rows = random.Random(5), []
     for prompt in PROMPTS[:prompts]:
         model = reference.next(NextRequest(version=0, prompt=prompt)).logprobs

@@ -1,4 +1,4 @@
-"""One-step off-policy training: a right schedule, and each way in which it can be wrong."""
+"""One-step off-policy training: a correct schedule, and each kind of wrong one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.checks.scene import SERVERS, STEP, Scene
 PROMPTS = [[10, 11], [20, 21]]
 LENGTH = 12
 TRAINING = 20
-"""Engine steps that a training step takes."""
+"""Duration of a training step, in engine steps."""
 STEPS = 5
 
 
 def version_of(step: int) -> int:
-    """What training step `step` makes."""
+    """The version that training step `step` makes."""
     return FIRST_TRAINED + step
 
 
 class Pipeline(Scene):
-    """Rollout N+1 beside training N, then a sync. `late` engine steps pass before a rollout's first token; `by` says which version
-    makes a rollout."""
+    """Rollout N+1 overlaps training N; then a sync. `late` engine steps pass before a rollout's first token. `by` chooses the
+    version that makes a rollout."""
 
     def __init__(self, *, late: int = 0, by=None, synced=version_of) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Pipeline(Scene):
         self.marks.append(Mark(name=name, step=step, at_ns=self.pass_time()))
 
     def roll_out(self, step: int, version: int, late: int = 0) -> None:
-        """A call that begins now; the clock stays where it is."""
+        """A call that begins now; the clock does not move."""
         began = self.now + 1
         prompts = [[*prompt, 30 + step] for prompt in PROMPTS]
         answers = [self.reference.drawn(prompt, LENGTH, seed=step) for prompt in prompts]

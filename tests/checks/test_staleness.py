@@ -22,7 +22,7 @@ MIXED = "an answer after a sync mixes policy versions: its prefix cache is stale
 
 
 def synced(prompts=SHORT) -> Scene:
-    """Answered by version 0, then synced to version 1: the answer after that is left to the test."""
+    """An answer of version 0, then a sync to version 1. The test adds the next answer."""
     scene = Scene()
     scene.generate(prompts)
     scene.sync(1)
@@ -108,7 +108,7 @@ def test_nothing_to_compare_is_untestable():
 
 
 def waited(answer=None, *, paused=True) -> Scene:
-    """A request that came during a pause, and during the sync in it; it is worked on after resume(), if it was `paused`."""
+    """A request that arrives during a pause, while a sync runs. It runs after resume(), if it was `paused`."""
     scene = Scene()
     if paused:
         scene.control("pause", mode="keep", clear_cache=False)
@@ -150,7 +150,7 @@ def test_what_an_engine_may_have_begun_before_the_sync_is_left_open():
 
 
 def test_reshaped_sampling_is_no_evidence_of_a_version():
-    """Greedy among few tokens, or with a bias, is not the model's own choice."""
+    """A greedy choice among few tokens, or with a bias, is not the model's own choice."""
     scene = synced()
     scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2, params={"allowed_token_ids": [1, 2, 3, 4, 5, 6]})
     assert scene.judge(CURRENT_POLICY).status == "pass"
@@ -170,7 +170,7 @@ def test_how_far_an_aborted_answer_had_come_is_chance():
 
 
 def frozen_through_a_sync(*, reset: bool = True, clear: bool = False, before: int = 0, after: int = 1) -> Scene:
-    """Three tokens, a freeze, a sync, three more: made by the versions `before` and `after`."""
+    """Three tokens by version `before`, a freeze, a sync, and three tokens by version `after`."""
     scene = Scene()
     asked, begun = scene.pass_time(), scene.pass_time()
     first = scene.reference.greedy(SHORT[0], 3, version=before)

@@ -1,4 +1,4 @@
-"""A training run: its evaluation curve, and trainer against engines."""
+"""A training run: its evaluation curve, and the trainer's log-probabilities against the engines'."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_the_baseline_differs_from_its_twin_is_noise():
 
 
 def test_what_was_trained_is_paired_by_its_label():
-    """Versions follow from a side's own rollouts: two sides train different ones, and still do the same."""
+    """Versions depend on a side's own rollouts: two sides train different versions, and still do the same work."""
     one, other = trained(label="train 1"), trained([[-9.0]], rollouts=[[-9.0]], label="train 1")
     assert identity(one, traces.trace(one)) == identity(other, traces.trace(other))
     syncs = [

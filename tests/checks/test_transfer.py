@@ -1,4 +1,4 @@
-"""How weights travel, and what a sync that was given up leaves behind."""
+"""The transport of weights, and the effects of an abandoned sync."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_REACHED = "a sync did not reach a server through the engine's own weight tra
 
 
 def carried(*ops: str, there: tuple[str, ...] = ("update_weights",)) -> Scene:
-    """A sync that the first server took by `ops`, and the other one by those of `there`; "collective_rpc:f" calls f of its workers."""
+    """A sync that the first server got by `ops`, the other by `there`. "collective_rpc:f" calls method f of the workers."""
     scene = Scene()
     scene.generate([[5, 6], [7, 8]])
     sync = scene.sync(1)
@@ -85,7 +85,7 @@ def test_a_server_without_workers_shows_nothing(check):
 
 
 def given_up(error: object = "TrainerFailed", after: object = None) -> Scene:
-    """A sync that was given up, and a good one after it, unless `after` is why that failed."""
+    """An abandoned sync and a next one, which succeeds unless `after` is its error."""
     scene = Scene()
     first = scene.call("sync_weights", {"version": 2, "chunks": 3, "fail_after_chunks": 1})
     if error:

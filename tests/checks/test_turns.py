@@ -1,4 +1,4 @@
-"""Two conversations of three turns, and what may happen to their tokens on the way."""
+"""Two conversations of three turns: green if turns keep their tokens, red on each change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEW = [30, 31]
 
 
 def conversations(*, turns=3, survives=False) -> Scene:
-    """Side by side; a prompt's text is read back as other ids unless it `survives`."""
+    """Two interleaved conversations. A prompt's text is encoded again as other ids unless it `survives`."""
     scene = Scene()
     contexts = dict(FIRST)
     for _ in range(turns):
@@ -32,7 +32,7 @@ def conversations(*, turns=3, survives=False) -> Scene:
 
 
 def reread(scene: Scene, prompt: list[int]) -> Scene:
-    """What the engine was given in the second conversation's last turn."""
+    """Replace the prompt that the engine got in the second conversation's last turn."""
     last = scene.calls[-1].request["prompt_token_ids"][1]
     scene.seen = [
         msgspec.structs.replace(o, data={**o.data, "prompt_token_ids": prompt})
@@ -90,7 +90,7 @@ def test_what_puts_nothing_to_the_test_is_untestable():
 
 
 def chat(*, render=lambda messages: None) -> Scene:
-    """One conversation of two turns by messages; `render` says which prompt the engine reads, None the template's."""
+    """One conversation of two turns by messages. `render` returns the prompt that the engine reads; None for the template's."""
     scene = Scene()
     messages = [{"role": "user", "content": "a"}]
     for prompt, made in (([30, 31], [40, 41, 42]), ([30, 31, 40, 50, 32], [43, 44, 45])):

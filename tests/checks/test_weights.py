@@ -1,4 +1,4 @@
-"""Parameters after a sync: which server holds which version, by digest."""
+"""Parameters after a sync: the version that each server holds, by digest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def held(*digests: dict[str, str]) -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def scene() -> Scene:
-    """Versions 0, 1, 2 and 1 again, read after each sync; the last reading is left to the test."""
+    """Versions 0, 1, 2 and 1 again, read after each sync. The test adds the last reading."""
     scene = Scene()
     for number in range(3):
         answer = ExpectedDigests(digests=version(number))
@@ -93,7 +93,7 @@ def test_corruption_from_the_second_sync_on_says_after_how_many():
 
 @pytest.fixture
 def sharded() -> Scene:
-    """Version 0, then 1, on two servers of two workers; the last reading is left to the test."""
+    """Version 0, then 1, on two servers with two workers each. The test adds the last reading."""
     scene = Scene()
     for number in range(2):
         for rank in range(2):
@@ -143,13 +143,13 @@ EXPERT_PARALLEL = Topology(engines=1, data_parallel=2, expert_parallel=True)
 
 
 def share(rank: int, number: int = 1) -> dict[str, str]:
-    """What a data-parallel worker holds of a version: the whole but for its own experts."""
+    """Digests of a data-parallel worker: it holds everything except the other workers' experts."""
     return {**version(number), "layers.0.experts.w2": f"{number}{rank}:4x2:float32"}
 
 
 @pytest.fixture
 def spread() -> Scene:
-    """Versions 0 and 1 on two data-parallel workers; what they hold after the sync is left to the test."""
+    """Versions 0 and 1 on two data-parallel workers. The test adds the reading after the sync."""
     scene = Scene()
     for number in range(2):
         for rank in range(2):

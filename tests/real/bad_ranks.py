@@ -1,4 +1,4 @@
-"""Two ranks of which the second fails (version 1) or hangs (version 2): a program, as `backends.policies.fsdp2` is."""
+"""A program like `backends.policies.fsdp2` with two ranks. The second rank fails (version 1) or hangs (version 2)."""
 
 from __future__ import annotations
 

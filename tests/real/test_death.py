@@ -1,6 +1,6 @@
-"""A process of a released stack is killed, or frozen, in the middle of a generate call: a named end, and nothing left.
+"""If a process of a released stack is killed or frozen during a generate call, the end has a name and nothing is left.
 
-On real engines (CPU, --start fork). Each case needs a start of its own, since it ends it.
+Runs on real engines (CPU, --start fork). Each case needs its own start, because it ends the stack.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 
 
 class Live(msgspec.Struct, frozen=True):
-    """A stack that runs, and what it has of the machine."""
+    """A running stack and its footprint on the machine."""
 
     stack: Stack
     host: HostProcess
@@ -60,7 +60,7 @@ class Live(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def up(name: str, engines: int, folder: Path) -> AsyncIterator[Live]:
-    """Start a released stack and end it."""
+    """Start a released stack; end it after the block."""
     target, progress = resolve(name), console_progress()
     python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
     model = tiny_model(python, progress)
@@ -92,7 +92,7 @@ async def up(name: str, engines: int, folder: Path) -> AsyncIterator[Live]:
 
 
 async def struck(live: Live, strike: Callable[[], None], *, deadline_s: float = 120.0) -> tuple[ScenarioTrace, float]:
-    """Strike in the middle of a generate call over all engines: what was recorded, and how long the end took (s)."""
+    """Strike in the middle of a generate call over all engines. Returns the recording and how long the end took (s)."""
     struck_at = 0.0
 
     async def body() -> None:
@@ -110,7 +110,7 @@ async def struck(live: Live, strike: Callable[[], None], *, deadline_s: float = 
 
 
 def check(trace: ScenarioTrace, live: Live, kinds: set[str]) -> str:
-    """The recorded end has a name and a blame, the call too, and the stack is not used again. Its message."""
+    """Check that the recorded end and the call have a name and a blame, and that the stack is not used again. Its message."""
     error = trace.end.error
     assert error is not None, "a stack without one of its processes gave a whole answer"
     assert error.kind in kinds, error

@@ -1,4 +1,4 @@
-"""The reference takes an engine's experts at near ties, and nowhere else. In a stack's environment, with a tiny mixture."""
+"""The reference takes an engine's experts only at near ties. Runs in a stack's environment, with a tiny mixture."""
 
 from __future__ import annotations
 

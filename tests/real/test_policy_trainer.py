@@ -1,4 +1,4 @@
-"""The trainer's step is as long as was asked for, unless it would ruin the policy. In a stack's environment, with the tiny model."""
+"""The trainer's step has the requested length unless that ruins the policy. Runs in a stack's environment, with the tiny model."""
 
 from __future__ import annotations
 

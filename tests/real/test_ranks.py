@@ -1,4 +1,4 @@
-"""What a trainer's ranks hold is gathered whole: FSDP2's shards, and Megatron-core's. In a stack's environment, on the CPU."""
+"""A trainer's ranks gather whole tensors, from FSDP2's and Megatron-core's shards. Runs in a stack's environment, on the CPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps([said, len(psutil.Process().children(recursive=True))]))
 
 
 def run(script: str, *arguments: str) -> Any:
-    """What a script prints that runs with SkyRL 0.2.0's interpreter. `MODEL` among its arguments is the tiny model's folder."""
+    """The output of a script under SkyRL 0.2.0's interpreter. `MODEL` among its arguments stands for the tiny model's folder."""
     target, progress = resolve("skyrl-0.2.0:http"), console_progress()
     python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
     given = [str(tiny_model(python, progress)) if argument == MODEL else argument for argument in arguments]

@@ -1,4 +1,4 @@
-"""What rounding moves is measured on a bare engine, and an engine that is wrong is no noise. In a stack's environment, on the CPU."""
+"""Rounding is measured on a bare engine, and a wrong engine does not count as noise. Runs in a stack's environment, on the CPU."""
 
 from __future__ import annotations
 

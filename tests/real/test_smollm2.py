@@ -1,4 +1,4 @@
-"""SmolLM2 is made from its package and answers as itself; what the reference says of a vocabulary. In a stack's environment."""
+"""SmolLM2 is made from its package and answers sensibly; the reference describes its vocabulary. Runs in a stack's environment."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print(json.dumps(found))
 
 
 def run(script: str, *arguments: Path) -> Any:
-    """What a script prints that runs with the reference's interpreter."""
+    """The output of a script under the reference's interpreter."""
     command = [str(interpreter()), "-c", script, *map(str, arguments)]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables)

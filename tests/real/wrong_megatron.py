@@ -1,4 +1,4 @@
-"""`backends.policies.megatron_core` with fused tensors that were cut as if nothing were interleaved."""
+"""`backends.policies.megatron_core` with fused tensors cut as if they were not interleaved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _right = megatron.llama_like
 
 
 def wrong(*given: Any, **more: Any) -> megatron.Sharding:
-    """Queries, keys and values one behind the other, and so gate and up: the first rank has the one, the second the other."""
+    """Queries, keys and values one after the other, and likewise gate and up: the first rank has gate, the second has up."""
     sharding = _right(*given, **more)
     return sharding._replace(rules=tuple(rule._replace(groups=1) for rule in sharding.rules))
 

@@ -1,8 +1,8 @@
-"""Broken miniatures: each is a part that does one thing wrong, and says which checks must see it.
+"""Broken miniatures: each has one part that does one thing wrong, and names the checks that must see it.
 
-`registry.seeded` registers a class as a fault: it replaces the part that it inherits from. Every time that it does wrong it
-counts itself (`fired`), so that a fault which never took effect is not mistaken for one that was survived. Names are those
-of the contract's promises; variants say where (one server), when (under load, the second time) and how much (a little).
+`registry.seeded` registers a class as a fault, which replaces the part that it inherits from. A fault counts its effects (`fired`),
+so that a fault without effect is not mistaken for one that the checks missed. Names are those of the contract's promises. Variants
+say where (one server), when (under load, the second time) and how much (a little).
 """
 
 from backends.miniature.faults import (

@@ -1,4 +1,4 @@
-"""LoRA adapters that are ignored, leak, share a cache or bring too much; routed experts that are not those of the tokens."""
+"""LoRA adapters that are ignored, leak, share a cache or send too much; routed experts that do not belong to the tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.contract.faults import Fact
     corrupts=Fact.ADAPTERS,
 )
 class AdapterIgnored(Engine):
-    """Requests under an adapter are answered by the base model."""
+    """The base model answers requests under an adapter."""
 
     def network(self, adapter: str | None) -> model.Network:
         self.fired += adapter is not None
@@ -32,7 +32,7 @@ class AdapterIgnored(Engine):
     corrupts=Fact.ADAPTERS,
 )
 class AdapterIgnoredByOne(Engine):
-    """One server answers requests under an adapter by the base model."""
+    """One server answers requests under an adapter with the base model."""
 
     def network(self, adapter: str | None) -> model.Network:
         self.fired += adapter is not None and self.name == ONE
@@ -46,7 +46,7 @@ class AdapterIgnoredByOne(Engine):
     corrupts=Fact.ADAPTERS,
 )
 class AdapterLeaks(Engine):
-    """Once an adapter is loaded, requests without one are answered under it."""
+    """Once an adapter is loaded, it also answers requests without an adapter."""
 
     def network(self, adapter: str | None) -> model.Network:
         if adapter is None and self.adapters:
@@ -72,7 +72,7 @@ class AdapterMerged(Engine):
 
 @seeded("adapter_cache_reused", "after_a_reset", caught_by=["fresh_adapter_cache"], corrupts=Fact.ADAPTERS)
 class AdapterCacheKept(Engine):
-    """An adapter that is loaded over the same name meets the prefix cache of the one before, which no reset drops."""
+    """An adapter loaded over an existing name reuses the earlier adapter's prefix cache, which no reset drops."""
 
     def cache_key(self, adapter: str | None, tokens: list[int]) -> Any:
         return (0 if adapter is None else adapter, tuple(tokens))
@@ -104,7 +104,7 @@ class AdapterCacheOfTheBase(Engine):
     corrupts=Fact.ADAPTERS,
 )
 class AdapterMissed(Engine):
-    """One server keeps the adapter that it has when another version is loaded over its name, and says that all is well."""
+    """When a new version of an adapter is loaded over its name, one server keeps the old one and reports success."""
 
     async def control(self, op: str, **arguments: Any) -> None:
         if op == "add_lora" and self.name == ONE and arguments["lora_request"].name in self.adapters:
@@ -115,7 +115,7 @@ class AdapterMissed(Engine):
 
 @seeded("more_than_an_adapter", "whole_policy", caught_by=["only_adapter_travels"])
 class WholePolicySent(Client):
-    """Every loading of an adapter sends the whole base model as well, as it is."""
+    """Loading an adapter also sends the whole unchanged base model."""
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         self.fired += 1
@@ -125,7 +125,7 @@ class WholePolicySent(Client):
 
 @seeded("more_than_an_adapter", "one_tensor", caught_by=["only_adapter_travels"])
 class WholeTensorSent(Client):
-    """An adapter comes with a whole tensor of the model, which nothing reads."""
+    """An adapter is sent with a whole tensor of the model that nothing reads."""
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         self.fired += 1
@@ -135,7 +135,7 @@ class WholeTensorSent(Client):
 
 @seeded("chat_ignores_adapter", caught_by=["tokens.greedy"])
 class ChatIgnoresAdapter(Client):
-    """OpenAI-style requests under an adapter are answered by the base model."""
+    """The base model answers OpenAI-style requests under an adapter."""
 
     def adapter_of(self, name: str) -> str | None:
         adapter = super().adapter_of(name)
@@ -145,7 +145,7 @@ class ChatIgnoresAdapter(Client):
 
 @seeded("unknown_adapter_accepted", caught_by=["errors.named"])
 class UnknownAdapterAccepted(Engine):
-    """Requests under an adapter that is not loaded are answered by the base model."""
+    """The base model answers requests under an adapter that is not loaded."""
 
     def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
         super().refuse_wrong(prompt, params, None)
@@ -161,7 +161,7 @@ class UnknownAdapterAccepted(Engine):
 
 @seeded("experts_shifted", "by_a_position", caught_by=["routed_experts"])
 class ExpertsOfTheTokenBefore(Engine):
-    """Each position has the experts of the one before."""
+    """Each position has the experts of the previous position."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)
@@ -181,7 +181,7 @@ class ExpertsCountedFromOne(Engine):
 
 @seeded("experts_shifted", "order", caught_by=["routed_experts"])
 class ExpertsInAnotherOrder(Engine):
-    """The second expert of each layer is named first."""
+    """Each layer lists its second expert first."""
 
     def routed(self, chosen: list[list[int]]) -> list[list[int]]:
         self.fired += 1
@@ -190,7 +190,7 @@ class ExpertsInAnotherOrder(Engine):
 
 @seeded("experts_empty", "always", caught_by=["routed_experts"])
 class ExpertsEmpty(Engine):
-    """No experts are named."""
+    """Answers contain no experts."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)
@@ -201,7 +201,7 @@ class ExpertsEmpty(Engine):
 
 @seeded("experts_empty", "after_a_pause", caught_by=["routed_experts"])
 class ExpertsLostInAPause(Engine):
-    """Experts that were noted before a pause are lost with it."""
+    """A pause loses the first half of the experts recorded before it."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -212,7 +212,7 @@ class ExpertsLostInAPause(Engine):
 
 @seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"])
 class ExpertsNotCached(Engine):
-    """The prefix cache keeps what was computed for its tokens, and not to which experts they went: they all come as the first."""
+    """The prefix cache does not keep the experts of its tokens: all are reported as expert 0."""
 
     def cached(self, request: Request, network: model.Network) -> tuple[model.Node, list[list[list[int]]]]:
         node, experts = super().cached(request, network)

@@ -1,4 +1,4 @@
-"""An OpenAI address that a user's client is misled by."""
+"""OpenAI addresses that mislead a user's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.contract.messages import HttpRequest, HttpResponse
     corrupts=Fact.ERRORS,
 )
 class ErrorsAreEmpty(Endpoint):
-    """An error comes as an empty body with the status of a success."""
+    """An error is answered with an empty body and a success status."""
 
     def refused(self, body: dict[str, Any]) -> HttpResponse:
         self.fired += 1
@@ -28,7 +28,7 @@ class ErrorsAreEmpty(Endpoint):
 
 @seeded("endpoint_hides_errors", "status", caught_by=["wire.status"])
 class ErrorsAreSuccesses(Endpoint):
-    """An error body comes with the status of a success."""
+    """An error body has a success status."""
 
     def refused(self, body: dict[str, Any]) -> HttpResponse:
         self.fired += 1
@@ -37,7 +37,7 @@ class ErrorsAreSuccesses(Endpoint):
 
 @seeded("endpoint_hides_errors", "server_error", caught_by=["wire.status"])
 class ErrorsAreAllOurs(Endpoint):
-    """Every error comes with status 500, whatever its body says."""
+    """Every error has status 500, whatever its body says."""
 
     def refused(self, body: dict[str, Any]) -> HttpResponse:
         self.fired += 1
@@ -46,7 +46,7 @@ class ErrorsAreAllOurs(Endpoint):
 
 @seeded("endpoint_drops_session", "header", caught_by=["sticky_sessions"])
 class NoSessionHeader(Endpoint):
-    """The session that a header names is not passed on."""
+    """The session in the header is not passed on."""
 
     def session(self, request: HttpRequest) -> str | None:
         self.fired += super().session(request) is not None
@@ -55,7 +55,7 @@ class NoSessionHeader(Endpoint):
 
 @seeded("endpoint_drops_session", "body", caught_by=["sticky_sessions"])
 class NoSessionInTheBody(Endpoint):
-    """The session that a body names is not passed on."""
+    """The session in the body is not passed on."""
 
     def read(self, request: HttpRequest) -> dict[str, Any] | None:
         body = super().read(request)
@@ -100,7 +100,7 @@ def _ends(chunk: dict[str, Any]) -> bool:
 
 @seeded("stream_is_whole", caught_by=["wire.streams"])
 class NoStream(Endpoint):
-    """A stream is asked for and one body comes."""
+    """A request for a stream gets one whole body."""
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         try:
@@ -116,7 +116,7 @@ class NoStream(Endpoint):
 
 @seeded("endpoint_logprobs_wrong", "shifted", caught_by=["wire.logprobs"])
 class LogprobsShifted(Endpoint):
-    """The log-probabilities of a choice begin with the second token's."""
+    """The log-probabilities of a choice are shifted by one: they begin with the second token's."""
 
     async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = await super().answer(path, body)
@@ -130,7 +130,7 @@ class LogprobsShifted(Endpoint):
 
 @seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], corrupts=Fact.ERRORS)
 class NeverRecovers(Endpoint):
-    """After an error every further request is refused."""
+    """After an error, every further request is refused."""
 
     _failed = False
 

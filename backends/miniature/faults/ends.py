@@ -1,4 +1,4 @@
-"""Errors, hangs, deaths, delays: how calls end that should not, and what the stack says of itself."""
+"""Errors, hangs, deaths and delays that end calls wrongly, and false reports of the stack about itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.contract.messages import GenerateRequest, Generation, SessionId
 
 @seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])
 class ErrorsBecomeEmpty(Client):
-    """A batch that is refused comes back as an empty success."""
+    """A refused batch is returned as an empty success."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         try:
@@ -29,7 +29,7 @@ class ErrorsBecomeEmpty(Client):
 
 @seeded("error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], corrupts=Fact.ERRORS)
 class BadRowsBecomeEmpty(Client):
-    """A row that is refused comes back empty, and the rest of its batch as if nothing had been."""
+    """A refused row comes back empty, and the rest of its batch succeeds."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         try:
@@ -43,7 +43,7 @@ class BadRowsBecomeEmpty(Client):
 
 @seeded("error_raised", caught_by=["errors.returned"])
 class ErrorsRaised(Client):
-    """OpenAI errors are raised where a body was promised."""
+    """OpenAI errors are raised instead of returned as bodies."""
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
         answer = await super()._answered(body, prompts, kind)
@@ -81,7 +81,7 @@ class NoTokensAccepted(Engine):
 
 @seeded("bad_input_accepted", "sessions", caught_by=["errors.named"])
 class SessionsFilledUp(Client):
-    """Too few session ids are filled up with none."""
+    """If there are too few session ids, all are dropped instead of refused."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         rows = len(request.prompt_token_ids or request.prompts or ())
@@ -105,7 +105,7 @@ class NothingIsAnswered(Client):
 
 @seeded("health_always_yes", caught_by=["health_follows_servers"])
 class HealthAlwaysYes(Router):
-    """health() says yes with all servers dead."""
+    """health() reports healthy with all servers dead."""
 
     def healthy(self) -> bool:
         self.fired += not super().healthy()
@@ -114,7 +114,7 @@ class HealthAlwaysYes(Router):
 
 @seeded("health_says_no", caught_by=["healthy"], corrupts=Fact.ERRORS)
 class HealthNeedsAll(Router):
-    """health() says no as soon as one server is dead, and at every third question."""
+    """health() reports unhealthy as soon as one server is dead, and at every third call."""
 
     _asked = 0
 
@@ -126,7 +126,7 @@ class HealthNeedsAll(Router):
 
 @seeded("world_size_wrong", caught_by=["world_size"])
 class WorldSizeOfOne(Client):
-    """world_size() counts one server's workers."""
+    """world_size() is always 1."""
 
     def world_size(self) -> int:
         self.fired += 1
@@ -135,7 +135,7 @@ class WorldSizeOfOne(Client):
 
 @seeded("world_size_wrong", "servers", caught_by=["world_size"])
 class WorldSizeOfServers(Client):
-    """world_size() counts servers, however many workers each has."""
+    """world_size() counts servers instead of workers."""
 
     def world_size(self) -> int:
         self.fired += len(self.engines) != super().world_size()
@@ -144,7 +144,7 @@ class WorldSizeOfServers(Client):
 
 @seeded("hang", "one_request", caught_by=["driven"])
 class OneRequestHangs(Engine):
-    """The fortieth request of a start never ends."""
+    """The fortieth request of each server never ends."""
 
     def finish(self, request: Request) -> None:
         if request.id.endswith("-40"):
@@ -155,7 +155,7 @@ class OneRequestHangs(Engine):
 
 @seeded("hang", "under_load", caught_by=["driven"])
 class HangsUnderLoad(Engine):
-    """An engine stops for good once it works on sixteen requests."""
+    """An engine stops for good once it has sixteen requests."""
 
     def step(self) -> None:
         if len(self.running) + len(self.waiting) >= 16:
@@ -167,7 +167,7 @@ class HangsUnderLoad(Engine):
 
 @seeded("crash", "one_server", caught_by=["driven"])
 class CrashesUnderLoad(Engine):
-    """An engine dies of sixteen requests at once."""
+    """An engine dies once it has sixteen requests."""
 
     def step(self) -> None:
         if len(self.running) + len(self.waiting) >= 16:
@@ -178,7 +178,7 @@ class CrashesUnderLoad(Engine):
 
 @seeded("crash", "whole_stack", caught_by=["driven"])
 class ProcessDies(Engine):
-    """A process that the stack cannot do without dies at the hundredth step."""
+    """A process that the stack needs dies after a hundred steps of an engine."""
 
     _steps = 0
 
@@ -192,7 +192,7 @@ class ProcessDies(Engine):
 
 @seeded("error_becomes_empty", "dead_server", caught_by=["every_call_ends", "conservation"])
 class DeadServersAnswerNothing(Engine):
-    """Requests at a server that dies come back as empty successes."""
+    """Requests at a dying server come back as empty successes."""
 
     def die(self, cause: Exception | None) -> None:
         for request in [*self.running, *self.waiting, *self.held]:
@@ -204,7 +204,7 @@ class DeadServersAnswerNothing(Engine):
 
 @seeded("dead_server_waited_for", caught_by=["driven"])
 class NobodyIsTold(Engine):
-    """Requests at a server that dies are never told."""
+    """Requests at a dying server never get an error."""
 
     def die(self, cause: Exception | None) -> None:
         self.fired += bool(self.running or self.waiting)
@@ -231,7 +231,7 @@ class OneServerSlower(Engine):
 
 @seeded("instrument_blind", caught_by=["instruments"])
 class TapBlind(Engine):
-    """The engine tap writes nothing down."""
+    """The engine tap records nothing."""
 
     def tell(self, kind: str, **data: Any) -> None:
         self.fired += 1

@@ -1,4 +1,4 @@
-"""What is open to a caller who shows no credentials."""
+"""Addresses that expose routes or sockets to callers without credentials."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PauseExposed(Router):
 
 @seeded("control_plane_exposed", "weights", caught_by=["control_plane_closed"])
 class WeightsExposed(Router):
-    """The data plane's address looks at the body of a weight update before it asks who sends it: 400, not 401."""
+    """The data plane's address checks the body of a weight update before the caller's credentials: 400, not 401."""
 
     def asked(self, request: HttpRequest) -> int:
         if THERE.get(request.path) != "weights":
@@ -46,7 +46,7 @@ class WeightsExposed(Router):
 
 @seeded("control_plane_exposed", "wrong_method", caught_by=["control_plane_closed"])
 class MethodBeforeCredentials(Router):
-    """The data plane's address says of one route that the method is not allowed: it is there, and nobody asked who is calling."""
+    """The data plane's address answers 405 on one route before it checks credentials, which shows that the route exists."""
 
     def asked(self, request: HttpRequest) -> int:
         self.fired += request.path == "/is_paused"
@@ -55,7 +55,7 @@ class MethodBeforeCredentials(Router):
 
 @seeded("pickle_read", "in_json", caught_by=["nothing_unpickled"])
 class WeightUpdatesUnpickled(Router):
-    """The data plane's address reads a pickle that a weight update carries, and only then says that it is forbidden."""
+    """The data plane's address unpickles the body of a weight update before it answers 403."""
 
     def asked(self, request: HttpRequest) -> int:
         if request.path == "/update_weights" and "handles" in (body := json.loads(request.body)):
@@ -67,7 +67,7 @@ class WeightUpdatesUnpickled(Router):
 
 @seeded("pickle_read", "whole_body", caught_by=["nothing_unpickled"])
 class BodiesUnpickled(Router):
-    """A body that is no JSON is taken for a pickle."""
+    """A binary body is unpickled."""
 
     def asked(self, request: HttpRequest) -> int:
         if request.headers.get("content-type") == "application/octet-stream":
@@ -77,7 +77,7 @@ class BodiesUnpickled(Router):
 
 
 class _Bound(Router):
-    """Says that a socket is bound, and binds none: nothing of this suite listens beyond loopback."""
+    """Reports a bound socket without binding one, because this suite never listens beyond loopback."""
 
     address = "127.0.0.1"
     shipped: str | None = None
@@ -99,13 +99,13 @@ class BoundToEveryInterface(_Bound):
 
 @seeded("bound_beyond_loopback", "ipv6", caught_by=["bound_to_loopback"])
 class BoundToEveryInterfaceOfIpv6(_Bound):
-    """A server listens on all interfaces, by an IPv6 socket."""
+    """A server listens on all interfaces through an IPv6 socket."""
 
     address = "::"
 
 
 @seeded("bound_beyond_loopback", "as_shipped", caught_by=["bound_to_loopback"])
 class BoundElsewhereAsShipped(_Bound):
-    """A server listens on loopback only because the harness has changed where it binds."""
+    """A server listens on loopback only because the harness changed its address."""
 
     shipped = "0.0.0.0"

@@ -1,4 +1,4 @@
-"""Trajectories of the gym generator that a trainer would learn the wrong thing from."""
+"""Trajectories of the gym generator that would mislead a trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.contract.messages import GymOutput, GymRequest
     corrupts=Fact.ANSWERS,
 )
 class TrajectoriesSwapped(Generator):
-    """The first two trajectories of every batch change places."""
+    """The first two trajectories of every batch are swapped."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         self.fired += len(made) > 1
@@ -29,7 +29,7 @@ class TrajectoriesSwapped(Generator):
 
 @seeded("rewards_shifted", caught_by=["gym.rewards"])
 class RewardsShifted(Generator):
-    """Each trajectory has the rewards of the one before, laid on its own tokens as far as they go."""
+    """Each trajectory has the previous one's rewards, cut or padded to its own length."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         right = super().output(request, made)
@@ -46,7 +46,7 @@ def _as_long(rewards: Any, length: int) -> Any:
 
 @seeded("turn_reward_late", caught_by=["gym.rewards"])
 class RewardOnTheObservation(Generator):
-    """The reward of a turn lies on the first token of what the environment said."""
+    """The reward of a turn lies on the first token of the environment's observation."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         for trajectory in made:
@@ -60,7 +60,7 @@ class RewardOnTheObservation(Generator):
 
 @seeded("loss_mask_wrong", "observations", caught_by=["gym.loss_masks"])
 class TrainsOnObservations(Generator):
-    """Loss masks are 1 on what the environment said."""
+    """Loss masks are 1 on the environment's observations."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         right = super().output(request, made)
@@ -70,7 +70,7 @@ class TrainsOnObservations(Generator):
 
 @seeded("loss_mask_wrong", "one_short", caught_by=["gym.loss_masks"])
 class MaskOneShort(Generator):
-    """The last token of each turn does not train."""
+    """The loss mask of each turn's last token is 0."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         right = super().output(request, made)
@@ -87,7 +87,7 @@ class MaskOneShort(Generator):
     corrupts=Fact.ANSWERS,
 )
 class LastTurnDropped(Generator):
-    """What the policy said last is not in the trajectory, if it said more than one thing."""
+    """A trajectory of several turns lacks the policy's last answer."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         for trajectory in made:
@@ -99,13 +99,13 @@ class LastTurnDropped(Generator):
 
 
 def _end_before(trajectory: Trajectory, start: int) -> int:
-    """Where the turn before the one that starts there ends."""
+    """End of the turn before the one that starts at `start`."""
     return max(at + 1 for at in range(start) if trajectory.mask[at])
 
 
 @seeded("stop_reason_wrong", "trajectory", caught_by=["gym.stop_reasons"])
 class EveryTrajectoryStops(Generator):
-    """Trajectories that ended by length are said to have stopped."""
+    """Trajectories that ended by length have the stop reason "stop"."""
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         right = super().output(request, made)
@@ -115,7 +115,7 @@ class EveryTrajectoryStops(Generator):
 
 @seeded("turn_logprobs_late", caught_by=["gym.logprobs"])
 class LogprobsOfTheTurnBefore(Generator):
-    """From the second turn on, log-probabilities are those of the turn before."""
+    """From the second turn on, log-probabilities are those of the first turn."""
 
     _before: Any = None
 
@@ -131,7 +131,7 @@ class LogprobsOfTheTurnBefore(Generator):
 
 @seeded("trajectory_not_sticky", caught_by=["sticky_sessions"])
 class EachTurnItsOwnSession(Generator):
-    """Each turn is a session of its own."""
+    """Each turn has its own session."""
 
     async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
         self.fired += made.turns > 0
@@ -154,7 +154,7 @@ class MetricsCountOneTurn(Generator):
     corrupts=Fact.TEXT,
 )
 class ObservationWithoutTemplate(Generator):
-    """What the environment said is appended without the chat template."""
+    """The environment's observation is appended without the chat template."""
 
     def observed(self, request: GymRequest, observation: str) -> list[int]:
         plain = msgspec.structs.replace(request, use_conversation_multi_turn=False)
@@ -164,7 +164,7 @@ class ObservationWithoutTemplate(Generator):
 
 @seeded("error_becomes_empty", "trajectory", caught_by=["every_call_ends"], corrupts=Fact.ERRORS)
 class DeadServersEndTrajectories(Generator):
-    """A trajectory whose server is gone ends with what it has, as if it had stopped."""
+    """A trajectory whose server dies ends with its tokens so far, as if it had stopped."""
 
     async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
         try:

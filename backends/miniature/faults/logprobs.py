@@ -1,4 +1,4 @@
-"""Log-probabilities of something else."""
+"""Log-probabilities that are wrong, missing, or unrequested."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LogprobsSlightlyTempered(_Tempered):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsOfAnotherVersion(Engine):
-    """Log-probabilities are those that another policy version gives these tokens."""
+    """Log-probabilities are those of another policy version."""
 
     def logprob(self, request: Request, token: int) -> float:
         if not request.wants_logprobs:
@@ -96,7 +96,7 @@ class LogprobsSlightlyOff(_Off):
 
 @seeded("logprobs_off_by_constant", "a_hair", caught_by=["logprobs.mean"])
 class LogprobsOffByAHair(_Off):
-    """Log-probabilities are half a thousandth of a nat too small: no single one is beyond its bound."""
+    """Log-probabilities are half a thousandth of a nat too small: no single one exceeds its bound."""
 
     by = 5e-4
 
@@ -108,7 +108,7 @@ class LogprobsOffByAHair(_Off):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsNaN(Engine):
-    """Log-probabilities are no numbers."""
+    """Log-probabilities are NaN."""
 
     def logprob(self, request: Request, token: int) -> float:
         self.fired += request.wants_logprobs
@@ -122,7 +122,7 @@ class LogprobsNaN(Engine):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsNowAndThenNaN(Engine):
-    """The tenth log-probability of a long answer is no number."""
+    """The tenth log-probability of a long answer is NaN."""
 
     def logprob(self, request: Request, token: int) -> float:
         if len(request.tokens) == 9:
@@ -138,7 +138,7 @@ class LogprobsNowAndThenNaN(Engine):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsPositive(Engine):
-    """Log-probabilities come without their sign."""
+    """Log-probabilities have the wrong sign."""
 
     def logprob(self, request: Request, token: int) -> float:
         self.fired += request.wants_logprobs
@@ -151,7 +151,7 @@ class LogprobsPositive(Engine):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsShifted(Engine):
-    """Each token has the log-probability of the one before."""
+    """Each token has the log-probability of the previous token."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)
@@ -167,7 +167,7 @@ class LogprobsShifted(Engine):
     corrupts=Fact.LOGPROBS,
 )
 class LogprobsMissing(Engine):
-    """Log-probabilities that were asked for do not come."""
+    """Requested log-probabilities are missing."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)
@@ -178,7 +178,7 @@ class LogprobsMissing(Engine):
 
 @seeded("logprobs_unasked", caught_by=["logprobs.numbers"])
 class LogprobsAlways(Engine):
-    """Log-probabilities come that nobody asked for."""
+    """Answers contain log-probabilities that were not requested."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)

@@ -1,4 +1,4 @@
-"""Sleep that keeps device memory, and waking that takes other memory than it should. Answers stay right: only devices show it."""
+"""Sleep that keeps device memory, and waking that takes the wrong memory. Answers stay right: only devices show it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from backends.miniature.faults.registry import ONE, seeded
 
 
 class _Mapped(Engine):
-    """Has other tags on its device than a correct engine."""
+    """Has the wrong tags on its device."""
 
     def mapped(self) -> frozenset[str]:
         right = super().mapped()
@@ -21,7 +21,7 @@ class _Mapped(Engine):
 
 @seeded("sleep_keeps_memory", "every_server", caught_by=["memory.released"])
 class SleepKeepsAll(_Mapped):
-    """sleep() is answered and releases nothing."""
+    """sleep() reports success and releases nothing."""
 
     def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
         return TAGS
@@ -29,7 +29,7 @@ class SleepKeepsAll(_Mapped):
 
 @seeded("sleep_keeps_memory", "one_server", caught_by=["memory.released"])
 class OneKeepsAll(_Mapped):
-    """sleep() is answered and one server releases nothing; another on the same device does."""
+    """sleep() reports success, but one of the servers on a device releases nothing."""
 
     def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
         return TAGS if self.name == ONE else right
@@ -45,7 +45,7 @@ class SleepKeepsCache(_Mapped):
 
 @seeded("wake_up_ignores_tags", caught_by=["memory.by_tags"])
 class TagsIgnored(_Mapped):
-    """Waking the weights takes the memory of the KV cache as well."""
+    """Waking the weights also takes the memory of the KV cache."""
 
     def wrongly_mapped(self, right: frozenset[str]) -> frozenset[str]:
         return TAGS if right else right
@@ -53,7 +53,7 @@ class TagsIgnored(_Mapped):
 
 @seeded("wake_up_takes_nothing", caught_by=["memory.awake_again"])
 class NothingTakenBack(_Mapped):
-    """wake_up() is answered, and the memory comes back with the next sync only."""
+    """wake_up() reports success, but takes no memory until the next sync."""
 
     _released = False
 

@@ -1,4 +1,4 @@
-"""Pauses that do not stop, do not reach, do not hold, or change what they interrupt; retries of what they cut short."""
+"""Pauses that do not stop, reach or hold requests, or that change them; wrong retries of requests that pauses cut short."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.contract.messages import PauseMode, SessionId
     corrupts=Fact.ANSWERS,
 )
 class TokenLostOnResume(Engine):
-    """A request that was frozen has forgotten its last token when it goes on."""
+    """A frozen request loses its last token on resume."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -38,7 +38,7 @@ class TokenLostOnResume(Engine):
     corrupts=Fact.ANSWERS,
 )
 class TokenDoubledOnResume(Engine):
-    """A request that was frozen says its last token once more when it goes on."""
+    """A frozen request repeats its last token on resume."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -51,7 +51,7 @@ class TokenDoubledOnResume(Engine):
 
 @seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class BudgetRenewedOnResume(Engine):
-    """A request that was frozen is given its whole budget again."""
+    """A frozen request gets its whole budget again on resume."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -85,7 +85,7 @@ class WaitAborts(Engine):
 
 @seeded("partial_answers_lost", "emptied", caught_by=["conservation"])
 class PartialAnswersEmptied(Engine):
-    """What pause(abort) cut short comes back without the tokens that were made."""
+    """A request that pause(abort) cut short comes back without its tokens."""
 
     def output(self, request: Request) -> Output:
         done = super().output(request)
@@ -97,7 +97,7 @@ class PartialAnswersEmptied(Engine):
 
 @seeded("partial_answers_lost", "renamed", caught_by=["abort_returns_partial"])
 class AbortCalledLength(Client):
-    """What pause(abort) cut short says that it reached its length."""
+    """A request that pause(abort) cut short has the stop reason "length"."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await super().row(session, prompt, params, **more)
@@ -114,7 +114,7 @@ class AbortCalledLength(Client):
     corrupts=Fact.PAUSES,
 )
 class PauseMissesOne(Client):
-    """pause() is sent to all servers but one."""
+    """pause() is sent to all servers except one."""
 
     async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
         if op == "pause_generation" and engine.name == ONE:
@@ -130,7 +130,7 @@ class PauseMissesOne(Client):
     corrupts=Fact.PAUSES,
 )
 class PauseIgnored(Engine):
-    """One server answers pause() and goes on."""
+    """One server confirms pause() and goes on."""
 
     async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
         if self.name != ONE:
@@ -167,7 +167,7 @@ class ClearCacheDropped(Client):
     corrupts=Fact.PAUSES,
 )
 class PauseReturnsEarly(Engine):
-    """pause() returns at once, and generation stops thirty steps later."""
+    """pause() returns immediately, and generation stops thirty steps later."""
 
     _late: asyncio.Task[None] | None = None
 
@@ -187,7 +187,7 @@ class PauseReturnsEarly(Engine):
 
 @seeded("pause_returns_early", "wait", caught_by=["wait_lets_finish"], corrupts=Fact.PAUSES)
 class WaitDoesNotWait(Engine):
-    """pause(wait) returns while requests are still in flight; they are let finish."""
+    """pause(wait) returns while requests are still in flight; they finish later."""
 
     async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
         if mode == "wait" and self.running:
@@ -199,7 +199,7 @@ class WaitDoesNotWait(Engine):
 
 @seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS)
 class AnsweredDuringPause(Engine):
-    """A request that comes during a pause comes back at once, empty."""
+    """A request that arrives during a pause returns immediately, empty."""
 
     def arrive(self, request: Request) -> None:
         super().arrive(request)
@@ -212,7 +212,7 @@ class AnsweredDuringPause(Engine):
 
 @seeded("held_requests_answered", "refused", caught_by=["driven"])
 class RefusedDuringPause(Engine):
-    """A request that comes during a pause is refused."""
+    """A request that arrives during a pause is refused."""
 
     def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
         super().refuse_wrong(prompt, params, adapter)
@@ -223,7 +223,7 @@ class RefusedDuringPause(Engine):
 
 @seeded("held_requests_answered", "forgotten", caught_by=["driven"])
 class ForgottenAfterPause(Engine):
-    """Requests that came to one server during a pause are never taken up again."""
+    """One server forgets the requests that arrived during a pause."""
 
     async def resume_generation(self) -> None:
         if self.name == ONE and self.held:
@@ -234,7 +234,7 @@ class ForgottenAfterPause(Engine):
 
 @seeded("pause_state_wrong", "one_server", caught_by=["pause_states"])
 class PauseStateOfOneLeftOut(Client):
-    """is_paused() leaves a server out."""
+    """is_paused() omits a server."""
 
     def paused(self) -> dict[str, bool]:
         self.fired += 1
@@ -243,7 +243,7 @@ class PauseStateOfOneLeftOut(Client):
 
 @seeded("pause_state_wrong", "always_running", caught_by=["pause_states"])
 class PauseStateStuck(Client):
-    """is_paused() always says no."""
+    """is_paused() always reports every server as running."""
 
     def paused(self) -> dict[str, bool]:
         self.fired += 1
@@ -257,7 +257,7 @@ class PauseStateStuck(Client):
     corrupts=Fact.ANSWERS,
 )
 class RetryLosesAToken(RetryingClient):
-    """Where a retry goes on, the last token of the part before is missing."""
+    """A retried answer lacks the last token from before the interruption."""
 
     def joined(self, done: Output, again: Output) -> Output:
         if done.tokens:
@@ -274,7 +274,7 @@ class RetryLosesAToken(RetryingClient):
     corrupts=Fact.ANSWERS,
 )
 class RetryDoublesAToken(RetryingClient):
-    """Where a retry goes on, the last token of the part before stands twice."""
+    """A retried answer repeats the last token from before the interruption."""
 
     def joined(self, done: Output, again: Output) -> Output:
         if done.tokens:
@@ -291,7 +291,7 @@ class RetryDoublesAToken(RetryingClient):
     corrupts=Fact.ANSWERS,
 )
 class RetryStartsAnew(RetryingClient):
-    """A retry is given the bare prompt, and what it makes is put behind what was there."""
+    """A retry starts from the bare prompt, and its tokens are appended to the earlier ones."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -303,7 +303,7 @@ class RetryStartsAnew(RetryingClient):
 
 @seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class RetryKeepsItsBudget(RetryingClient):
-    """A retry may make as many tokens as the first attempt might have."""
+    """A retry gets the first attempt's whole budget."""
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
         self.fired += bool(done.tokens)
@@ -317,7 +317,7 @@ class RetryKeepsItsBudget(RetryingClient):
     corrupts=Fact.ANSWERS,
 )
 class RetryNever(RetryingClient):
-    """What pause(abort) cut short comes back as it is."""
+    """A request that pause(abort) cut short is never retried."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -327,7 +327,7 @@ class RetryNever(RetryingClient):
 
 @seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
 class RetryOnce(RetryingClient):
-    """A request that is cut short a second time comes back as it is."""
+    """A request that is cut short a second time is not retried again."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -345,7 +345,7 @@ class RetryOnce(RetryingClient):
     corrupts=Fact.ANSWERS,
 )
 class RetryLosesTheFirst(RetryingClient):
-    """What was cut short before its first token comes back without it."""
+    """A retried request that was cut short before its first token loses that token."""
 
     def joined(self, done: Output, again: Output) -> Output:
         if not done.tokens and again.tokens:
@@ -357,7 +357,7 @@ class RetryLosesTheFirst(RetryingClient):
 
 @seeded("budget_not_reduced", "last_token", caught_by=["continuation", "pause_changes_nothing"])
 class RetryMakesOneMore(RetryingClient):
-    """A retry with one token left is given two."""
+    """A retry with one token left gets a budget of two."""
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
         left = super().remaining(params, done)
@@ -373,7 +373,7 @@ class RetryMakesOneMore(RetryingClient):
     caught_by=["continuation", "all_complete", "pause_changes_nothing"],
 )
 class RetryOnlyWhatHasTokens(RetryingClient):
-    """What was cut short before its first token comes back as it is."""
+    """A request that was cut short before its first token is not retried."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -389,7 +389,7 @@ class RetryOnlyWhatHasTokens(RetryingClient):
 
 @seeded("attempts_unbounded", caught_by=["continuation"], corrupts=Fact.ANSWERS)
 class RetryAsksThreeTimes(RetryingClient):
-    """A retry is given up twice before it is waited for."""
+    """A retry is sent and cancelled twice before it is awaited."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -407,7 +407,7 @@ class RetryAsksThreeTimes(RetryingClient):
 
 @seeded("budget_not_reduced", "keep_last_token", caught_by=["pause_changes_nothing"])
 class OneMoreOnResume(Engine):
-    """A request that was frozen with one token left makes two."""
+    """A request that was frozen with one token left generates two."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -418,7 +418,7 @@ class OneMoreOnResume(Engine):
 
 
 class _CutsTheQueue(Engine):
-    """A pause in this mode ends the requests that wait for their turn."""
+    """A pause in mode `cut_by` ends queued requests."""
 
     cut_by: PauseMode
 
@@ -434,21 +434,21 @@ class _CutsTheQueue(Engine):
 
 @seeded("abort_leaks", "keep_queued", caught_by=["pause_changes_nothing", "all_complete"])
 class KeepAbortsTheQueue(_CutsTheQueue):
-    """pause(keep) ends the requests that wait for their turn."""
+    """pause(keep) ends queued requests."""
 
     cut_by = "keep"
 
 
 @seeded("pause_returns_early", "wait_queued", caught_by=["pause_changes_nothing", "all_complete"])
 class WaitCutsTheQueue(_CutsTheQueue):
-    """pause(wait) waits for what runs, and ends what has not begun."""
+    """pause(wait) waits for running requests, and ends queued ones."""
 
     cut_by = "wait"
 
 
 @seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"])
 class ChatIsNotRetried(RetryingClient):
-    """A conversation that pause(abort) cut short comes back as it is."""
+    """A chat completion that pause(abort) cut short is not retried."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ class ChatIsNotRetried(RetryingClient):
 
 @seeded("stop_string_missed", "across_an_interruption", caught_by=["pause_changes_nothing"])
 class StopStringAcrossIsMissed(RetryingClient):
-    """A retry looks for stop strings only in what it makes itself."""
+    """A retry looks for stop strings only in its own tokens."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)
@@ -482,7 +482,7 @@ class StopStringAcrossIsMissed(RetryingClient):
 
 @seeded("seed_ignored", "begun_anew_on_resume", caught_by=["pause_changes_nothing"])
 class SeedBeginsAnewOnResume(Engine):
-    """A request that was frozen draws as if it had just begun."""
+    """A frozen request with a seed restarts its random sequence on resume."""
 
     async def resume_generation(self) -> None:
         for request in self.running if self.frozen else ():
@@ -494,7 +494,7 @@ class SeedBeginsAnewOnResume(Engine):
 
 @seeded("stop_string_missed", "across_a_freeze", caught_by=["pause_changes_nothing"])
 class StopStringAcrossAFreezeIsMissed(Engine):
-    """A request that was frozen looks for stop strings only in what it makes after that."""
+    """A request that was frozen looks for stop strings only in the tokens after the freeze."""
 
     def __init__(self, name: str, **about: Any) -> None:
         super().__init__(name, **about)
@@ -515,7 +515,7 @@ class StopStringAcrossAFreezeIsMissed(Engine):
 
 @seeded("budget_not_reduced", "min_tokens", caught_by=["continuation", "pause_changes_nothing"])
 class RetryKeepsItsMinimum(RetryingClient):
-    """A retry has to make as many tokens at least as the whole answer."""
+    """A retry must generate the whole answer's minimum number of tokens."""
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
         left = super().remaining(params, done)

@@ -1,4 +1,4 @@
-"""What a fault is to the miniature: a part that replaces the one it inherits from."""
+"""Registers the miniature's faults. A fault is a part that replaces the one it inherits from."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ RETRY_FAULTS: list[Fault] = []
 _PARTS: dict[str, Part] = {}
 
 ONE = "server-1"
-"""The server that variants of one server break."""
+"""The server that one-server variants break."""
 MANY = 6
-"""So many requests at one server are load."""
+"""Number of requests that count as load on a server."""
 
 
 def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], corrupts: Fact = NOTHING) -> Callable[[T], T]:
@@ -59,7 +59,7 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], corrupts: 
 
 
 def _changes(part: Part) -> frozenset[str]:
-    """The functions of correct parts that it replaces. Empty if it changes anything else, such as how the part is made."""
+    """Functions of the correct part that the fault replaces. Empty if it changes anything else, such as the constructor."""
     correct = next(base for base in part.__mro__ if not base.__module__.startswith(__package__))
     replaced = {name for base in part.__mro__[: part.__mro__.index(correct)] for name in vars(base)}
     originals = [getattr_static(correct, name, None) for name in replaced - {"__doc__", "__module__"}]
@@ -70,7 +70,7 @@ def _changes(part: Part) -> frozenset[str]:
 
 
 def parts(fault: str, correct: Any) -> Any:
-    """The parts of a miniature with one of them broken. Raises KeyError for a fault that is not seeded here."""
+    """The correct parts with one replaced by this fault. Raises KeyError for an unknown fault."""
     broken = _PARTS[fault]
     kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client}
     kinds |= {"trainer": Trainer, "generator": Generator, "endpoint": Endpoint, "staleness": StalenessManager}

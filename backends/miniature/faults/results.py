@@ -20,7 +20,7 @@ from harness.contract.messages import Generation, SessionId
     corrupts=Fact.ANSWERS,
 )
 class FirstTwoSwapped(Client):
-    """The first two results of every batch change places."""
+    """The first two results of every batch are swapped."""
 
     async def gather(self, calls: Any) -> list[Output]:
         rows = await super().gather(calls)
@@ -37,7 +37,7 @@ class FirstTwoSwapped(Client):
     corrupts=Fact.ANSWERS,
 )
 class SwappedInLargeBatches(Client):
-    """In batches of more than sixteen, the last two results change places."""
+    """In batches of more than sixteen, the last two results are swapped."""
 
     async def gather(self, calls: Any) -> list[Output]:
         rows = await super().gather(calls)
@@ -54,7 +54,7 @@ class SwappedInLargeBatches(Client):
     corrupts=Fact.ANSWERS | Fact.ROUTES,
 )
 class SwappedBetweenServers(Router):
-    """Two responses that come from different servers at the same time change places."""
+    """Two responses that come from different servers at the same time are swapped."""
 
     _partner: tuple[Engine, asyncio.Future[Output], Output] | None = None
 
@@ -106,7 +106,7 @@ class IndexAlwaysZero(Client):
 
 @seeded("choice_index_wrong", "reversed", caught_by=["conservation", "tokens.greedy"], corrupts=Fact.ANSWERS)
 class ChoicesReversed(Client):
-    """The choices of a batch are listed, and numbered, from the last prompt to the first."""
+    """The choices of a batch are listed and numbered from the last prompt to the first."""
 
     async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = await super().completion(body)
@@ -118,7 +118,7 @@ class ChoicesReversed(Client):
 
 @seeded("usage_wrong", "first_prompt_only", caught_by=["completion.usage"])
 class UsageOfTheFirst(Client):
-    """The usage of a batch counts the prompt of its first row alone."""
+    """The usage of a batch counts only the prompt of its first row."""
 
     def usage(self, rows: list[Output], copies: int = 1) -> dict[str, int]:
         self.fired += len(rows) > 1
@@ -138,7 +138,7 @@ class UsageTwice(Client):
 
 @seeded("envelope_incomplete", caught_by=["chat_completion.envelope", "completion.envelope"], corrupts=Fact.ANSWERS)
 class NoModelInTheBody(Client):
-    """OpenAI bodies come without the model's name."""
+    """OpenAI bodies lack the model's name."""
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
         answer = await super()._answered(body, prompts, kind)
@@ -154,7 +154,7 @@ class NoModelInTheBody(Client):
     corrupts=Fact.ANSWERS,
 )
 class LastRowLost(Client):
-    """A batch of several rows comes back without the last one."""
+    """A batch of several rows comes back without its last row."""
 
     def generation(self, rows: list[Output]) -> Generation:
         if len(rows) > 1:
@@ -181,7 +181,7 @@ class RowEmptied(Client):
 
 @seeded("executed_twice", "always", caught_by=["conservation"])
 class ExecutedTwice(Router):
-    """Every request is sent to a server twice, and one of the answers is thrown away."""
+    """Every request is sent to a server twice, and one answer is discarded."""
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         self.fired += 1
@@ -228,7 +228,7 @@ class LastTokenCut(Client):
     corrupts=Fact.ANSWERS,
 )
 class CutShortUnderLoad(Engine):
-    """A busy engine ends requests one token before their length."""
+    """A busy engine ends requests one token before max_tokens."""
 
     def ended(self, request: Request) -> Any:
         reason = super().ended(request)

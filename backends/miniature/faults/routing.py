@@ -26,7 +26,7 @@ class _Turns(Router):
 
 @seeded("session_moves", "second_turn", caught_by=["sticky_sessions"])
 class SessionMovesOnItsSecondTurn(_Turns):
-    """A session's first turn runs on another server than the later ones."""
+    """A session's second turn runs on another server than the other turns."""
 
     def server_of(self, session: SessionId | None) -> Engine:
         engine = super().server_of(session)
@@ -56,7 +56,7 @@ class FalsySessionsAreNone(Router):
 
 @seeded("integer_session_apart", caught_by=["integer_is_its_text"])
 class IntegersHashedByType(Router):
-    """The session ids 7 and "7" are two sessions."""
+    """The session ids 7 and "7" count as two sessions."""
 
     def hashed(self, session: SessionId) -> int:
         self.fired += isinstance(session, int)
@@ -76,7 +76,7 @@ class SessionlessToTheFirst(Router):
 
 @seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
 class SessionlessByContent(Router):
-    """Requests without a session go by a hash of their prompt: all samples of a prompt load one server."""
+    """Requests without a session are routed by a hash of their prompt: all samples of a prompt load one server."""
 
     async def generate(
         self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
@@ -90,7 +90,7 @@ class SessionlessByContent(Router):
 
 @seeded("one_server_gets_all", "sessions", caught_by=["sessions_spread"])
 class SessionsToTheFirst(Router):
-    """Every session is hashed to the first server."""
+    """Every session goes to the first server."""
 
     def hashed(self, session: SessionId) -> int:
         self.fired += 1
@@ -99,7 +99,7 @@ class SessionsToTheFirst(Router):
 
 @seeded("session_moves", "after_an_interruption", caught_by=["sticky_sessions"])
 class RetryMovesSessions(RetryingClient):
-    """A retry goes to the server after its session's."""
+    """A retry goes to the server next to its session's."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)

@@ -1,4 +1,4 @@
-"""Sampling parameters that an engine is given and does not follow."""
+"""Engines that do not follow their sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.contract.messages import Generation, SampleRequest, SessionId
 
 
 class _Ignores(Engine):
-    """Takes sampling parameters as given, and samples under others."""
+    """Reports the given sampling parameters, and samples under others."""
 
     instead: ClassVar[dict[str, Any]] = {}
 
@@ -29,7 +29,7 @@ class _Ignores(Engine):
 
 
 def _ignoring(name: str, variant: str, caught_by: list[str], corrupts: Fact = NOTHING, **instead: Any) -> None:
-    """A fault of an engine that samples under `instead` where it was given something else."""
+    """Register an engine fault that samples under `instead` if the request gives these parameters."""
     told = ", ".join(f"{field} {value}" for field, value in instead.items())
     body = {"instead": instead, "__doc__": f"Engines are given sampling parameters and sample with {told}."}
     seeded(name, variant, caught_by=caught_by, corrupts=corrupts)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
@@ -71,7 +71,7 @@ class SeedDropped(Client):
     caught_by=["sampling.distribution"],
 )
 class SampledTooCold(Engine):
-    """Engines sample at 0.7 of the temperature."""
+    """Engines sample at 0.7 times the temperature."""
 
     def draw(self, request: Request, row: Any) -> int:
         self.fired += 1
@@ -80,7 +80,7 @@ class SampledTooCold(Engine):
 
 @seeded("samples_alike", "one_seed", caught_by=["sampling.independent"])
 class SamplesShareASeed(Client):
-    """All samples of a seeded call run under the same seed."""
+    """All samples of a seeded call share one seed."""
 
     async def sample(self, request: SampleRequest) -> Generation:
         if request.sampling_params.get("seed") is None or request.num_samples < 2:
@@ -94,7 +94,7 @@ class SamplesShareASeed(Client):
 
 @seeded("samples_alike", "one_chance", caught_by=["sampling.independent"], corrupts=Fact.CHANCE | Fact.ROUTES)
 class UnseededRowsAlike(Engine):
-    """Requests without a seed all run under the same one."""
+    """Requests without a seed draw the same random numbers if their prompts are equally long."""
 
     def chance(self, request: Request) -> float:
         if request.params.get("seed") is not None:

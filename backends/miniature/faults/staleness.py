@@ -1,4 +1,4 @@
-"""Staleness managers that let rollouts begin which will be too old, and caches that outlive their weights."""
+"""Staleness managers that let rollouts begin that will be too stale, and caches that outlive their weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.contract.messages import PauseMode
 
 @seeded("staleness_exceeded", "one_slot_too_many", caught_by=["staleness.capacity"])
 class OneSlotTooMany(StalenessManager):
-    """One rollout more than there is room for may begin."""
+    """One rollout too many may begin."""
 
     def room(self) -> int:
         right = super().room()
@@ -22,7 +22,7 @@ class OneSlotTooMany(StalenessManager):
 
 @seeded("staleness_exceeded", "accepted_forgotten", caught_by=["staleness.capacity"])
 class AcceptedForgotten(StalenessManager):
-    """Rollouts that came back do not count any more, used or not."""
+    """Accepted rollouts no longer count, used or not."""
 
     async def accept(self) -> None:
         await super().accept()
@@ -32,7 +32,7 @@ class AcceptedForgotten(StalenessManager):
 
 @seeded("staleness_exceeded", "workers", caught_by=["staleness.capacity"])
 class WorkersUnlimited(StalenessManager):
-    """The number of rollouts at once has no limit."""
+    """The number of concurrent rollouts has no limit."""
 
     def room(self) -> int:
         ahead = (self.global_step + self.limits.max_staleness_steps) * self.limits.mini_batch_size
@@ -42,7 +42,7 @@ class WorkersUnlimited(StalenessManager):
 
 @seeded("cache_outlives_weights", "running_requests", caught_by=["whole_version"])
 class RunningRequestsKeepTheirCache(Engine):
-    """reset_prefix_cache(reset_running_requests=True) leaves what running requests have computed."""
+    """reset_prefix_cache(reset_running_requests=True) keeps the cache of running requests."""
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
         self.fired += reset_running_requests and bool(self.running)
@@ -56,7 +56,7 @@ class RunningRequestsKeepTheirCache(Engine):
     corrupts=Fact.POLICY,
 )
 class ClearedFreezeKeepsItsCache(Engine):
-    """pause(keep, clear_cache=True) leaves what frozen requests have computed, and what is cached."""
+    """pause(keep, clear_cache=True) keeps the cache of frozen requests and the prefix cache."""
 
     async def pause_generation(self, *, mode: PauseMode, clear_cache: bool) -> None:
         self.fired += clear_cache and mode == "keep" and bool(self.running)
@@ -65,7 +65,7 @@ class ClearedFreezeKeepsItsCache(Engine):
 
 @seeded("freeze_loses_cache", "every_server", caught_by=["kept_cache"])
 class FrozenAreReadAnew(Engine):
-    """Requests that a sync finds frozen are read anew, though their cache was to be kept."""
+    """Requests that are frozen during a sync are prefilled again, though they should keep their cache."""
 
     _resumed_at = 0
 
@@ -82,7 +82,7 @@ class FrozenAreReadAnew(Engine):
 
 @seeded("freeze_loses_cache", "one_server", caught_by=["kept_cache"])
 class FrozenOfOneAreReadAnew(FrozenAreReadAnew):
-    """At one server, requests that a sync finds frozen are read anew, though their cache was to be kept."""
+    """At one server, requests that are frozen during a sync are prefilled again, though they should keep their cache."""
 
     def read_anew(self) -> None:
         if self.name == ONE:
@@ -91,10 +91,10 @@ class FrozenOfOneAreReadAnew(FrozenAreReadAnew):
 
 @seeded("frozen_keep_old_weights", "every_server", caught_by=["kept_cache"])
 class FrozenKeepOldWeights(Engine):
-    """Requests that a sync finds frozen go on with the weights from before."""
+    """Requests that are frozen during a sync go on with the old weights."""
 
     def feed(self) -> None:
-        """Each request by the network that it began with; one that is read anew begins again."""
+        """Feed each request into the network that it began with. One that is prefilled again begins again."""
         began = [request for request in self.running if request.node is not None]
         ours = self.running
         for request in began:

@@ -1,4 +1,4 @@
-"""Text that does not belong to its tokens, tokens that were text on the way."""
+"""Text that does not belong to its tokens, and tokens that were decoded and encoded again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextCut(Engine):
     corrupts=Fact.TEXT,
 )
 class TextOfAnother(Engine):
-    """A text is that of the request that ended before."""
+    """Each text is that of the request that ended before."""
 
     _before = ""
 
@@ -50,7 +50,7 @@ class TextOfAnother(Engine):
     corrupts=Fact.ANSWERS,
 )
 class TurnsRetokenized(Client):
-    """A prompt that begins with an earlier answer is decoded and encoded again."""
+    """A prompt that begins with an earlier turn is decoded and encoded again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class DetokenizesTrimmed(Client):
 
 @seeded("tokenizer_wrong", "special_tokens", caught_by=["detokenize"], corrupts=Fact.TOKENIZER)
 class DetokenizesWithoutSpecial(Client):
-    """detokenize() leaves special tokens out."""
+    """detokenize() omits special tokens."""
 
     def detokenize(self, token_ids: list[list[int]]) -> list[str]:
         self.fired += 1
@@ -102,7 +102,7 @@ class DetokenizesWithoutSpecial(Client):
     corrupts=Fact.ANSWERS,
 )
 class RetryRetokenizes(RetryingClient):
-    """What was made before an interruption is decoded and encoded again for the retry."""
+    """A retry decodes and encodes the prompt and the tokens from before the interruption again."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await Client.row(self, session, prompt, params, **more)

@@ -1,4 +1,4 @@
-"""Training that goes the wrong way, stops the engines, disagrees with them, or whose results come late, never or in pieces."""
+"""Training that goes the wrong way, stops the engines or disagrees with them; trained versions that are late, lost or mixed up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.contract.messages import FIRST_TRAINED, Layout, SessionId, TrainReq
 
 @seeded("training_ascends_the_loss", caught_by=["training.rises"])
 class WrongSign(Trainer):
-    """A training step goes up the loss instead of down."""
+    """A training step ascends the loss instead of descending it."""
 
     def step(self, learning_rate: float) -> float:
         self.fired += 1
@@ -28,7 +28,7 @@ class WrongSign(Trainer):
 
 @seeded("training_has_no_effect", caught_by=["training.rises"])
 class NoStep(Trainer):
-    """A training step moves nothing worth mentioning."""
+    """A training step is a thousandth of its length."""
 
     def step(self, learning_rate: float) -> float:
         self.fired += 1
@@ -37,7 +37,7 @@ class NoStep(Trainer):
 
 @seeded("trainer_logprobs_wrong", "temperature", caught_by=["training.gap"])
 class TrainerAtAnotherTemperature(Trainer):
-    """The trainer's log-probabilities are at a temperature of 1.01."""
+    """The trainer's log-probabilities are those of temperature 1.01."""
 
     def logits(self, features: model.Array, out: model.Array) -> Any:
         self.fired += 1
@@ -61,7 +61,7 @@ def _fields(message: TrainRequest | TrainResult) -> dict[str, Any]:
 
 @seeded("training_blocks_generation", caught_by=["schedule.overlap"])
 class EnginesWaitForTheTrainer(Trainer):
-    """While a step is trained, no engine makes a token."""
+    """No engine generates tokens during a training step."""
 
     async def take_time(self) -> None:
         for engine in self.engines:
@@ -80,7 +80,7 @@ class EnginesWaitForTheTrainer(Trainer):
     corrupts=Fact.POLICY,
 )
 class TrainedVersionStaysBehind(Client):
-    """A sync of a version that was trained sends version 0."""
+    """A sync of a trained version sends version 0."""
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += version >= FIRST_TRAINED
@@ -91,7 +91,7 @@ class TrainedVersionStaysBehind(Client):
     "trained_version_late", caught_by=["every_parameter", "schedule.versions", "training.gap"], corrupts=Fact.POLICY
 )
 class TrainedVersionOneLate(Client):
-    """A sync of a version that was trained sends the one that was synced before it."""
+    """A sync of a trained version sends the previously synced version."""
 
     _before = 0
 
@@ -107,7 +107,7 @@ class TrainedVersionOneLate(Client):
     corrupts=Fact.POLICY,
 )
 class SyncGoesOnAfterItReturned(Client):
-    """sync_weights() of a trained version returns before the last engine has it: generation has begun by then."""
+    """sync_weights() of a trained version returns before the engines have it, so generation begins too early."""
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         if version < FIRST_TRAINED:
@@ -121,12 +121,12 @@ class SyncGoesOnAfterItReturned(Client):
 
 
 _LEFT: set[asyncio.Future[Output]] = set()
-"""Requests that nobody waits for: a task that nobody holds may vanish."""
+"""Requests that no caller awaits. Held here, because asyncio may drop a task without a reference."""
 
 
 @seeded("generate_returns_early", caught_by=["schedule.acknowledged", "schedule.stages"], corrupts=Fact.ANSWERS)
 class WorkLeftBehind(Client):
-    """Rows of generate() with a seed leave a second request behind, on which an engine goes on working."""
+    """Rows of generate() with a seed leave a second request behind, which stays in flight."""
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await super().row(session, prompt, params, **more)
@@ -145,7 +145,7 @@ class WorkLeftBehind(Client):
     corrupts=Fact.POLICY,
 )
 class ShardsSwapped(Client):
-    """FSDP2's shards are put together in the wrong order."""
+    """FSDP2's shards are joined in the wrong order."""
 
     def gathered(self, shards: list[model.Array]) -> model.Array:
         self.fired += 1
@@ -154,7 +154,7 @@ class ShardsSwapped(Client):
 
 @seeded("megatron_layout_wrong", "groups", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class GroupsTakenForBlocks(Client):
-    """What Megatron's layout interleaves group by group is read as one block after the other."""
+    """Tensors that Megatron's layout interleaves by groups are read as consecutive blocks."""
 
     def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
         self.fired += 1
@@ -164,7 +164,7 @@ class GroupsTakenForBlocks(Client):
 
 @seeded("megatron_layout_wrong", "ranks", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class FusedRanksSwapped(Client):
-    """The tensors that are fused are put together with the tensor-parallel ranks swapped."""
+    """Fused tensors are joined with the tensor-parallel ranks swapped."""
 
     def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
         self.fired += 1
@@ -177,7 +177,7 @@ class FusedRanksSwapped(Client):
 
 @seeded("megatron_layout_wrong", "stages", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class StagesNotShifted(Client):
-    """The second pipeline stage's layers are sent under the numbers that they have within the stage."""
+    """The second pipeline stage's layers are sent under their numbers within the stage."""
 
     def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
         self.fired += 1

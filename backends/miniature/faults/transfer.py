@@ -1,4 +1,4 @@
-"""Syncs that fail in the middle and leave something behind, and weights that travel otherwise than they should."""
+"""Syncs that fail in the middle and leave effects behind, and weights that take the wrong transport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.contract.messages import Layout
 
 
 class _Left(Engine):
-    """Knows whether the sync before was given up."""
+    """Knows whether the last sync was abandoned."""
 
     @property
     def left(self) -> bool:
@@ -27,7 +27,7 @@ class _Left(Engine):
     corrupts=Fact.POLICY,
 )
 class LeftoversOfAFailedSync(_Left):
-    """What a sync that was given up had brought is there still, and wins over what the next one brings."""
+    """The chunks of an abandoned sync remain, and overwrite those of the next sync."""
 
     _kept: dict[str, model.Array]
 
@@ -49,7 +49,7 @@ class LeftoversOfAFailedSync(_Left):
     corrupts=Fact.POLICY,
 )
 class LeftoversOnOne(LeftoversOfAFailedSync):
-    """One server keeps what a sync that was given up had brought, and it wins over what the next one brings."""
+    """At one server, the chunks of an abandoned sync remain, and overwrite those of the next sync."""
 
     async def start_weight_update(self) -> None:
         if self.name != ONE:
@@ -59,7 +59,7 @@ class LeftoversOnOne(LeftoversOfAFailedSync):
 
 @seeded("failed_sync_poisons_the_next", "refused", caught_by=["failed_sync"])
 class RefusesAfterAFailedSync(_Left):
-    """A server on which a sync was given up takes no other: the first is active for ever."""
+    """After an abandoned sync, a server refuses every other, because the first stays active."""
 
     async def start_weight_update(self) -> None:
         if self.left:
@@ -75,7 +75,7 @@ class RefusesAfterAFailedSync(_Left):
     corrupts=Fact.POLICY,
 )
 class HalfOfTheNext(_Left):
-    """After a sync that was given up, the next one brings only what that one had not brought."""
+    """After an abandoned sync, the next one updates only the parameters that the abandoned one had not sent."""
 
     _brought: frozenset[str] = frozenset()
 
@@ -94,7 +94,7 @@ class HalfOfTheNext(_Left):
 
 @seeded("failed_sync_reported_as_done", caught_by=["failed_sync"])
 class FailureHidden(Client):
-    """A sync that the trainer gives up is reported as done."""
+    """A sync that the trainer abandons is reported as done."""
 
     async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
         self.fired += 1
@@ -103,7 +103,7 @@ class FailureHidden(Client):
 
 @seeded("failed_sync_leaves_paused", "one_server", caught_by=["driven"])
 class PausedForGood(_Left):
-    """A server on which a sync failed during a pause never goes on."""
+    """After a sync that failed during a pause, one server never resumes."""
 
     _stuck = False
 
@@ -120,7 +120,7 @@ class PausedForGood(_Left):
 
 @seeded("failed_sync_ends_the_pause", "one_server", caught_by=["pause_states"])
 class PauseEnds(Client):
-    """After a sync that failed, one server says that it is not paused any more."""
+    """After a failed sync, one server reports that it is no longer paused."""
 
     _denies = False
 
@@ -138,7 +138,7 @@ class PauseEnds(Client):
 
 @seeded("worker_extension_carries_weights", "one_server", caught_by=["native_transfer"])
 class WeightsByRpc(Engine):
-    """At one server a sync calls methods that a worker class was given beside the engine's own."""
+    """At one server, a sync calls methods of a worker extension instead of the engine's own."""
 
     async def control(self, op: str, **arguments: Any) -> None:
         if "weight" in op and self.name == ONE:
@@ -153,7 +153,7 @@ class WeightsByRpc(Engine):
 
 @seeded("worker_extension_loaded", "one_server", caught_by=["no_worker_extension"])
 class WorkerExtended(Engine):
-    """At one server the worker's class is extended by a class of the stack's own."""
+    """At one server, the stack extends the worker's class with its own class."""
 
     def placed(self, *, colocated: bool) -> None:
         super().placed(colocated=colocated)
@@ -164,7 +164,7 @@ class WorkerExtended(Engine):
 
 @seeded("ipc_not_used", "one_server", caught_by=["by_ipc"])
 class BroadcastThough(Engine):
-    """One colocated server takes weights by a broadcast."""
+    """One colocated server receives weights by a broadcast."""
 
     def placed(self, *, colocated: bool) -> None:
         super().placed(colocated=colocated)

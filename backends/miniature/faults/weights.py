@@ -1,4 +1,4 @@
-"""Weight syncs that miss, corrupt or come late; caches that outlive them; quantization that is wrong."""
+"""Weight syncs that miss, corrupt or delay parameters; caches that outlive them; wrong quantization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.contract.messages import Layout
 
 @seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
 class CacheNeverForgotten(Engine):
-    """reset_prefix_cache() is answered and nothing is dropped."""
+    """reset_prefix_cache() reports success and drops nothing."""
 
     def forget(self) -> None:
         self.fired += bool(self.cache)
@@ -26,7 +26,7 @@ class CacheNeverForgotten(Engine):
 
 @seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
 class CacheOfOneNeverForgotten(Engine):
-    """reset_prefix_cache() is answered and one server drops nothing."""
+    """reset_prefix_cache() reports success, but one server drops nothing."""
 
     def forget(self) -> None:
         if self.name == ONE:
@@ -36,7 +36,7 @@ class CacheOfOneNeverForgotten(Engine):
 
 
 class _Syncing(Engine):
-    """Looks at the tensors of a sync before they count."""
+    """Changes the tensors of a sync before they take effect."""
 
     def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
         raise NotImplementedError
@@ -113,7 +113,7 @@ class SyncOnlyOnce(Client):
     corrupts=Fact.POLICY,
 )
 class OldNetworkKept(Engine):
-    """Engines take the new parameters and go on computing with the old ones."""
+    """Engines take the new parameters but go on computing with the old ones."""
 
     def hold(self, held: model.Parameters) -> None:
         networks = dict(self._networks)
@@ -177,8 +177,7 @@ class ParameterSkippedInChunks(Client):
     corrupts=Fact.POLICY,
 )
 class ExpertsLostInChunks(Engine):
-    """A chunk that ends in the middle of a layer's experts loses those that it brought: the layer is put together anew for each chunk,
-    and only what the last one brings stays new."""
+    """If chunks split a layer's experts, only those of the last chunk are updated."""
 
     async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
         assert self._staged is not None
@@ -192,7 +191,7 @@ class ExpertsLostInChunks(Engine):
 
 @seeded("experts_misplaced", "anothers", caught_by=["every_parameter"])
 class ExpertsOfAnotherWorker(Engine):
-    """With expert parallelism all workers hold the first one's experts after a sync."""
+    """With expert parallelism, all workers hold the first one's experts after a sync."""
 
     def scatter(self, held: model.Parameters) -> list[model.Parameters]:
         shares = [share for share in self.workers if share is not None and share.whole]
@@ -206,7 +205,7 @@ class ExpertsOfAnotherWorker(Engine):
 
 @seeded("experts_misplaced", "stale", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ExpertsOfOneWorkerStale(_Syncing):
-    """With expert parallelism a sync does not reach the last worker's experts."""
+    """With expert parallelism, a sync does not reach the last worker's experts."""
 
     def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
         share = self.workers[-1]
@@ -219,7 +218,7 @@ class ExpertsOfOneWorkerStale(_Syncing):
 
 @seeded("parameters_differ_between_ranks", caught_by=["uniform_servers"], corrupts=Fact.POLICY)
 class RankKeepsItsOwn(_Syncing):
-    """Of data-parallel workers the second never updates the gate of the second layer."""
+    """The second data-parallel worker never updates the gate of the second layer."""
 
     def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
         share = self.workers[0]
@@ -235,7 +234,7 @@ class RankKeepsItsOwn(_Syncing):
     corrupts=Fact.POLICY,
 )
 class SameVersionDrifts(_Syncing):
-    """Syncing what is there already moves one parameter by a ten-thousandth."""
+    """Syncing the same version again changes one parameter by a ten-thousandth."""
 
     factor = 1.0001
     _last: dict[str, model.Array] | None = None
@@ -256,7 +255,7 @@ class SameVersionDrifts(_Syncing):
     corrupts=Fact.POLICY,
 )
 class SameVersionDriftsFar(SameVersionDrifts):
-    """Syncing what is there already moves one parameter by a third."""
+    """Syncing the same version again changes one parameter by a third."""
 
     factor = 1.33
 
@@ -285,7 +284,7 @@ class CorruptedFromTheSecond(_Syncing):
     corrupts=Fact.POLICY,
 )
 class LastChunkLost(Engine):
-    """Of a sync in chunks, the last chunk never becomes visible."""
+    """The last chunk of a sync in chunks never takes effect."""
 
     _chunks = 0
 
@@ -313,7 +312,7 @@ class LastChunkLost(Engine):
     corrupts=Fact.POLICY,
 )
 class LastChunkLate(Engine):
-    """The last half of a sync becomes visible a hundred steps after the sync has returned."""
+    """The last half of a sync takes effect a hundred steps after the sync returned."""
 
     _late: asyncio.Task[None] | None = None
 
@@ -337,7 +336,7 @@ class LastChunkLate(Engine):
     corrupts=Fact.POLICY,
 )
 class ScaleWrong(Engine):
-    """After a sync the scales of a quantized engine are a fifth too large."""
+    """After a sync, the scales of a quantized engine are a fifth too large."""
 
     factor = 1.2
 
@@ -355,7 +354,7 @@ class ScaleWrong(Engine):
     corrupts=Fact.POLICY,
 )
 class ScaleSlightlyWrong(ScaleWrong):
-    """After a sync the scales of a quantized engine are a hundredth too large."""
+    """After a sync, the scales of a quantized engine are a hundredth too large."""
 
     factor = 1.01
 
@@ -383,7 +382,7 @@ class ScaleStale(Engine):
     corrupts=Fact.POLICY,
 )
 class CastToEightBits(Engine):
-    """A sync casts full-precision weights to 8 bits and keeps the old scales: what vLLM's reload does where nobody quantizes."""
+    """A sync casts full-precision weights to 8 bits and keeps the old scales, as vLLM's reload does without quantization."""
 
     def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
         cast = {"int8": lambda tensor: np.trunc(tensor).astype(np.int8), "fp8": model.e4m3}
@@ -399,7 +398,7 @@ class CastToEightBits(Engine):
     corrupts=Fact.POLICY,
 )
 class FullPrecision(Engine):
-    """Engines that were to quantize hold full precision."""
+    """Engines that should quantize hold full precision."""
 
     def __init__(self, name: str, *, quantization: str | None, **about: Any) -> None:
         super().__init__(name, quantization=None, **about)
@@ -408,7 +407,7 @@ class FullPrecision(Engine):
 
 @seeded("sleeps_to_sync", caught_by=["no_sleep"])
 class SleepsToSync(Client):
-    """Engines are put to sleep and woken around each weight sync, whatever the placement."""
+    """Engines sleep and wake up before each weight sync, under every placement."""
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += 1
@@ -418,7 +417,7 @@ class SleepsToSync(Client):
 
 
 class _Sharded(Engine):
-    """A sync goes wrong on the way to the workers. Nothing of it shows where each engine has one."""
+    """A sync goes wrong between the workers of an engine. An engine with one worker stays correct."""
 
     def scatter(self, held: model.Parameters) -> list[model.Parameters]:
         shards = super().scatter(held)
@@ -449,7 +448,7 @@ class SyncMissesOneRank(_Sharded):
     corrupts=Fact.POLICY,
 )
 class RanksSwapped(_Sharded):
-    """After a sync each worker holds another's shard of the output layer."""
+    """After a sync, each worker holds another's shard of the output layer."""
 
     def scattered(self, shards: list[model.Parameters]) -> list[model.Parameters]:
         self.fired += 1
