@@ -449,7 +449,7 @@ class Stack(Calls):
             await asyncio.sleep(every_s)
         raise CallTimedOut(
             f"waited for {what}; saw {seen}",
-            next_step="look at the timeline: calls are open, but engines do not work on them",
+            next_step="calls are open, but engines do not work on what they ask for: look at the timeline",
         )
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T | None:

@@ -72,7 +72,7 @@ class Lap(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be driven to its end."""
     seconds: float = 0.0
     timings: Timings = {}
-    """Durations of the calls."""
+    """Digest of a call's request → seconds per token of each such call."""
     called: dict[str, frozenset[str]] = {}
     """For the control of a pure Python stack: scenario → those functions that it called and that a fault changes."""
 
