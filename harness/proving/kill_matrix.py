@@ -25,7 +25,7 @@ EVIDENCE = 2
 
 
 class Outcome(StrEnum):
-    """The outcome of a fault. All but `KILLED` are red."""
+    """What became of a fault. All but `KILLED` are red."""
 
     KILLED = "killed"
     """All checks in `caught_by` turned red. All other red checks read a fact that it corrupts."""
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
 
 
 class Mark(StrEnum):
-    """A check's result under a fault, against the fault's declaration."""
+    """What a check did under a fault, beside what it was to do."""
 
     CAUGHT = "caught"
     """Red and in `caught_by`."""
@@ -101,7 +101,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Catch(msgspec.Struct, frozen=True, kw_only=True):
-    """One check under one fault: its mark, and the first scenario in which it turned red."""
+    """One check under one fault: how it did, and the first scenario in which it turned red."""
 
     check: str
     mark: Mark
@@ -116,7 +116,7 @@ class Catch(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: the checks that it had to turn red, those that did, and the outcome."""
+    """One fault: what it was to turn red, what it did turn red, and what follows."""
 
     id: str
     breaks: str
@@ -215,7 +215,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class CheckProof(msgspec.Struct, frozen=True, kw_only=True):
-    """One check and the faults that show that it can fail."""
+    """One check: which faults show that it can fail."""
 
     check: str
     guards: str
@@ -231,7 +231,7 @@ class CheckProof(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of the matrix."""
+    """What the matrix comes to."""
 
     faults: int
     faults_killed: int

@@ -59,7 +59,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 
 
 class CallError(msgspec.Struct, frozen=True, kw_only=True):
-    """The error that ended a call or a scenario. `kind` is the exception's class name on the stack's side."""
+    """How a call ended badly. `kind` is the exception's class name on the stack's side."""
 
     kind: str
     message: str

@@ -63,9 +63,9 @@ WORST_FIRST: tuple[str, ...] = (
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a numeric check measured, its bound, and what it would have measured under seeded faults.
+    """What a numeric check measured, above what it turns red, and what seeded faults would have made it measure.
 
-    Faults are seeded offline into the recording. A fault whose measurement is not above `bound` would have passed.
+    A fault is seeded offline into what was recorded: one whose size is not above `bound` would have passed.
     """
 
     unit: str
@@ -85,7 +85,7 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(StrEnum):
-    """Why a verdict is not its check's own finding."""
+    """Why a verdict says nothing that its check found."""
 
     NOT_DRIVEN = "not driven"
     """The scenario did not reach its end."""
@@ -98,7 +98,7 @@ class Cause(StrEnum):
 
 
 class Severity(StrEnum):
-    """Severity of something that is open to a caller without credentials."""
+    """How bad it is that something is open to a caller who shows no credentials."""
 
     CRITICAL = "critical"
     """The caller can run its own code."""
@@ -179,7 +179,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one numeric check over a whole run: its values on correct stacks, its bound, its values under faults."""
+    """Of one numeric check over a whole run: what correct stacks measure, what is allowed, and what faults measure."""
 
     check: str
     """The check without its label, or the compared facet."""
@@ -216,7 +216,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The gap per step of one training scenario on one stack, from its first take."""
+    """The gap by step, of one scenario that trained on one stack: its first take."""
 
     scenario: str
     topology: str
@@ -237,7 +237,7 @@ def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a run: enough to reproduce it and to show the basis of its verdicts."""
+    """What was run: enough to reproduce it and to say what the verdicts rest on."""
 
     run_id: str
     created_at: str
@@ -277,7 +277,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger entry's problem in this run: stale, expired, over its cap, reason changed. Red."""
+    """What is wrong with a ledger entry in the light of this run: stale, expired, over its cap, reason changed. Red."""
 
     entry: str
     problem: str
@@ -285,14 +285,14 @@ class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """May the legacy stack be removed? `reasons` lists every objection, worst first."""
+    """May the legacy stack be removed? `reasons` names everything that stands against it, worst first."""
 
     may_remove_legacy: bool
     reasons: list[str]
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a report shows. Reports compute nothing."""
+    """Everything that a report shows, and nothing that it has to compute."""
 
     run: RunInfo
     verdicts: list[Verdict]
