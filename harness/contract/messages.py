@@ -24,7 +24,7 @@ Layout = Literal["single", "fsdp2", "megatron"]
 FIRST_TRAINED = 2**32
 """Policy versions from this number on were trained; lower ones are made by rule (`backends/policies/versions.py`)."""
 Start = Literal["ray", "fork", "inline"]
-"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
+"""As SkyRL ships it; forked, for development; inline in the driver's process, for pure Python stacks."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """The dtype in which engines hold weights and compute."""
 MAX_MODEL_LEN = 512

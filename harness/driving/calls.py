@@ -56,7 +56,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Calls(ABC):
-    """The calls. Token ids are ints; `session_ids` has one entry per prompt; `label` names a call for the checks.
+    """The contract's calls. Token ids are ints; `session_ids` has one entry per prompt; `label` names a call for the checks.
 
     It keeps track of the state that calls leave, for the next clean room.
     """

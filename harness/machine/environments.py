@@ -248,7 +248,7 @@ def _alone(home: Path, show: Progress) -> Iterator[None]:
             except filelock.Timeout:
                 raise EnvironmentBroken(
                     f"environment {home.name}: another process has held {lock.lock_file} for an hour",
-                    next_step="end that process (`parity doctor` lists what is left of killed runs), then try again",
+                    next_step="end that process (`parity doctor` lists leftovers of killed runs), then try again",
                 ) from None
     try:
         yield

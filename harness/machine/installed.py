@@ -1,4 +1,4 @@
-"""What is installed in an environment, read from its metadata without running its interpreter."""
+"""Reads the installed packages of an environment from its metadata, without running its interpreter."""
 
 from __future__ import annotations
 

@@ -194,5 +194,5 @@ def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
         last = (said.stderr.strip().splitlines() or [f"exit status {said.returncode}"])[-1]
         raise EnvironmentBroken(
             f"{python} cannot run a stack: {last}",
-            next_step=f"install into its environment what is missing of: {', '.join(modules)}",
+            next_step=f"install the missing ones into its environment, of: {', '.join(modules)}",
         )

@@ -129,7 +129,7 @@ Told = Callable[[str, FaultProof | Control], None]
 """Called with the target and each judged fault, and first with the control."""
 
 
-# --- what is to be driven
+# --- plans
 
 
 def plan(request: Request, target: Target) -> Plan:

@@ -93,7 +93,7 @@ class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
 
 class Experts(Message, frozen=True, kw_only=True):
     """`indices`: positions × layers × top_k, the most probable expert first. `margins`: positions × layers, the smallest
-    distance between neighbours among the top_k + 1 highest logits; errors above it can change choice or order. `count`:
+    distance between neighbours among the top_k + 1 highest logits; if it is below rounding, choice or order may differ. `count`:
     experts per layer."""
 
     indices: Routed
