@@ -1,4 +1,4 @@
-"""The contract as a document: every scenario with its promise and its source, every check with the fault it is for.
+"""The contract as a document: every scenario with its promise and its source, every check with the fault it guards against.
 
 `parity contract` prints it. Pure.
 """
@@ -54,7 +54,7 @@ def _scenario(scenario: Scenario) -> Iterator[str]:
 
 
 def _checks(every: Iterable[Scenario]) -> dict[str, Check]:
-    """Name → check. What stands behind a colon is only the label of the calls that it looks at."""
+    """Name → check. The part of a name after the colon only labels the calls that the check reads."""
     found: dict[str, Check] = {}
     for check in (*ALWAYS, *(check for scenario in every for check in scenario.checks)):
         found.setdefault(check.name.partition(":")[0], check)

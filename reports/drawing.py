@@ -1,7 +1,7 @@
-"""Timelines and training curves as SVG, to be put into a page. Deterministic; scripts, styles of its own and dates are taken out.
+"""Timelines and training curves as SVG for a page. Deterministic, without scripts, styles of its own and dates.
 
-Ink is the page's own (`var(--ink)`), so that one picture serves light and dark; colours are those of Okabe and Ito,
-which are told apart by the colour-blind.
+Ink is the page's own (`var(--ink)`), so that one picture serves light and dark. Colours are those of Okabe and Ito, which
+colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 WIDTH = 1080.0
-"""Of a picture, in points; all sizes here are points, and the page scales the whole."""
+"""Width of a picture in points. All sizes here are points; the page scales the picture."""
 LEFT, RIGHT, TOP, BOTTOM = 118.0, 12.0, 26.0, 36.0
 ACROSS = WIDTH - LEFT - RIGHT
-"""Of the axes."""
+"""Width of the axes."""
 CALL_ROWS, CONTROL_ROWS, MARK_ROWS, SERVER_ROWS = 10, 6, 6, 24
-"""The most rows of each kind. A server with more requests at a time is shown as a density."""
+"""Most rows of each kind. A server with more requests at a time is drawn as a density."""
 FONT, SMALL = 10.0, 8.5
 CHARACTER = 5.0
-"""Width of a character of a small label, roughly."""
+"""Approximate width of a character of a small label."""
 INK, FAINT = "#1d1e1f", "#8d8e8f"
-"""Stand for the page's colours while drawing."""
+"""Placeholders for the page's colours while drawing."""
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442")
-"""Policy versions, and stacks: Okabe and Ito."""
+"""Colours of policy versions and of stacks (Okabe and Ito)."""
 WRONG = "#d55e00"
 
 
 def timelines(lines: Sequence[Timeline], name: str) -> str:
-    """One scenario on one or several stacks, one below the other on the same scale of time. SVG.
+    """SVG of one scenario on one or several stacks, one below the other on the same scale of time.
 
-    `name` is put before every id in it, so that pictures can stand in one page.
+    `name` prefixes every id, so that one page can hold several pictures.
     """
     versions = _versions_of(lines)
     span = _span(lines, versions)
@@ -60,15 +60,15 @@ def timelines(lines: Sequence[Timeline], name: str) -> str:
 
 
 def curves(runs: Sequence[Training], name: str) -> str:
-    """Evaluation reward and log-probability gap by step, the stacks in one pair of axes; a bound is dotted. What no run has stays
-    empty. SVG."""
+    """SVG of evaluation reward and log-probability gap by step, with all stacks in one pair of axes. A bound is dotted. Axes
+    without data are hidden."""
     height = 330.0
     with _figure(height) as figure:
         gaps = [run.gap for run in runs if run.gap is not None]
         left, right = figure.subplots(1, 2)
         figure.subplots_adjust(left=0.06, right=0.985, top=0.86, bottom=0.3, wspace=0.16)
         for place, run in enumerate(runs):
-            # The first is broad and the next narrower, so that equal curves are both seen.
+            # Later curves are narrower, so that equal curves are both visible.
             colour, wide = PALETTE[place % len(PALETTE)], 3.4 / (1 + 1.6 * place)
             style: dict[str, Any] = {
                 "color": colour,
@@ -124,7 +124,7 @@ class _Lanes:
         self.line, self.versions, self.span = line, versions, span
         self.unit, self.scale = ("s", 1.0) if span >= 0.5 else ("ms", 1e3)
         self.point = self.span / ACROSS
-        """Seconds a point."""
+        """Seconds per point."""
         self.height = self.servers_at = self.servers_end = 0.0
         self.used: set[str] = set()
         self.lanes: list[tuple[float, float, str]] = []
@@ -144,14 +144,14 @@ class _Lanes:
         return _wide_label(label) * self.point
 
     def _labelled(self, bar: Bar) -> float:
-        """Where a bar ends together with its label."""
+        """End of a bar with its label, in seconds."""
         room, wide = self._room(self._name(bar)), self._wide(bar)
         return bar.end if room <= wide else bar.start + wide + room
 
     def _rows(
         self, spans: list[tuple[float, float]], most: int, high: float, name: str
     ) -> list[tuple[int, float, float]]:
-        """(index, top, height) of what is shown; the lane says what is not. No lane where there is nothing."""
+        """(index, top, height) of the shown spans. The lane's name counts the hidden ones. No lane without spans."""
         if not spans:
             return []
         rows = packed(spans)
@@ -165,7 +165,7 @@ class _Lanes:
         return [(at, top + row * high, high) for at, row in enumerate(rows) if row < most]
 
     def _server(self, server: Server) -> tuple[Server, float, float, list[int] | None]:
-        """(server, top, height of a row, rows); rows are None where there are too many: then the density is shown."""
+        """(server, top, height of a row, rows). Rows are None if there are too many: the density is drawn instead."""
         rows = packed([(e.start, max(e.end, e.start + 2 * self.point)) for e in server.executions])
         count = max(rows, default=0) + 1
         dense = count > SERVER_ROWS
@@ -193,7 +193,7 @@ class _Lanes:
         self._marks(axes)
 
     def _frame(self, axes: Axes) -> None:
-        """Names of lanes, scale of time, title: put there one by one, as the library's own axis takes half of all the time."""
+        """Names of lanes, scale of time and title, drawn one by one: matplotlib's own axis takes half of the time."""
         from matplotlib.ticker import MaxNLocator
 
         across = self.span * self.scale
@@ -223,7 +223,7 @@ class _Lanes:
             axes.text(0, 4, "nothing was asked", fontsize=SMALL)
 
     def _bars(self, axes: Axes, bars: Sequence[tuple[Bar, float, float]]) -> None:
-        """Bars with their labels in them, or beside them, or, where the next one leaves no room, without."""
+        """Bars with their labels inside or beside them. If the next bar leaves no room, the label is omitted."""
         boxes: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
         following: dict[float, float] = {}
         for bar, top, high in reversed(bars):
@@ -241,7 +241,7 @@ class _Lanes:
             _boxes(axes, places, facecolor=colour, alpha=0.4, **edge)
 
     def _wide(self, bar: Bar) -> float:
-        """Seconds: a point less than it lasted, so that bars that touch are told apart, and never nothing."""
+        """Seconds: one point less than the duration, so that touching bars stay distinct, but at least 1.5 points."""
         return max(bar.end - bar.start - self.point, 1.5 * self.point)
 
     def _name(self, bar: Bar) -> str:
@@ -256,13 +256,13 @@ class _Lanes:
         return INK if bar.kind in ("pause", "training") else FAINT
 
     def _colour(self, version: int | None) -> str:
-        """Of a policy version; where none was ever synced, faint."""
+        """The colour of a policy version; ink for an unknown one."""
         if version is None or version not in self.versions:
             return INK
         return PALETTE[self.versions.index(version) % len(PALETTE)]
 
     def _pauses(self, axes: Axes) -> None:
-        """Over the servers: nothing should be made in there."""
+        """Shade pauses over the servers: engines should make no tokens there."""
         boxes = [
             (
                 p.start * self.scale,
@@ -301,7 +301,7 @@ class _Lanes:
             )  # fmt: skip
 
     def _apart(self, steps: Sequence[float]) -> Iterator[float]:
-        """Steps that can be told apart: at least a point and a half from the one before."""
+        """Distinguishable steps: at least 1.5 points after the one before."""
         last = float("-inf")
         for at in steps:
             if at - last >= 1.5 * self.point:
@@ -363,12 +363,12 @@ class _Lanes:
 
 
 def _wide_label(label: str) -> float:
-    """Points that a small label takes, roughly, with the room around it."""
+    """Approximate width of a small label in points, with its margin."""
     return len(label) * CHARACTER + 6
 
 
 def _bar_name(bar: Bar, versions: Sequence[int]) -> str:
-    """The label of a bar, with the policy version that it brings or makes: "sync → 2"."""
+    """The label of a bar, with the policy version that it loads or makes: "sync → 2"."""
     if bar.version is None:
         return _plain(bar.label, 60)
     return _plain(f"{bar.label} → {version_name(bar.version, versions).removeprefix('version ')}", 60)
@@ -379,7 +379,7 @@ def _mark_name(mark: Mark) -> str:
 
 
 def _span(lines: Sequence[Timeline], versions: Sequence[int]) -> float:
-    """Seconds across the axes: so many that the labels of the last control calls and marks have room."""
+    """Seconds across the axes, with room for the labels of the last control calls and marks."""
     seconds = max([line.seconds for line in lines] + [1e-9])
     labels = [(m.at, _mark_name(m)) for line in lines for m in line.marks]
     labels += [
@@ -392,14 +392,14 @@ def _span(lines: Sequence[Timeline], versions: Sequence[int]) -> float:
 
 
 def _versions_of(lines: Sequence[Timeline]) -> list[int]:
-    """All policy versions of a picture in the order of their appearance: one colour each, on all stacks."""
+    """All policy versions of a picture in order of appearance. Each has one colour on all stacks."""
     made = [(b.end, b.version) for line in lines for b in line.controls if b.version is not None]
     loaded = [(v.start, v.version) for line in lines for v in line.versions]
     return list(dict.fromkeys(version for _, version in sorted(loaded + made)))
 
 
 def _legend(figure: Figure, drawn: Sequence[_Lanes]) -> None:
-    """Only of what is in the picture."""
+    """A legend of the elements that the picture contains."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -446,7 +446,7 @@ def _boxes(axes: Axes, boxes: Sequence[tuple[float, float, float, float]], **sty
 
 
 def _area(axes: Axes, outline: Sequence[tuple[float, float]], **style: Any) -> None:
-    """What an outline of (x, y) encloses."""
+    """The area inside an outline of (x, y)."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -470,7 +470,7 @@ def _strokes(axes: Axes, strokes: Sequence[tuple[tuple[float, float], tuple[floa
 
 
 def _add(axes: Axes, patch: PathPatch) -> None:
-    """Without measuring it for the limits, which are set already and would take most of the time."""
+    """Add a patch without measuring it: the limits are set already, and measuring takes most of the time."""
     axes.add_artist(patch)
     if patch.get_clip_on():
         patch.set_clip_path(axes.patch)
@@ -478,7 +478,7 @@ def _add(axes: Axes, patch: PathPatch) -> None:
 
 @contextlib.contextmanager
 def _figure(height: float) -> Iterator[Figure]:
-    """A figure of `WIDTH` × height points, under settings that make its text text and its ids stable."""
+    """A figure of `WIDTH` × `height` points. The settings keep text as text and ids stable."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -488,7 +488,9 @@ def _figure(height: float) -> Iterator[Figure]:
         "axes.linewidth": 0.6, "xtick.major.width": 0.6, "path.simplify": False, "text.parse_math": False, "axes.labelsize": SMALL,
     }  # fmt: skip
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # it is only measured, the page draws it
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing", UserWarning
+        )  # matplotlib only measures it; the page draws it
         yield Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
 
 
@@ -502,7 +504,7 @@ _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an SVG element: ids only where they are used, and with `name` before them; colours of the page."""
+    """The figure as an SVG element. Unused ids are removed, others get the prefix `name`. Colours are the page's."""
     out = io.StringIO()
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)
@@ -524,7 +526,7 @@ def _svg(figure: Figure, name: str) -> str:
 
 
 class _Groups:
-    """Takes out groups that say nothing, and their ends."""
+    """Removes groups without attributes, and their ends."""
 
     def __init__(self) -> None:
         self.kept: list[bool] = []
@@ -542,7 +544,7 @@ class _Groups:
 
 
 def _dense(points: str) -> str:
-    """The same path in fewer characters: a tenth of a point, upright and level strokes by one number."""
+    """The same path in fewer characters: rounded to a tenth of a point, upright and level strokes as one number."""
     text = _NUMBER.sub(_short, points).replace("\n", "")
     text = _UPRIGHT.sub(r"M\1 \2V\3", text)
     text = _BOX.sub(r"M\1 \2H\3V\4H\1Z", text)

@@ -1,4 +1,4 @@
-"""report.html: one file without scripts that opens without a network. Autoescaping is on; a policy forbids the rest."""
+"""report.html: one file without scripts that opens without a network. Autoescaping and a strict CSP are on."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
 
 
 def environment() -> jinja2.Environment:
-    """What all pages are rendered by: escaping on, hidden characters visible, an unknown name is an error."""
+    """The Jinja environment of all pages: escaping on, hidden characters visible, unknown names are errors."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,  # not what is markup already
+        finalize=lambda value: visible(value) if type(value) is str else value,  # markup stays as it is
     )
     made.filters |= {
         "anchor": anchor,
@@ -115,12 +115,12 @@ def _environment(judgement: Judgement) -> jinja2.Environment:
 
 
 def _short_name(target: str) -> str:
-    """ "skyrl-0.2.0:http" → "http": enough once the whole name was given."""
+    """ "skyrl-0.2.0:http" → "http": enough after the whole name."""
     return target.rpartition(":")[2]
 
 
 def _day(stamp: str) -> str:
-    """An ISO time for people, in UTC; as it is if it is none."""
+    """An ISO time in readable form, in UTC; other text unchanged."""
     try:
         at = datetime.datetime.fromisoformat(stamp)
     except ValueError:
@@ -147,7 +147,7 @@ def _group(verdicts: list[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def _unique(judgement: Judgement, field: str) -> list[tuple[Any, list[str]]]:
-    """What the recordings' headers say in a list, once each, with the stacks that say it."""
+    """The items of a list field in the recordings' headers, once each, with their stacks."""
     found: dict[bytes, tuple[Any, list[str]]] = {}
     for header in judgement.run.headers:
         for item in header.get(field, []):
@@ -164,7 +164,7 @@ def _hardware(judgement: Judgement) -> list[str]:
 
 
 def _packages(judgement: Judgement) -> list[tuple[str, list[str]]]:
-    """Package → version on each stack column that has a header, the packages that matter."""
+    """Each stack with a header, and the versions of its main packages."""
     by_target: dict[str, dict[str, str]] = {}
     for header in judgement.run.headers:
         by_target.setdefault(str(header.get("target")), header.get("packages", {}))
@@ -175,7 +175,7 @@ def _packages(judgement: Judgement) -> list[tuple[str, list[str]]]:
 
 
 def _scale(floor: NoiseFloor) -> dict[str, Any]:
-    """Where floor, bound and weakest fault stand on a logarithmic scale, in percent."""
+    """Positions of floor, bound and weakest fault on a logarithmic scale, in percent."""
     points = {"floor": floor.floor, "bound": floor.bound, "fault": floor.weakest_fault}
     logs = {name: math.log10(value) for name, value in points.items() if value}
     lo, hi = min(logs.values(), default=0.0) - 0.5, max(logs.values(), default=1.0) + 0.5

@@ -1,4 +1,4 @@
-"""report.json: the judgement as it is, with what it comes to in front. Published schema: ``reports/schema.json``."""
+"""report.json: the judgement, with its totals in front. Published schema: ``reports/schema.json``."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def schema() -> dict[str, Any]:
 
 
 def settle(judgement: Judgement) -> Judgement:
-    """The same judgement with what JSON cannot hold written out, so that every format shows the same.
+    """The same judgement, with values that JSON cannot hold written out, so that every format shows the same.
 
-    Numbers that are not finite leave `numbers` for `evidence`, as words; in margins, noise floors and gaps they become the
+    Numbers that are not finite move from `numbers` to `evidence`, as text; in margins, noise floors and gaps they become the
     largest float. Lone surrogates become ``\\ud800``.
     """
     raw = msgspec.to_builtins(judgement)
@@ -86,7 +86,7 @@ def settle(judgement: Judgement) -> Judgement:
 
 
 def plain(value: Any, *, as_number: bool) -> Any:
-    """A JSON value with what JSON cannot hold written out: numbers that are not finite, lone surrogates."""
+    """A JSON value with non-finite numbers and lone surrogates written out, since JSON cannot hold them."""
     match value:
         case float() if not math.isfinite(value):
             return 1.7976931348623157e308 if as_number else str(value)

@@ -11,7 +11,7 @@ from reports.view import count
 
 
 def encode(judgement: Judgement) -> bytes:
-    """The bytes of junit.xml. What stands against the whole run (nothing judged, ended early, ledger) fails too."""
+    """The bytes of junit.xml. Problems of the whole run (nothing judged, ended early, ledger) are failures too."""
     run, counts = judgement.run, count(judgement)
     suite = ET.Element("testsuite", name=one_line(f"rollout-parity {run.run_id}"), timestamp=one_line(run.created_at))
     properties = ET.SubElement(suite, "properties")

@@ -1,4 +1,4 @@
-"""The figures of the kill matrix in README.md: a row a stack and dtype, taken from a run."""
+"""The figures of the kill matrix in README.md: one row per stack and dtype, from a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW = re.compile(
     r"\| `(?P<stack>[^`|]+)` \| (?P<dtype>\w+|–) \| (?P<killed>\d+) of (?P<faults>\d+) "
     r"\| (?P<checks_killed>\d+) of (?P<checks>\d+) \| (?P<scenarios>\d+) \| (?P<drives>\d+) \| (?P<control>green|red) \|"
 )
-"""A line of the table. A stack of nothing but Python has no dtype."""
+"""A line of the table. A pure Python stack has no dtype."""
 
 
 def row(proof: Proof) -> str:
@@ -41,12 +41,12 @@ def renewed(text: str, proofs: Iterable[Proof]) -> str:
 
 
 def rows_of(text: str) -> dict[tuple[str, str], str]:
-    """(stack, dtype) → its line, of all that the block holds. Raises UsageError for a text without the two markers."""
+    """(stack, dtype) → its line, for all lines of the block. Raises UsageError for a text without the two markers."""
     return {(match["stack"], match["dtype"]): line for line in block(text, NAME) if (match := ROW.fullmatch(line))}
 
 
 def renew(readme: Path, matrix: KillMatrix) -> None:
-    """Put the figures of a run into README.md. Raises UsageError for a run of a part, or one that did not complete."""
+    """Put the figures of a run into README.md. Raises UsageError for a filtered or incomplete run."""
     if matrix.partial or matrix.outcome != "completed":
         raise UsageError(
             "the README shows whole runs only, and this one is a part", next_step="leave out --fault and -k, let it end"

@@ -1,4 +1,4 @@
-"""kill_matrix.json and its page: what `parity prove` leaves. Published schema: ``reports/kill_matrix.schema.json``."""
+"""kill_matrix.json and its page, the output of `parity prove`. Published schema: ``reports/kill_matrix.schema.json``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KillReport(msgspec.Struct, frozen=True, kw_only=True):
 
     format: Literal[1] = FORMAT
     exit_status: int
-    """0 only when every fault was killed, every check that must be is, and the correct stacks are green."""
+    """0 only if every fault was killed, every required check has a killed fault, and the correct stacks are green."""
     figures: Figures
     problems: list[str]
     """Everything that is red, worst first."""
@@ -69,7 +69,7 @@ def schema() -> dict[str, Any]:
 
 
 def settle(matrix: KillMatrix) -> KillMatrix:
-    """The same matrix with what JSON cannot hold written out."""
+    """The same matrix, with values that JSON cannot hold written as text."""
     return msgspec.convert(plain(msgspec.to_builtins(matrix), as_number=False), KillMatrix)
 
 

@@ -25,7 +25,7 @@ OUTCOME_SIGN = {
 
 @final
 class Square(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario under one fault, as it is painted."""
+    """One scenario under one fault, as the page shows it."""
 
     kind: str
     """ "expected", "unexpected" or "untestable"."""
@@ -40,10 +40,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     fault: FaultProof
     anchor: str
     marks: dict[str, Mark]
-    """Check → mark, of those that have one."""
+    """Check → mark, for checks that have one."""
     counts: dict[str, int]
     squares: dict[str, Square]
-    """Scenario → square, of those in which something turned red."""
+    """Scenario → square, for scenarios in which a check turned red."""
 
 
 @final
@@ -57,7 +57,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """Module → its scenarios."""
     rows: list[Row]
     killers: dict[str, int]
-    """Check → how many killed faults it exists for."""
+    """Check → number of killed faults that name it."""
 
 
 def render(matrix: KillMatrix) -> str:
@@ -75,7 +75,7 @@ def render(matrix: KillMatrix) -> str:
 
 
 def sheet(proof: Proof, number: int) -> Sheet:
-    """Rows and columns of one stack: every check and scenario that anything is to be said of."""
+    """Rows and columns of one stack: every check that was judged or named, and every driven scenario."""
     named = {catch.check for fault in proof.faults for catch in fault.catches}
     named |= {name for fault in proof.faults for name in (*fault.caught_by, *fault.also)}
     checks = sorted({*proof.checks, *named} - {DRIVEN}) + [DRIVEN] * (DRIVEN in named)

@@ -15,7 +15,7 @@ from reports.text import many, one_line, seconds, shortened
 
 
 def show(matrix: KillMatrix, console: Console | None = None, *, report: Path | None = None) -> None:
-    """Print the summary. `report` is the path that is named before the last line."""
+    """Print the summary. `report` is the path that it names before the last line."""
     out = console or Console(highlight=False)
     out.print(Group(*_parts(matrix, report)), width=min(out.width, WIDTH), highlight=False)
     status, style = ("green", "bold green") if matrix.exit_status == 0 else ("red", "bold red")

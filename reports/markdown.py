@@ -1,5 +1,5 @@
-"""report.md: fit for a pull-request comment. Short, without images, below GitHub's limit, and without side effects:
-what comes from outside can neither mention anyone, nor refer to an issue, nor open a tag."""
+"""report.md, for a pull-request comment: short, without images, below GitHub's limit, and without side effects. Text from
+outside can neither mention a user, nor refer to an issue, nor open a tag."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from reports.view import (
 )
 
 LIMIT = 60_000
-"""Characters. GitHub refuses comments above 65,536."""
+"""Most characters of report.md. GitHub refuses comments above 65,536."""
 ROOM_FOR_THE_END = 1_500
 _SPECIAL = re.compile(r"[\\`*\[\]<>&|~!$]|(?<!\w)_|_(?!\w)")
 _LINKING = re.compile(r"(?<=[@#])|(?<=\bwww)|(?<=\w)(?=://)|(?<=\bGH)(?=-)")
-"""Where GitHub makes a mention, a reference or a link of plain text: a comment in between keeps it text."""
+"""Places where GitHub turns plain text into a mention, a reference or a link. A comment in between keeps it text."""
 _STATE = {State.PASS: "✅", State.RED: "❌", State.UNTESTABLE: "❔", State.MISSING: "⛔", State.KNOWN: "📒"}
 
 
 def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
-    """The text of report.md, below `LIMIT`. What does not fit is counted and left to report.html."""
+    """The text of report.md, below `LIMIT`. It counts the blocks that do not fit and refers to report.html."""
     found = divergences(judgement)
     end = _end(judgement)
     blocks = [_gate(judgement), _table(judgement, plan), *_security(judgement), *_training(judgement)]
@@ -61,7 +61,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
 
 
 def text(value: str) -> str:
-    """Text from outside, as text: no markup, no mention, no link, on one line."""
+    """Text from outside as plain text: no markup, no mention, no link, on one line."""
     flat = one_line(value)
     parts = _LINKING.split(flat)
     return "<!-- -->".join(_SPECIAL.sub(lambda found: f"&#{ord(found[0])};", part) for part in parts)
@@ -75,7 +75,7 @@ def fenced(value: str, language: str = "") -> str:
 
 
 def _fitting(blocks: Sequence[str], used: int) -> list[str]:
-    """As many blocks as fit, and how many are left out."""
+    """The blocks that fit, and a line with the number of the others."""
     kept: list[str] = []
     for block in blocks:
         used += len(block) + 1
@@ -175,7 +175,7 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
 
 
 def _security(judgement: Judgement) -> Iterable[str]:
-    """What is open to callers without credentials: a table, where anything is."""
+    """A table of what is open without credentials; nothing if nothing is open."""
     found = exposures(judgement)
     if not found:
         return

@@ -1,7 +1,7 @@
-"""The pictures of a run's report: which scenarios get one, and what is put together for it. Reads recordings, one scenario at a time.
+"""The pictures of a run's report: selects scenarios and gathers their data. Reads recordings, one scenario at a time.
 
-Drawing takes about an eighth of a second a scenario, so that only those are drawn of which a picture tells something: where weights,
-pauses or memory change, with marks of their own, with several sessions, and where something is red.
+Drawing takes about an eighth of a second per scenario, so only informative ones are drawn: those with changes of weights, pauses
+or memory, with marks, with several sessions, or with a red verdict.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from reports.text import shortened
 from reports.timeline import Sessions, Timeline, sessions, timeline, training
 
 SESSIONS = 40
-"""The most sessions that a heat map shows."""
+"""Most sessions in a heat map."""
 MOST = 200
-"""The most pictures of one report."""
+"""Most pictures in one report."""
 
 
 @final
@@ -37,11 +37,11 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
     targets: list[tuple[str, list[str]]]
     """Each stack with its servers."""
     rows: list[tuple[str, list[tuple[int, float]]]]
-    """Each session with, a column each, the number of requests and that as a share of the largest."""
+    """Each session with one pair per column: the number of requests, and its share of the largest number."""
     totals: list[int]
-    """Of each column, what is not shown among it."""
+    """Sum of each column, hidden sessions included."""
     hidden: int
-    """Sessions that are not shown."""
+    """Number of sessions that are not shown."""
 
 
 @final
@@ -51,7 +51,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str
     topology: str
     why: list[str]
-    """What made it worth a picture, in words: "red", "weights", "pauses", …"""
+    """Reasons for the picture: "red", "weights", "pauses", …"""
     timeline: Markup
     training: Markup | None = None
     heat: Heat | None = None
@@ -63,26 +63,26 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Pictures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report shows, and what it says of the rest."""
+    """The pictures of a report, and the number of scenarios without one."""
 
     shown: list[Picture] = []
     left_out: int = 0
-    """Scenarios that were recorded and got none."""
+    """Number of recorded scenarios without a picture."""
     problem: str = ""
-    """Why there are none, where that is not as it should be."""
+    """The error that prevented all pictures, if any."""
 
     def find(self, scenario: str, topology: str) -> str | None:
-        """The anchor of a scenario's picture."""
+        """The anchor of a scenario's picture; None without one."""
         return next((p.anchor for p in self.shown if (p.scenario, p.topology) == (scenario, topology)), None)
 
 
 def anchor(scenario: str, topology: str) -> str:
-    """A stable name for a picture's place in a document, and for what is in it."""
+    """A stable anchor of a picture in a document, and the prefix of the ids in it."""
     return f"t-{hashlib.sha256(f'{scenario}@{topology}'.encode()).hexdigest()[:10]}"
 
 
 def gather(judgement: Judgement, run_dir: Path, *, everything: bool = False) -> Pictures:
-    """Draw the run that lies in `run_dir`: the first take of each scenario, of each stack. Without recordings there, none.
+    """Draw the run in `run_dir`: the first take of each scenario on each stack. No pictures without recordings.
 
     `everything` draws all scenarios.
     """
@@ -124,7 +124,7 @@ def _by_topology(judgement: Judgement, found: Sequence[Index]) -> Iterator[tuple
 
 
 def _why(lines: Sequence[Timeline], seen: Sequence[Sessions | None]) -> list[str]:
-    """What there is to be seen in a picture; empty where a list of verdicts says as much."""
+    """What a picture would show; empty if the verdicts say as much."""
     kinds = {bar.kind for line in lines for bar in line.controls}
     told = (
         ("weights", "weights" in kinds),
@@ -159,7 +159,7 @@ def _picture(
 
 
 def heat_map(of: Sequence[tuple[str, Sessions]]) -> Heat | None:
-    """One table for all stacks; None where no session was seen."""
+    """One table for all stacks; None if no session was seen."""
     if not of:
         return None
     names = list(dict.fromkeys(name for _, one in of for name in one.counts))

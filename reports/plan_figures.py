@@ -1,4 +1,4 @@
-"""The rollout plan in README.md: what the last run of each task's whole wave found, a row a task."""
+"""The rollout plan in README.md: the results of the last run of each task's whole wave, one row per task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in README.md that come from runs: each stands between two markers, which name it."""
+"""Tables in README.md that come from runs. Two markers with its name enclose each table."""
 
 from __future__ import annotations
 

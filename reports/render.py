@@ -24,8 +24,8 @@ def write_all(
 ) -> dict[str, Path]:
     """Write report.json, junit.xml, report.md and report.html into `run_dir`. Returns file name → path.
 
-    `plan` and `ledger` default to those that come with the scenarios. Each file is replaced whole. Pictures are drawn of the
-    recordings in `run_dir`, where there are any: `all_pictures` of each scenario.
+    `plan` and `ledger` default to those of the scenarios. Each file is replaced whole. Pictures come from the recordings in
+    `run_dir`, if any. `all_pictures` draws every scenario.
     """
     plan = load_plan() if plan is None else plan
     ledger = load_ledger() if ledger is None else ledger

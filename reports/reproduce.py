@@ -1,4 +1,4 @@
-"""The command that drives one scenario again, as a verdict was reached. The one place that knows its options."""
+"""The command that drives a verdict's scenario again. Only this module knows its options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.contract import topology
 from harness.records.verdict import RunInfo, Verdict
 
 OF_A_RUN = ("run", "capabilities")
-"""What stands for a scenario's module in a verdict about a whole run."""
+"""Names in place of a scenario's module, in verdicts about a whole run."""
 
 
 def command(verdict: Verdict, run: RunInfo) -> str:
@@ -16,7 +16,7 @@ def command(verdict: Verdict, run: RunInfo) -> str:
     words = ["parity", "run", "--wave", str(verdict.wave)]
     if verdict.scenario.partition(".")[0] not in OF_A_RUN:
         words += ["-k", verdict.scenario.rpartition(".")[2]]
-    if verdict.topology in topology.names():  # a verdict about a whole run is of no single one
+    if verdict.topology in topology.names():  # a verdict about a whole run has no single topology
         words += ["--topology", verdict.topology]
     shapes = [shape for h in run.headers if (shape := h.get("topology", {})).get("name") == verdict.topology]
     words += ["--engines", str(shapes[0]["engines"])] if shapes else []

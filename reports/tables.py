@@ -1,4 +1,4 @@
-"""The columns of the tables that every rendered report has: terminal, Markdown and HTML. A new column is one line here."""
+"""The columns of the tables in every rendered report: terminal, Markdown and HTML. A new column takes one line here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Column(msgspec.Struct, frozen=True):
     head: str
     of: Callable[[Any], str]
     width: int = 0
-    """Share of a terminal's width; 0: there is no room for it there."""
+    """Share of a terminal's width; 0 leaves the column out there."""
 
 
 def _above(floor: NoiseFloor) -> str:
@@ -58,7 +58,7 @@ EXPOSED = (
     Column("What is open", lambda row: row[1].what),
     Column("By", lambda row: ", ".join(row[1].by)),
 )
-"""A row is a verdict and something that it found open."""
+"""A row is a verdict and an exposure that it found."""
 
 
 def _gap(head: str, of: Callable[[Gap], str]) -> Column:
@@ -79,5 +79,5 @@ GAPS = (
 
 
 def cells(columns: Iterable[Column], row: Any) -> list[str]:
-    """A row's texts."""
+    """The texts of a row's cells."""
     return [column.of(row) for column in columns]

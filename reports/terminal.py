@@ -1,4 +1,4 @@
-"""The summary in a terminal: 100 columns, readable without colour. What comes from outside cannot move the cursor."""
+"""The summary in a terminal: 100 columns, readable without colour. Text from outside cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from reports.view import (
 
 WIDTH = 100
 SHOWN = 12
-"""Causes that are shown in full; the rest are counted."""
+"""Causes shown in full; the rest are counted."""
 STYLE = {
     State.RED: "bold red", State.UNTESTABLE: "bold red", State.MISSING: "red", State.KNOWN: "yellow",
     State.INCOMPLETE: "yellow", State.NOT_EXERCISED: "dim", State.OPEN: "cyan", State.PASS: "green",

@@ -1,4 +1,4 @@
-"""Data from outside made fit to be shown: control characters visible, long values shortened. Pure."""
+"""Prepares data from outside for display: control characters become visible, long values short. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, final
 import msgspec
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories that are not seen as what they are: controls, bidi overrides, zero-width, surrogates, …"""
+"""Unicode categories without a visible form: controls, bidi overrides, zero-width, surrogates, …"""
 _NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
-"""Characters that have to be looked at one by one."""
+"""Characters that need a check one by one."""
 SHORT = 320
 """Characters of a value that are shown before it is folded."""
 LONGEST = 20_000
-"""Characters of a value that are shown at all; report.json has the rest."""
+"""Most characters of a value that are shown; report.json has the rest."""
 NOT_FINITE = 1e308
-"""JSON has no infinity: what is not a finite number is written as the largest float (`reports.json_report.settle`)."""
+"""Numbers from here on count as not finite: JSON has no infinity, and `reports.json_report.settle` writes the largest float."""
 
 
 def visible(text: str, *, lines: bool = True) -> str:
@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
 
 
 def exact(value: Any) -> str:
-    """A JSON value in the shortest form that still tells everything: strings are quoted, so that spaces are seen."""
+    """A JSON value in the shortest complete form. Strings are quoted, so that spaces are visible."""
     return visible(json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str))
 
 
@@ -57,7 +57,7 @@ def shortened(text: str, limit: int = SHORT) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or whole."""
+    """A number in three digits, or whole."""
     if not math.isfinite(value) or abs(value) >= NOT_FINITE:
         return "not finite"
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.3g}"
@@ -97,9 +97,9 @@ def shown(value: Any) -> Shown:
 
 
 def sides(left: Any, right: Any) -> tuple[Shown, Shown, str]:
-    """Two values to be seen side by side: where they first differ is marked, and said in words.
+    """Two values for display side by side, with their first difference marked and in words.
 
-    Only lists and strings have a position; for the rest the two values say it themselves.
+    Only lists and strings have positions; other values get no mark.
     """
     if type(left) is not type(right) or not isinstance(left, list | str):
         return shown(left), shown(right), ""

@@ -1,6 +1,6 @@
-"""What happened when in one scenario on one stack, put together from its recording. Pure: nothing is drawn here.
+"""The events of one scenario on one stack in time, from its recording. Pure: draws nothing.
 
-All times are seconds since the scenario began, that is since its clean room was done.
+All times are seconds since the scenario began, which is the end of its clean room.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ KINDS: dict[str, Kind] = {
     "pause": "pause", "resume": "pause", "sleep": "memory", "wake_up": "memory", "sync_weights": "weights",
     "load_lora_adapter": "weights", "unload_lora_adapter": "weights", "train": "training",
 }  # fmt: skip
-"""Control calls by what they are about; what is not named is "other"."""
+"""Control call → its kind; all others are "other"."""
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that lasted. `label` is short enough to stand beside it."""
+    """Something with a duration. `label` is short enough to stand beside it."""
 
     start: float
     end: float
@@ -39,11 +39,11 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = "call"
     failed: bool = False
     version: int | None = None
-    """The policy version that it brings or makes."""
+    """The policy version that it loads or makes."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in an engine: from when it was taken to its end, and when it gave tokens."""
+    """One request in an engine: its start, its end, and the times of its tokens."""
 
     start: float
     end: float
@@ -52,7 +52,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server worked on, in order of start."""
+    """The requests of one server, in order of start."""
 
     name: str
     executions: tuple[Execution, ...]
@@ -67,7 +67,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy version in force: from the end of the sync that brought it to the end of the next one."""
+    """A policy version in force, from the end of its sync to the end of the next one."""
 
     start: float
     end: float
@@ -75,7 +75,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scenario itself noted down, such as an acknowledgement or an evaluation."""
+    """A mark of the scenario itself, such as an acknowledgement or an evaluation."""
 
     at: float
     name: str
@@ -85,7 +85,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One scenario on one stack. Tuples are in order of start; what there is nothing of is empty."""
+    """One scenario on one stack. Tuples are in order of start."""
 
     scenario: str
     topology: str
@@ -95,18 +95,18 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[Server, ...] = ()
     pauses: tuple[Held, ...] = ()
     versions: tuple[Version, ...] = ()
-    """Empty where no policy was ever synced."""
+    """Empty if no policy was synced."""
     marks: tuple[Mark, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """How long all of it took; 0 where nothing happened."""
+        """Time of the last event; 0 if nothing happened."""
         ends = [bar.end for bar in (*self.calls, *self.controls)]
         ends += [e.end for server in self.servers for e in server.executions]
         return max([*ends, *(m.at for m in self.marks)], default=0.0)
 
     def version_at(self, at: float) -> int | None:
-        """The policy version in force at a time; None where none was ever synced."""
+        """The policy version in force at a time; None if no policy was synced."""
         found = bisect_right(self.versions, at, key=lambda v: v.start) - 1
         return self.versions[max(found, 0)].version if self.versions else None
 
@@ -151,7 +151,7 @@ def _bar(call: Call, since: Callable[[int], float]) -> Bar:
 
 
 def _label(call: Call) -> str:
-    """The name that the scenario gave to a call, else its method, with what tells it from others of that method."""
+    """The scenario's name for a call, else its method, with its distinguishing arguments."""
     request = call.request
     match call.method:
         case "generate":
@@ -175,7 +175,7 @@ def _label(call: Call) -> str:
 
 
 def _servers(evidence: Evidence, since: Callable[[int], float], ended: float) -> tuple[Server, ...]:
-    """All servers of the stack if any of them worked, so that an idle one is seen to be idle."""
+    """All servers of the stack if any of them worked, so that idle ones are visible."""
     found: dict[str, list[Execution]] = {name: [] for name in evidence.header.servers}
     dropped = {
         (seen.server, request): seen.at_ns
@@ -233,7 +233,7 @@ def packed(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def in_flight(executions: Iterable[Execution]) -> list[tuple[float, int]]:
-    """(time, how many are running from then on), in order of time: the density of a server with many requests."""
+    """(time, number in flight from then on), in order of time: the density of a server with many requests."""
     change: Counter[float] = Counter()
     for e in executions:
         change[e.start] += 1
@@ -246,7 +246,7 @@ def in_flight(executions: Iterable[Execution]) -> list[tuple[float, int]]:
 
 
 def version_name(version: int, all_versions: Sequence[int]) -> str:
-    """ "version 2"; one made by a trainer is numbered among those of the picture: "trained 1"."""
+    """ "version 2", or "trained 1" for a trained version, numbered within the picture."""
     if version < FIRST_TRAINED:
         return f"version {version}"
     trained = [v for v in dict.fromkeys(all_versions) if v >= FIRST_TRAINED]
@@ -258,15 +258,15 @@ def version_name(version: int, all_versions: Sequence[int]) -> str:
 
 @final
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests of each session each server ran. Sessions in the order in which they were first seen."""
+    """Number of requests per session and server. Sessions are in order of first appearance."""
 
     servers: list[str]
     counts: dict[str, list[int]]
-    """Session, as JSON → one number a server."""
+    """Session, as JSON → one number per server."""
 
 
 def sessions(evidence: Evidence) -> Sessions | None:
-    """Pair sessions with servers by what engines were seen to run; None where no session was given, or nothing was seen."""
+    """Pair sessions with the servers that the taps saw running their requests. None without sessions or a working tap."""
     if not any(_session_ids(evidence)) or not tap_works(evidence):
         return None
     servers = list(evidence.header.servers)
@@ -283,16 +283,16 @@ def sessions(evidence: Evidence) -> Sessions | None:
 
 
 def shown_session(session: SessionId) -> str:
-    """A session id as JSON, so that 7 and "7" are told apart."""
+    """A session id as JSON, so that 7 and "7" differ."""
     return msgspec.json.encode(session).decode()
 
 
 def _session_ids(evidence: Evidence) -> Iterable[bool]:
-    """Of each call, whether it names a session."""
+    """For each call, True if it names a session."""
     for call in evidence.calls():
         request = call.request
         body, headers = request.get("body"), request.get("headers") or {}
-        inner = body.get("session_id") if isinstance(body, dict) else None  # bytes to no OpenAI route are text
+        inner = body.get("session_id") if isinstance(body, dict) else None  # the body of another route is text
         given = (request.get("session_ids"), request.get("session_id"), inner, headers.get(SESSION))
         yield any(value is not None for value in given)
 
@@ -311,7 +311,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training(line: Timeline, gap: GapCurve | None) -> Training | None:
-    """What the "evaluation" marks say, and the gap of the same run; None where there is neither."""
+    """The rewards of the "evaluation" marks and the gap of the same run; None if there is neither."""
     reward = _curve(line.marks, "evaluation", "reward")
     return Training(target=line.target, reward=reward, gap=gap) if reward or gap is not None else None
 

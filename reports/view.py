@@ -1,4 +1,4 @@
-"""What all renderers share: counts, tasks × columns, and divergences grouped by their cause. Pure."""
+"""Shared by all renderers: counts, tasks × columns, and divergences grouped by their cause. Pure."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     red: int
     known: int
     statuses: dict[str, int]
-    """Status → number of verdicts, known ones among them."""
+    """Status → number of verdicts, known ones included."""
     ledger_problems: int
     takes: int
     """The most takes that a verdict stands for."""
     repeated: int
-    """Verdicts that stand for more than one take."""
+    """Number of verdicts that stand for more than one take."""
     unsteady: int
-    """Verdicts whose status was not the same in all of their takes."""
+    """Number of verdicts whose takes differ in status."""
 
 
 def count(judgement: Judgement) -> Counts:
@@ -65,7 +65,7 @@ def count(judgement: Judgement) -> Counts:
 
 
 def repetition(counts: Counts) -> str:
-    """How steady the verdicts were, in a line; empty where nothing was driven twice."""
+    """One line on how steady the verdicts were; empty if nothing was driven twice."""
     if not counts.repeated:
         return ""
     same = f"of which {counts.unsteady} were not the same in all takes"
@@ -99,14 +99,14 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     bullets: list[BulletRow]
     cells: list[Cell]
-    """One per column: everything of the task together."""
+    """One per column, for the whole task."""
 
     @property
     def exercised(self) -> bool:
         return any(cell.verdicts for cell in self.cells)
 
     def evident(self, column: int) -> int:
-        """Bullets with a verdict in that column."""
+        """Number of bullets with a verdict in that column."""
         return sum(bool(row.cells[column].verdicts) for row in self.bullets)
 
 
@@ -133,7 +133,7 @@ def _task_row(task: Task, across: Sequence[Column], verdicts: Sequence[Verdict],
 
 
 def tally(verdicts: Iterable[Verdict]) -> str:
-    """ "12 ok, 1 red, 2 known": what a table's cell says about its verdicts."""
+    """ "12 ok, 1 red, 2 known": the text of a table's cell."""
     counted: dict[str, int] = {}
     for verdict in verdicts:
         counted[_word(verdict)] = counted.get(_word(verdict), 0) + 1
@@ -170,16 +170,16 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head(self) -> Verdict:
-        """The verdict that says most: a comparison before its cause, the worst first."""
+        """The most important verdict: red ones first, then known ones, then the worst status."""
         return min(self.verdicts, key=lambda v: (not v.red, v.known is None, severity(v.status)))
 
     def tells(self, pair: Verdict) -> bool:
-        """Does a comparison say more than the stacks' own verdicts beside it?"""
+        """True if a comparison says more than the stacks' own verdicts."""
         return pair.status not in CAUSED or all(v is None or v.status in GREEN for v in self.stacks)
 
     @property
     def size(self) -> int:
-        """How much there is to look at, in characters: the smallest input is shown first."""
+        """Characters of evidence. Reports show the smallest instance first."""
         return sum(len(str(v.evidence)) for v in self.verdicts)
 
 
@@ -204,18 +204,18 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> Verdict:
-        """The verdict whose reason, evidence, blame and source tell most: a stack's own before the comparison."""
+        """The verdict with the most useful reason, evidence, blame and source: a stack's own before the comparison."""
         head = self.first.head
         own = [v for v in reversed(self.first.stacks) if v is not None and v.status not in GREEN and v.red == head.red]
         return min(own, key=lambda v: severity(v.status)) if own and head.status in CAUSED else head
 
 
 CAUSED = frozenset({Parity.REGRESSION, Parity.BASELINE_DEFECT, Parity.BOTH_WRONG, Parity.UNTESTABLE, Parity.MISSING})
-"""Comparisons that say no more than that a stack's own verdict is what it is."""
+"""Statuses of comparisons that only repeat a stack's own verdict."""
 
 
 def divergences(judgement: Judgement) -> list[Divergence]:
-    """Everything that is not plain green, by cause: red first, then known, then what the contract leaves open."""
+    """Everything that is not plain green, by cause: red first, then known, then the rest."""
     stacks = [column.target for column in columns(judgement.run, judgement.verdicts) if column.baseline is None]
     places: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in judgement.verdicts:
@@ -252,7 +252,7 @@ def _divergence(instances: list[Instance]) -> Divergence:
 
 
 def weakest_fault(floor: NoiseFloor) -> str:
-    """Size and name of the fault that comes nearest to passing, in words."""
+    """Size and name of the fault that is nearest to passing, in words."""
     if floor.weakest_fault is None:
         return "not measured"
     names = [name for name, size in floor.faults.items() if size == floor.weakest_fault]
@@ -260,7 +260,7 @@ def weakest_fault(floor: NoiseFloor) -> str:
 
 
 def chance(floor: NoiseFloor) -> str:
-    """What is said about chance where chance is judged, else nothing."""
+    """False-alarm rate and power in words; empty if the check is not statistical."""
     if floor.false_alarm_rate is None:
         return ""
     power = "" if floor.power is None else f", power {number(floor.power)}"
@@ -268,7 +268,7 @@ def chance(floor: NoiseFloor) -> str:
 
 
 def gap_rows(curves: Sequence[GapCurve]) -> list[tuple[int, str, Gap]]:
-    """Step, stack and gap of runs of one scenario: the stacks of a step below one another."""
+    """(step, stack, gap) of the runs of one scenario, in order of steps."""
     rows = [(gap.step, curve.target, gap) for curve in curves for gap in curve.steps]
     return sorted(rows, key=lambda row: row[0])
 
@@ -292,14 +292,14 @@ def bounds(curves: Sequence[GapCurve]) -> str:
 
 
 def exposures(judgement: Judgement) -> list[tuple[Verdict, Exposure]]:
-    """What was found open, each with the verdict that found it: the worst first, then by stack."""
+    """All exposures, each with the verdict that found it: the worst first, then by stack."""
     order = list(Severity)
     found = [(verdict, exposure) for verdict in judgement.verdicts for exposure in verdict.exposures]
     return sorted(found, key=lambda item: (order.index(item[1].severity), item[0].target, item[1].where))
 
 
 def severities(judgement: Judgement) -> str:
-    """ "2 critical, 1 high": how much was found open of each severity; empty where nothing was."""
+    """ "2 critical, 1 high": the number of exposures per severity; empty if there are none."""
     counted = Counter(exposure.severity for _, exposure in exposures(judgement))
     return ", ".join(f"{counted[severity]} {severity}" for severity in Severity if counted[severity])
 

@@ -1,4 +1,4 @@
-"""The `parity` command: a thin front. `run` calls pytest, everything else calls the room that does it.
+"""The `parity` command. `run` calls pytest; every other command calls the room that does its work.
 
 Named errors end in one message on standard error and exit status 2; `parity --debug …` shows the traceback.
 """
@@ -35,7 +35,7 @@ BASELINE, CANDIDATE = default_pair()
 
 
 class EngineChoice(StrEnum):
-    """What --engine takes."""
+    """Values of --engine."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -43,7 +43,7 @@ class EngineChoice(StrEnum):
 
 
 class DtypeChoice(StrEnum):
-    """What --dtype takes."""
+    """Values of --dtype."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -52,7 +52,7 @@ class DtypeChoice(StrEnum):
 
 
 class StartChoice(StrEnum):
-    """What --start takes."""
+    """Values of --start."""
 
     RAY = "ray"
     FORK = "fork"
@@ -62,14 +62,14 @@ CudaGraphs = Annotated[
     bool,
     typer.Option(
         "--cuda-graphs",
-        help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, which is SkyRL's default too.",
+        help="Compile the model and replay CUDA graphs; on --engine cuda only. Default: eager, like SkyRL's default.",
     ),
 ]
 BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="Engines answer the same whatever else is in the batch, and equal calls must give equal tokens in every dtype. "
+        help="Answers do not depend on the rest of the batch, and equal calls must give equal tokens in every dtype. "
         "On --engine cuda, compute capability 9.0 (H100) or later; slower.",
     ),
 ]
@@ -119,31 +119,30 @@ def run(
     python: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable, TARGET=PATH gives one to each)."
+            metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable; TARGET=PATH is for one target)."
         ),
     ] = None,
     reference_python: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Interpreter of the oracle, where its environment cannot be made."),
+        typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made."),
     ] = None,
     dtype: Annotated[
         DtypeChoice | None,
-        typer.Option(
-            help="In which engines compute (default float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)."
-        ),
+        typer.Option(help="Dtype of the engines (default float32 on CPU, bfloat16 on CUDA; auto: the checkpoint's)."),
     ] = None,
     cuda_graphs: CudaGraphs = False,
     batch_invariant: BatchInvariant = False,
     colocate: Annotated[
         bool,
-        typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines: what one GPU can hold."),
+        typer.Option("--colocate", help="Drive disaggregated scenarios on colocated engines, which one GPU can hold."),
     ] = False,
     engine: Annotated[EngineChoice | None, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")] = None,
     start: Annotated[
-        StartChoice | None, typer.Option(help="ray: as SkyRL ships it (default). fork: seconds, for development.")
+        StartChoice | None,
+        typer.Option(help="ray: as SkyRL ships it (default). fork: starts in seconds, for development."),
     ] = None,
     engines: Annotated[
-        int | None, typer.Option(min=1, help="Engines of each stack, where the topology leaves it open (default 2).")
+        int | None, typer.Option(min=1, help="Engines of each stack, if the topology sets no number (default 2).")
     ] = None,
     topology: Annotated[
         list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
@@ -153,15 +152,15 @@ def run(
         typer.Option(
             metavar="PATH",
             help="Checkpoint folder, or smollm2: SmolLM2-135M-Instruct, fetched and converted once. Default: a tiny model, made "
-            "now. Topologies for one architecture (moe…) take the model if it is of that architecture, and a tiny model of "
-            "theirs if it is not.",
+            "on first use. Topologies for one architecture (moe…) take the model if it has that architecture, and a tiny model "
+            "otherwise.",
         ),
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
-    repeat: Annotated[int | None, typer.Option(min=1, help="Drive each scenario so often.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
     no_twin: Annotated[
         bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
@@ -176,11 +175,11 @@ def run(
     \b
     Wave 1 on both stacks of SkyRL 0.2.0, as shipped:
       parity run --wave 1
-    One stack alone, started in seconds, only what is about ordering:
+    One stack alone, started in seconds, only scenarios about ordering:
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
     Your own checkout against the release:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
-    On a machine with one GPU, everything that one can hold:
+    On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
       parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
@@ -189,7 +188,7 @@ def run(
     Stop at the first red, look around:
       parity run --wave 1 -- -x --pdb
 
-    It calls pytest, and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
+    It calls pytest and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
     red, 2 interrupted, 4 wrong usage, 5 no scenario selected.
     """
     import pytest
@@ -249,23 +248,21 @@ def prove(
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
     start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = StartChoice.FORK,
-    dtype: Annotated[
-        DtypeChoice | None, typer.Option(help="In which real stacks compute (as of `parity run`).")
-    ] = None,
+    dtype: Annotated[DtypeChoice | None, typer.Option(help="Dtype of the real stacks (as in `parity run`).")] = None,
     cuda_graphs: CudaGraphs = False,
     batch_invariant: BatchInvariant = False,
     engine: Engine = EngineChoice.AUTO,
-    jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one a core).")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one per core).")] = 0,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
-    """Break stacks on purpose and see that exactly the right checks turn red: the kill matrix.
+    """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
 
     \b
     The whole suite on both miniatures, every fault, in minutes:
       parity prove
     One fault, in all its variants, on one stack:
       parity prove --stack miniature --fault 'session_moves*'
-    What the real stacks can be broken with, on the wire:
+    The faults of the real stacks, on the wire:
       parity prove --stack skyrl-0.2.0:http --stack skyrl-0.2.0:legacy --start fork
 
     It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
@@ -297,13 +294,13 @@ def prove(
 
 
 def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
-    """Drive, write the reports, show the summary. The exit status."""
+    """Drive, write the reports, show the summary. Returns the exit status."""
     from harness.machine.progress import console_progress, counted
     from harness.proving.prove import prove, told
     from reports import kill_figures, kill_matrix, kill_matrix_terminal
 
     steps = sum(len(one.faults) + 1 for one in planned)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is there is written
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
     try:
         with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
             run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
@@ -321,15 +318,15 @@ def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
 @app.command()
 def explore(
     *,
-    stack: Annotated[str, typer.Option(help="A stack of nothing but Python.")] = "miniature",
+    stack: Annotated[str, typer.Option(help="A pure Python stack.")] = "miniature",
     fault: Annotated[str | None, typer.Option(metavar="ID", help="Break it with this seeded fault.")] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Sequences to drive at most.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed, the same sequences.")] = 0,
+    examples: Annotated[int, typer.Option(min=1, help="Most sequences to drive.")] = 200,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same sequences.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the scenario that was found here.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the found scenario to this file.")
     ] = None,
 ) -> None:
-    """Drive random sequences of calls, judged by the suite's own checks; shrink what is red to a runnable scenario.
+    """Drive random sequences of calls, judged by the suite's own checks; shrink a red one to a runnable scenario.
 
     \b
     Is there a sequence that turns a check red on the correct miniature?
@@ -337,8 +334,8 @@ def explore(
     How soon does the search find this fault?
       parity explore --fault stale_prefix_cache/one_server --out scenarios/wave1/test_explored.py
 
-    The scenario goes to standard output, everything else to standard error. Exit status: 0 nothing was found; 1 something was,
-    which with --fault is what should be; 2 a named error.
+    The scenario goes to standard output, everything else to standard error. Exit status: 0 nothing was found; 1 something was
+    found, as it should be with --fault; 2 a named error.
     """
     from harness.exploring.explore import Explorer, Request, as_scenario, explore, told
 
@@ -356,7 +353,7 @@ def explore(
 
 @app.command()
 def targets() -> None:
-    """List the stacks that can be driven, and what each declares that it can do.
+    """List the stacks that can be driven, with the capabilities that each declares.
 
     \b
     Example:
@@ -372,7 +369,7 @@ def targets() -> None:
 
 @app.command()
 def contract() -> None:
-    """Print the contract: every scenario with its promise and source, every check with the fault that it is for (Markdown).
+    """Print the contract: every scenario with its promise and source, every check with the fault that it guards against (Markdown).
 
     \b
     Examples:
@@ -387,7 +384,7 @@ def contract() -> None:
 
 @app.command()
 def topologies() -> None:
-    """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects.
+    """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects one.
 
     \b
     Example:
@@ -416,26 +413,24 @@ def setup(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
     download: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KIT", help="Make nothing: put all packages into this folder, for a machine without an index."
-        ),
+        typer.Option(metavar="KIT", help="Only put all packages into this folder, for a machine without an index."),
     ] = None,
     offline: Annotated[
         Path | None, typer.Option(metavar="KIT", help="Take all packages from this folder; use no network.")
     ] = None,
 ) -> None:
-    """Make and check the environments of targets, ahead of the first run.
+    """Make and check the environments of targets before the first run.
 
     \b
     All that the default run needs:
       parity setup
-    One that was found broken, made anew:
+    Replace a broken one:
       parity setup skyrl-0.2.0:http --recreate
     The model of `parity run --model smollm2` as well:
       parity setup --model smollm2
-    For a GPU machine without a package index, on a machine that has one and the same platform:
+    For a GPU machine without a package index, on a machine with an index and the same platform:
       parity setup --download kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
-    There, with the kit and this project copied:
+    Then on the GPU machine, with copies of the kit and this project:
       pip install --no-index --find-links kit -e '.[test]'
       parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     """
@@ -474,7 +469,7 @@ def setup(
 
 @app.command()
 def judge(run: Run) -> None:
-    """Judge a run's recordings again, with today's checks and ledger, and write its reports anew. Drives nothing.
+    """Judge a run's recordings again, with today's checks and ledger, and write its reports again. Drives nothing.
 
     \b
     Examples:
@@ -496,7 +491,7 @@ def compare(
     candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     out: Annotated[Path | None, typer.Option(help="Also write the reports into this folder.")] = None,
 ) -> None:
-    """Compare two recordings, made whenever and wherever: yesterday's against today's, a GPU node's against another's.
+    """Compare two recordings of any origin: yesterday's against today's, a GPU node's against another's.
 
     \b
     Examples:
@@ -523,18 +518,16 @@ def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
     ],
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Put the runs together into one, judge that, and report it.")
-    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the runs into one, judge it and report it.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
     ] = None,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
 ) -> None:
-    """Render a run's reports again from its report.json: nothing is judged, and recordings, if there, only give the pictures.
+    """Render a run's reports again from its report.json. Judges nothing; recordings, if present, only give the pictures.
 
-    With --merge: put shards together, runs that separate jobs made of the same stacks, and judge them as one run from their
+    With --merge: merge shards, the runs of the same stacks by separate jobs, and judge them as one run from their
     recordings. Shards that do not belong together, overlap or are not whole are refused, and nothing is written.
 
     \b
@@ -552,7 +545,7 @@ def report(
         judgement = _merged([run_folder(name) for name in runs], folder, all_pictures=all_pictures)
     elif len(runs) > 1 or run_dir is not None:
         raise UsageError(
-            "without --merge one run is rendered, in its own folder", next_step="add --merge to put runs together"
+            "without --merge one run is rendered, in its own folder", next_step="add --merge to merge runs"
         )
     else:
         folder = run_folder(runs[0])
@@ -564,12 +557,12 @@ def report(
 
 @app.command()
 def doctor(engine: Engine = EngineChoice.AUTO) -> None:
-    """Say what this machine can run, and what to do about what it lacks. Changes nothing.
+    """Say what this machine can run, and how to fix what it lacks. Changes nothing.
 
     \b
     Example:
       parity doctor
-    Exit status 1 if something must be mended before a run can work.
+    Exit status 1 if something must be fixed before a run can work.
     """
     from harness.machine.doctor import examine
 
@@ -595,7 +588,7 @@ def run_folder(run: str) -> Path:
 
 
 def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
-    """The engine that was asked for; None where the machine decides."""
+    """The requested engine; None if the machine decides."""
     match engine:
         case EngineChoice.CPU:
             return "cpu"
@@ -606,7 +599,7 @@ def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
 
 
 def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
-    """Shards as one run in `out`, judged and with all reports."""
+    """Merge shards into one run in `out`, judge it and write all reports."""
     from harness.running.merge import merging
     from harness.running.run import judge_run
     from reports.render import write_all
@@ -618,7 +611,7 @@ def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgeme
 
 
 def _rendered(folder: Path, *, all_pictures: bool) -> Judgement:
-    """A run's judgement as its report.json has it, rendered again."""
+    """Render a run's judgement from its report.json again."""
     from reports.json_report import read_report
     from reports.render import write_all
 
@@ -649,7 +642,7 @@ def _check_targets(names: Sequence[str], python: Sequence[str]) -> None:
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:
-    """Options that were given, as pytest takes them; a list repeats its option."""
+    """The given options as pytest's arguments. A list repeats its option."""
     given: list[str] = []
     for name, value in options.items():
         if value is None or value == "":

@@ -1,7 +1,7 @@
-"""The pytest plugin: scenarios become items, one a stack and topology, and one a comparison.
+"""The pytest plugin: scenarios become items, one per stack and topology, and one per comparison.
 
 ``…[skyrl-0.2.0:legacy@disaggregated]`` drives, records and judges; ``…[skyrl-0.2.0:legacy~skyrl-0.2.0:http@…]``
-compares the two recordings and drives nothing. Items are ordered so that each stack is started once per topology.
+compares the two recordings and drives nothing. The order of items starts each stack once per topology.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="vLLM for CPU or CUDA (default: what is there)",
+        help="vLLM for CPU or CUDA (default: cuda if nvidia-smi lists a GPU)",
     )
     add("--start", choices=("ray", "fork"), default="ray", help="as SkyRL ships it, or forked in seconds (development)")
     add(
         "--engines", type=int, default=DEFAULT_ENGINES, metavar="N",
-        help=f"engines of each stack, in topologies that leave it open (default {DEFAULT_ENGINES})",
+        help=f"engines of each stack, if the topology sets no number (default {DEFAULT_ENGINES})",
     )  # fmt: skip
     add(
         "--topology", action="append", default=[], choices=topology_table.names(),
@@ -82,13 +82,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     add(
         "--model", metavar="PATH",
-        help="checkpoint folder, or smollm2 (SmolLM2-135M-Instruct, fetched and converted once). Default: a tiny model, made on the "
-        "spot. Topologies for one architecture take the model if it is of that",
+        help="checkpoint folder, or smollm2 (SmolLM2-135M-Instruct, fetched and converted once). Default: a tiny model, made on "
+        "first use. Topologies for one architecture take the model if it has that architecture",
     )  # fmt: skip
     add("--run-dir", type=Path, metavar="PATH", help="where recordings and report go (default .parity/runs/<run id>)")
     add(
         "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
-        help="interpreter of local targets; repeatable, TARGET=PATH gives one to each",
+        help="interpreter of local targets; repeatable; TARGET=PATH is for one target",
     )  # fmt: skip
     add(
         "--reference-python",
@@ -98,7 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     add(
         "--dtype", choices=("auto", *get_args(Dtype)),
-        help="in which engines compute (default: float32 on CPU, bfloat16 on CUDA; auto: as the checkpoint says)",
+        help="dtype of the engines (default: float32 on CPU, bfloat16 on CUDA; auto: the checkpoint's)",
     )  # fmt: skip
     add(
         "--cuda-graphs",
@@ -108,12 +108,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--batch-invariant",
         action="store_true",
-        help="same answer whatever else is in the batch, on --engine cuda: equal calls must give equal tokens",
+        help="answers do not depend on the rest of the batch, on --engine cuda: equal calls must give equal tokens",
     )
     add(
         "--colocate",
         action="store_true",
-        help="drive disaggregated scenarios on colocated engines: what one GPU can hold",
+        help="drive disaggregated scenarios on colocated engines, which one GPU can hold",
     )
     add(
         "--repeat",
@@ -158,7 +158,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def stack(request: pytest.FixtureRequest) -> Seat | Duel:
-    """Where this item belongs; the scenario itself is given the live `Stack`."""
+    """The seat or duel of this item. The scenario itself gets the live `Stack`."""
     place: Seat | Duel = request.param
     return place
 
@@ -171,7 +171,7 @@ def prompts(request: pytest.FixtureRequest) -> Prompts:
 
 
 class Parity:
-    """One pytest session's run. Nothing is made or started before a scenario is to be driven."""
+    """One pytest session's run. Makes and starts nothing before the first scenario runs."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -188,16 +188,16 @@ class Parity:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Order by stack and topology, comparisons last; refuse what cannot work before anything is started.
+        """Order items by stack and topology, comparisons last. Refuse options that cannot work before anything starts.
 
-        What spoils a stack comes after all else that is driven on it: whatever follows waits for a fresh start.
+        Scenarios that spoil a stack come last on it, since the next one waits for a fresh start.
         """
         bare = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
         unasked = bare and "wave" not in self._config.getoption("markexpr")  # `pytest` alone tests the harness
         dropped = {
             item for item in items if declaration(getattr(item, "obj", None)) and (unasked or _place(item) is None)
         }
-        if dropped:  # scenarios that nobody asked for, or in none of the topologies asked for
+        if dropped:  # scenarios that were not requested, or in no requested topology
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
@@ -218,7 +218,7 @@ class Parity:
         self._starts = self._outlook(mine)
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
-        """What will be started, in its order. Scenarios that a target lacks the abilities for start nothing."""
+        """The coming starts, in order. Scenarios whose required capabilities the target lacks start nothing."""
         options = self._options()
         driven: dict[Seat, list[Scenario]] = {}
         for item in items:
@@ -343,7 +343,7 @@ class Parity:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End what runs, judge the whole run from its recordings, write the reports."""
+        """End the session, judge the whole run from its recordings, write the reports."""
         if self._session is None:
             return
         interrupted = exitstatus == pytest.ExitCode.INTERRUPTED or self._broken is not None
@@ -395,7 +395,7 @@ def _place(item: pytest.Item) -> Seat | Duel | None:
 
 
 def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
-    """Each place once: by topology, stacks before their comparison, in the order in which they were named."""
+    """Each place once, in order of first appearance: stacks by topology, then comparisons."""
     seats = list(dict.fromkeys(p for p in places if isinstance(p, Seat)))
     duels = list(dict.fromkeys(p for p in places if isinstance(p, Duel)))
     targets = list(dict.fromkeys(s.target for s in seats))
@@ -405,7 +405,7 @@ def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
 
 
 def _selected(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
-    """Topology → names of the scenarios among the items that are driven there, each once."""
+    """Topology → names of the items' scenarios that are driven there, each once."""
     found: dict[str, dict[str, None]] = {}
     for item in items:
         scenario, place = declaration(getattr(item, "obj", None)), _place(item)
@@ -417,7 +417,7 @@ def _selected(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
 def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledger) -> None:
     """Turn an item's verdicts into pytest's outcome: fail, xfail (all red ones are in the ledger), skip, or pass.
 
-    `beside` are each stack's own verdicts, for a comparison: what explains these explains what is compared.
+    For a comparison, `beside` holds each stack's own verdicts. A ledger entry that explains these explains the comparison.
     """
     __tracebackhide__ = True
     together, _ = ledger.apply(known, [*beside, *verdicts], datetime.now(UTC).date())

@@ -1,8 +1,8 @@
-"""What time it is for a recording: the wall clock, or the clock of a loop whose time is simulated.
+"""The clock of a recording: the wall clock, or the simulated clock of an event loop.
 
-Stacks in processes of their own write down wall-clock times, and so does the driver. An inline stack (`harness/driving/inline.py`)
-may be driven on a `SimulatedLoop`: nothing waits then, a deadline of a minute passes in no time, and every run of the same
-calls gives the same recording.
+Stacks in their own processes record wall-clock times, and so does the driver. An inline stack (`harness/driving/inline.py`)
+may run on a `SimulatedLoop`. Nothing waits there: a one-minute deadline passes at once. The same calls always give the same
+recording.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import selectors
 import time
 
 EPOCH_NS = 1_600_000_000 * 10**9
-"""When simulated time begins, so that its times look like times."""
+"""Nanoseconds since the epoch at which simulated time starts. Keeps simulated times plausible."""
 TICK_NS = 1_000
-"""How much later each reading of a simulated clock is than the one before: events are in one order."""
+"""Nanoseconds that each reading adds to a simulated clock, so that events have a strict order."""
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Where it would wait for a timer, it adds the time to `seconds` instead."""
+    """Instead of waiting for a timer, it adds the timeout to `seconds`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop that never waits: where it would, its clock jumps to the next timer.
+    """An event loop that never waits: its clock jumps to the next timer.
 
-    (looptime does the same and registers three pytest plugins with everybody who installs this project;
-    async-solipsism is under the GPL.)
+    (looptime does the same but registers three pytest plugins in every installation of this project; async-solipsism is
+    under the GPL.)
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._waits.seconds
 
     def read_ns(self) -> int:
-        """The simulated time, later at each reading."""
+        """Simulated nanoseconds since the epoch. Each reading is later than the one before."""
         self._read_ns = max(self._read_ns + TICK_NS, int(self._waits.seconds * 1e9))
         return EPOCH_NS + self._read_ns
 

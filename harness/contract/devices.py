@@ -1,4 +1,4 @@
-"""Which GPU each worker and the trainer get. Pure: the caller says how many GPUs the machine has."""
+"""Assigns GPUs to the workers and the trainer. Pure: the caller passes the number of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """One entry per worker, engine by engine."""
     trainer: int
     workers_per_gpu: int = 1
-    """More than 1: engines share a GPU, which only engines of one worker can."""
+    """If above 1, engines share a GPU. Only engines with one worker can."""
 
     @property
     def share(self) -> float:
@@ -30,7 +30,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers[index * each : (index + 1) * each]
 
     def visible(self, index: int, engines: int) -> dict[str, str]:
-        """The variable that shows engine `index` of `engines` its own GPUs alone."""
+        """The environment variable that limits engine `index` of `engines` to its own GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.of_engine(index, engines)))}
 
 
@@ -46,7 +46,7 @@ def needed(topology: Topology) -> int:
 
 
 def assign(topology: Topology, gpus: int) -> Devices:
-    """Devices of a topology on a machine with this many GPUs. Raises ValueError for fewer than `needed`."""
+    """The devices of a topology on a machine with `gpus` GPUs. Raises ValueError for fewer than `needed`."""
     if gpus < needed(topology):
         raise ValueError(f"{topology.name} needs {needed(topology)} GPUs, there are {gpus}")
     used = min(gpus, topology.world_size)

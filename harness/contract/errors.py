@@ -7,7 +7,7 @@
 5. reading a recording back                       `RecordingError`
 6. reading the ledger of known divergences        `LedgerError`
 
-Each says what was attempted, on which stack, and what to do next. Nothing else is raised across rooms.
+Each says what was attempted, on which stack, and what to do next. No other error crosses a room's boundary.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UsageError(HarnessError):
 
 
 class ModelLacks(HarnessError):
-    """A scenario needs something that the model's vocabulary does not have."""
+    """The model's vocabulary lacks something that a scenario needs."""
 
     blame = Blame.SETUP
 
@@ -66,7 +66,7 @@ class EnvironmentBroken(HarnessError):
 
 
 class StackError(HarnessError):
-    """Base of what a live stack can do wrong. `log_tail` holds the last lines of its log."""
+    """Base of a live stack's errors. `log_tail` holds the last lines of its log."""
 
     blame = Blame.STACK
 
@@ -76,11 +76,11 @@ class StackError(HarnessError):
 
 
 class StartFailed(StackError):
-    """The stack did not come up before its start-up deadline, or failed on the way."""
+    """The stack failed while starting, or was not up at its start-up deadline."""
 
 
 class NotOffered(StackError):
-    """A method was called whose capability the stack does not declare. The one error for that."""
+    """A call needs a capability that the stack does not declare."""
 
     blame = Blame.SETUP
 
@@ -103,11 +103,11 @@ class CallFailed(StackError):
 
 
 class CallTimedOut(StackError):
-    """A call outlived its deadline. The host is killed: what it would still do is of no use."""
+    """A call passed its deadline. The driver kills the host: a later answer would be useless."""
 
 
 class MissedMoment(StackError):
-    """Requests ended before the driver, on a busy machine, caught them in flight. Nothing is known about the stack."""
+    """Requests ended before the driver, on a busy machine, saw them in flight. This says nothing about the stack."""
 
     blame = Blame.HARNESS
 

@@ -1,7 +1,7 @@
 """A seeded fault: what is broken on purpose, which checks must catch it, and which must not.
 
 The faults themselves live beside what they break (`backends/miniature/faults/`, `backends/taps/tap.py`); the kill matrix
-(`harness/proving/prove.py`) drives scenarios under each and compares what turned red with what is said here.
+(`harness/proving/prove.py`) drives scenarios under each fault and compares the red checks with its declaration.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import final
 import msgspec
 
 DRIVEN = "driven"
-"""In place of a scenario's checks where it ended with a named error of the stack (a call that hung, a stack that died):
-a fault may name it, and no fault has to."""
+"""Stands for a scenario's checks if a named error of the stack ended it (a call that hung, a stack that died). A fault may
+name it in `caught_by` but need not."""
 
 
 class Fact(Flag):
@@ -23,21 +23,21 @@ class Fact(Flag):
     ANSWERS = auto()
     """The tokens and rows that a caller gets back."""
     TEXT = auto()
-    """The text of answers, and what is made from text."""
+    """The text of answers, and data derived from text."""
     LOGPROBS = auto()
     """The log-probabilities of answers."""
     POLICY = auto()
-    """The weights in the workers, and which policy version answers come from."""
+    """The workers' weights, and the policy version behind each answer."""
     ADAPTERS = auto()
-    """Which LoRA adapter answers come from."""
+    """The LoRA adapter behind each answer."""
     CHANCE = auto()
     """Random draws and their seeds."""
     PAUSES = auto()
-    """When engines stand still, and what becomes of requests meanwhile."""
+    """When engines stop, and what happens to requests meanwhile."""
     ROUTES = auto()
     """Which server answers."""
     ERRORS = auto()
-    """What a stack says about failures and its own health."""
+    """A stack's reports of failures and of its own health."""
     TOKENIZER = auto()
     """Token ids of a text, and back."""
 
@@ -49,24 +49,24 @@ NOTHING = Fact(0)
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One way to break a stack. Checks are named without their label ("tokens.greedy", not "tokens.greedy:late").
 
-    `caught_by` are the checks that exist for it: each must turn red. Another check may turn red only if it reads a fact
-    that the fault `corrupts`: any other red is a false alarm.
+    Each check in `caught_by` must turn red. Another check may turn red only if it reads a fact that the fault `corrupts`:
+    any other red is a false alarm.
     """
 
     name: str
-    """What it breaks, the same name on every stack: "session_moves"."""
+    """What it breaks, with the same name on every stack: "session_moves"."""
     variant: str = ""
-    """How: "one_server", "under_load", "second_time", "a_little", …"""
+    """How it breaks: "one_server", "under_load", "second_time", "a_little", …"""
     breaks: str
     """One sentence for the report."""
     caught_by: frozenset[str]
     corrupts: Fact = NOTHING
-    """Facts that become false for other checks as well. Nothing: only the checks in `caught_by` may turn red."""
+    """Facts that become false for other checks as well. If `NOTHING`, only the checks in `caught_by` may turn red."""
     scenarios: frozenset[str] = frozenset()
-    """Drive only these; empty is every scenario of the suite."""
+    """Drive only these scenarios; if empty, drive all of the suite."""
     changes: frozenset[str] = frozenset()
-    """Functions that behave otherwise under it, by their qualified names ("Engine.draw"): a scenario in which the correct stack calls
-    none of them is the same under the fault, and is not driven. Empty: unknown, every scenario is driven."""
+    """Qualified names of the functions that it changes ("Engine.draw"). A scenario in which the correct stack calls none of them is
+    not driven: the fault cannot change it. If empty, they are unknown and every scenario is driven."""
 
     @property
     def id(self) -> str:
@@ -74,7 +74,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_id(faults: Iterable[Fault]) -> dict[str, Fault]:
-    """id → fault. Raises ValueError for an id given twice and for a fault that nothing is to catch."""
+    """id → fault. Raises ValueError for a duplicate id and for a fault with an empty `caught_by`."""
     found: dict[str, Fault] = {}
     for fault in faults:
         if fault.id in found:

@@ -1,6 +1,6 @@
-"""What the gym environment of the scenarios does, as a pure function: the environment and the checks both ask it.
+"""The rule of the scenarios' gym environment, as a pure function that the environment and the checks share.
 
-It knows no skyrl-gym, so that rewards and observations can be worked out again from what the engines made.
+It does not import skyrl-gym, so the checks can recompute rewards and observations from the engines' output.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ ENV_CLASS = "rollout_parity_letters"
 """The name under which the environment is registered (`backends/skyrl/gym_env.py`)."""
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 SPECIAL = re.compile(r"<\|?/?[a-z0-9_]+\|?>|\[/?[A-Z]+\]")
-"""Special tokens as a text shows them: "<|im_end|>", "</s>", "<repo_name>", "[INST]"."""
+"""Special tokens as they appear in text: "<|im_end|>", "</s>", "<repo_name>", "[INST]"."""
 LEVELS = 16
-"""A reward is one of so many sixteenths above zero."""
+"""Number of possible rewards: 1/16, 2/16, … 1."""
 
 
 class Step(NamedTuple):
-    """What the environment says to an answer. The observation is a user's message, also after the last turn."""
+    """The environment's reply to an answer. The observation is a user message, also after the last turn."""
 
     reward: float
     done: bool
@@ -26,11 +26,11 @@ class Step(NamedTuple):
 
 
 def step(text: str, turn: int, extras: dict[str, Any], max_turns: int) -> Step:
-    """The environment's answer to the policy's text of turn `turn`, counted from 1.
+    """The environment's reply to the policy's text of turn `turn`, counted from 1.
 
-    `extras` may hold "turns", after so many it ends, and "until", letters of which any ends it. Only ASCII letters count, so
-    that bytes which are no character make no difference, and those of special tokens only if "strict" is set: then a text
-    that holds what it should not has another reward.
+    `extras` may hold "turns" (number of turns) and "until" (letters; any of them ends the trajectory). Only ASCII letters
+    count, so invalid bytes make no difference. Letters of special tokens count only if "strict" is set: an unwanted special
+    token then changes the reward.
     """
     if not extras.get("strict"):
         text = SPECIAL.sub("", text)

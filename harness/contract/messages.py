@@ -22,18 +22,18 @@ PauseMode = Literal["abort", "keep", "wait"]
 SessionId = str | int
 Layout = Literal["single", "fsdp2", "megatron"]
 FIRST_TRAINED = 2**32
-"""Policy versions from here on were trained; those below are made by rule (`backends/policies/versions.py`)."""
+"""Policy versions from this number on were trained; lower ones are made by rule (`backends/policies/versions.py`)."""
 Start = Literal["ray", "fork", "inline"]
-"""As SkyRL ships it; forked, for development; inline in the driver's process, for stacks of nothing but Python."""
+"""As SkyRL ships it; forked, for development; inline in the driver's process, for pure Python stacks."""
 Dtype = Literal["float32", "bfloat16", "float16"]
-"""In which engines hold weights and compute."""
+"""The dtype in which engines hold weights and compute."""
 MAX_MODEL_LEN = 512
-"""Tokens of a prompt and its answer together, in every engine that scenarios are driven on."""
+"""Most tokens of prompt plus answer, in every engine under test."""
 DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
-"""Engine → in which it computes unless --dtype says otherwise."""
+"""Engine → its dtype unless --dtype sets another."""
 
 START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
-"""Engine → how long the parts of a stack may take to come up. On CUDA they load weights, compile and capture graphs."""
+"""Engine → seconds in which the parts of a stack must be up. On CUDA they load weights, compile and capture graphs."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """A batch of prompts under one set of sampling parameters (SkyRL API reference, InferenceEngineInput).
 
     Exactly one of `prompt_token_ids` (rows × tokens) and `prompts` (rows × chat messages) is given. `sampling_params`
-    uses vLLM's names (max_tokens, temperature, top_p, seed, stop, logprobs, …). `session_ids`, if given, has one entry a row.
+    uses vLLM's names (max_tokens, temperature, top_p, seed, stop, logprobs, …). `session_ids`, if given, has one entry per row.
     """
 
     prompt_token_ids: list[list[int]] | None = None
@@ -55,15 +55,15 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     sampling_params: dict[str, Any] = {}
     session_ids: list[SessionId] | None = None
     lora_adapter: str | None = None
-    """Name of the loaded adapter that answers; None is the base model. In an OpenAI-style body "model" says it."""
+    """Name of the loaded adapter that answers; None is the base model. An OpenAI-style body names it in "model"."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
-    """What a batch came to (SkyRL API reference, InferenceEngineOutput). One entry a row, in the order of the prompts.
+    """The answers to a batch (SkyRL API reference, InferenceEngineOutput). One entry per row, in the order of the prompts.
 
     `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
-    number per response token, or is None where none were asked for; None in place of a number is one that is not
-    finite, for which JSON has no word.
+    number per response token, or is None if the request asked for none. None in place of a number stands for a
+    non-finite one, which JSON cannot express.
     """
 
     response_ids: list[list[int]]
@@ -71,12 +71,12 @@ class Generation(Message, frozen=True, kw_only=True):
     stop_reasons: list[str | None]
     response_logprobs: list[list[float | None] | None] | None = None
     routed_experts: list[list[list[list[int]]] | None] | None = None
-    """Rows × positions × layers × top_k expert indices, the most probable expert first; one position for each token
-    that was fed to the model: prompt and response without its last token (SkyRL, rollout_expert_indices)."""
+    """Rows × positions × layers × top_k expert indices, the most probable expert first. One position per token that the
+    model read: prompt and response without its last token (SkyRL, rollout_expert_indices)."""
 
 
 class SampleRequest(Message, frozen=True, kw_only=True):
-    """`num_samples` independent continuations of one prompt (SkyRL #934). No session: any server; a session: its server."""
+    """`num_samples` independent continuations of one prompt (SkyRL #934). A session's server answers; without one, any server."""
 
     prompt_token_ids: list[int]
     num_samples: int
@@ -107,7 +107,7 @@ class HttpRequest(Message, frozen=True, kw_only=True):
 
 
 class HttpResponse(Message, frozen=True, kw_only=True):
-    """What came back, whatever its status; a stream is read to its end."""
+    """The response, with any status. A stream is read to its end."""
 
     status: int
     headers: dict[str, str] = {}
@@ -126,10 +126,10 @@ class TrajectoryId(Message, frozen=True, kw_only=True):
 
 
 class GymRequest(Message, frozen=True, kw_only=True):
-    """What SkyRL's gym generator is asked (SkyRL, GeneratorInput), and how it is configured (SkyRL, GeneratorConfig).
+    """Input (SkyRL, GeneratorInput) and configuration (SkyRL, GeneratorConfig) of SkyRL's gym generator.
 
-    `prompts` are chat messages, `env_extras` one entry a prompt, for the environment of `backends/skyrl/gym_env.py`.
-    `trajectory_ids`, if given, has one entry a prompt. `max_input_length`: tokens beyond which no further turn begins.
+    `prompts` are chat messages. `env_extras` has one entry per prompt, for the environment of `backends/skyrl/gym_env.py`.
+    `trajectory_ids`, if given, has one entry per prompt. No further turn begins beyond `max_input_length` tokens.
     `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
     are one assistant message.
     """
@@ -145,9 +145,9 @@ class GymRequest(Message, frozen=True, kw_only=True):
 
 
 class GymOutput(Message, frozen=True, kw_only=True):
-    """What the trajectories came to (SkyRL, GeneratorOutput). One entry a prompt, in the order of the prompts.
+    """The finished trajectories (SkyRL, GeneratorOutput). One entry per prompt, in the order of the prompts.
 
-    A reward is a number a trajectory, or one a token of the response. `loss_masks` has 1 for the policy's own tokens.
+    A reward is one number per trajectory, or one per response token. `loss_masks` has 1 for the policy's own tokens.
     """
 
     prompt_token_ids: list[list[int]]
@@ -224,10 +224,10 @@ class WorldSizeResult(Message, frozen=True, kw_only=True):
 class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
-    `chunks` is how many pieces the trainer sends the parameters in: 1 is whole. `layout` is how the trainer holds them: whole
-    in one process, as FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2), gathered for the sync. With
-    `fail_after_chunks` the trainer fails once it has sent so many of them: the call fails with the error TrainerFailed, and the
-    trainer that comes back joins anew (`prepare_weight_sync`).
+    The trainer sends the parameters in `chunks` pieces. `layout` says how the trainer holds them: whole in one process, as
+    FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2). The sync gathers the parts. With
+    `fail_after_chunks` the trainer fails after sending that many: the call fails with the error TrainerFailed. The next
+    `prepare_weight_sync` joins the trainer again.
     """
 
     version: int
@@ -239,21 +239,21 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
 class TrainRequest(Message, frozen=True, kw_only=True):
     """One optimizer step of a policy gradient on rollouts, one row each (SkyRL, GeneratorOutput), from `base_version`.
 
-    The loss is the mean over all tokens that train of -advantage × log-probability. The step goes down its gradient and has the
-    length `learning_rate`, whatever the gradient's, or a part of it where all of it would ruin the policy.
+    The loss is the mean of -advantage × log-probability over all tokens that train. The step goes down its gradient. Its length is
+    `learning_rate`, whatever the gradient's length, or a part of it if the full step would ruin the policy.
     """
 
     base_version: int
     prompt_token_ids: list[list[int]]
     response_ids: list[list[int]]
     loss_masks: list[list[int]] | None = None
-    """1 for each response token that trains; None: all of them."""
+    """1 for each response token that trains; None if all do."""
     advantages: list[float]
-    """One a row."""
+    """One per row."""
     rollout_logprobs: list[list[float]] | None = None
-    """What the engines said of the same tokens. The loss does not use them; the checks compare them with the trainer's."""
+    """The engines' values for the same tokens. The loss does not use them; the checks compare them with the trainer's."""
     learning_rate: float
-    """Distance in the space of all parameters, not in units of the gradient."""
+    """Distance in the space of all parameters, not a multiple of the gradient."""
 
 
 class TrainResult(Message, frozen=True, kw_only=True):
@@ -261,16 +261,16 @@ class TrainResult(Message, frozen=True, kw_only=True):
 
     version: int
     response_logprobs: list[list[float]]
-    """The trainer's, of each response token under `base_version`, at temperature 1."""
+    """The trainer's values for each response token under `base_version`, at temperature 1."""
     loss: float
     grad_norm: float
-    """The gradient's own length."""
+    """Length of the gradient."""
 
 
 class StalenessRequest(Message, frozen=True, kw_only=True):
-    """A staleness manager, fresh, at global step 1 (SkyRL documentation, Fully Async Training). A rollout is whatever the
-    trainer asks for at a time; `mini_batch_size` of them are one training step, and of no training step's rollouts may more than
-    `max_staleness_steps` further steps' worth be ahead."""
+    """A fresh staleness manager at global step 1 (SkyRL documentation, Fully Async Training). A rollout is one request of the
+    trainer, and `mini_batch_size` rollouts make one training step. At most the rollouts of all steps up to
+    `max_staleness_steps` after the current one may be requested, and at most `max_concurrent` may run."""
 
     max_concurrent: int
     mini_batch_size: int
@@ -278,22 +278,22 @@ class StalenessRequest(Message, frozen=True, kw_only=True):
 
 
 class RolloutRequest(Message, frozen=True, kw_only=True):
-    """One rollout, by a name of the trainer's."""
+    """One rollout, under the trainer's name for it."""
 
     rollout: str
 
 
 class TrainedRequest(Message, frozen=True, kw_only=True):
-    """A training step is done, with these rollouts: `global_step` is the one that is being worked on from now on."""
+    """A training step has used the rollouts `consumed`. `global_step` is the step that begins now."""
 
     global_step: int
     consumed: list[str] = []
-    """For the record: the manager itself only counts."""
+    """For the recording only: the manager counts and needs no names."""
 
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
-    """Load version `version` of an adapter under `name` into every engine. A name that is loaded is replaced
-    (vLLM documentation, /v1/load_lora_adapter with load_inplace). Its prefix cache is the caller's to reset."""
+    """Load version `version` of an adapter under `name` into every engine. It replaces an adapter of that name
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache."""
 
     name: str
     version: int
@@ -310,9 +310,8 @@ class DigestsResult(Message, frozen=True, kw_only=True):
 
 
 class WorkerDescription(Message, frozen=True, kw_only=True):
-    """What takes weights in one worker (out of band). `extensions` are the classes that its class was extended by (vLLM,
-    worker_extension_cls), by their full names. `transport` is the way on which weights come; None before the first sync
-    is prepared."""
+    """How one worker takes weights (out of band). `extensions` are the full names of the classes that extend its class (vLLM,
+    worker_extension_cls). `transport` is how weights reach the worker; None before the first sync is prepared."""
 
     rank: int
     extensions: list[str] = []
@@ -357,7 +356,7 @@ class ObserveResult(Message, frozen=True, kw_only=True):
 
 
 class InFlightResult(Message, frozen=True, kw_only=True):
-    """Requests that engines work on right now, and tokens produced for them so far, from the engine taps."""
+    """Requests in flight in the engines, and tokens produced for them so far, from the engine taps."""
 
     requests: int
     tokens: int
@@ -365,7 +364,7 @@ class InFlightResult(Message, frozen=True, kw_only=True):
 
 
 class Listener(Message, frozen=True, kw_only=True):
-    """A TCP socket of the stack's process tree that waits for connections."""
+    """A listening TCP socket of the stack's process tree."""
 
     address: str
     """IP address; "0.0.0.0" and "::" are every interface."""
@@ -373,37 +372,37 @@ class Listener(Message, frozen=True, kw_only=True):
     process: str
     """Role of the process that holds it ("router", "server-0/worker-0"), or its name."""
     shipped: str | None = None
-    """Where the stack asked to bind, if the harness's loopback patch changed that."""
+    """Address that the stack asked to bind to, if the harness's loopback patch changed it."""
 
 
 class ProbedAddress(Message, frozen=True, kw_only=True):
-    """An HTTP address of the stack. `data_plane`: the one that callers of generation are given."""
+    """An HTTP address of the stack. `data_plane`: True if callers of generation use it."""
 
     name: str
     """"router", "endpoint", or the server's name."""
     data_plane: bool
     port: int | None = None
-    """None where the stack has it without a socket."""
+    """None if the stack serves it without a socket."""
 
 
 RouteKind = Literal["control", "weights", "information", "pickle", "nothing"]
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """How an address answered one request that showed no credentials. Requests change nothing that the clean room would find."""
+    """An address's answer to one request without credentials. The request changes nothing that the clean room checks."""
 
     address: str
     route: str
     """Method and path: "POST /pause"."""
     kind: RouteKind
-    """"pickle": a serialized object was sent along. "nothing": a path that nobody has, for comparison."""
+    """"pickle": the request carried a serialized object. "nothing": a path that no server has, for comparison."""
     status: int
     unpickled: bool = False
-    """The marker that unpickling leaves was there afterwards."""
+    """True if the marker that unpickling leaves was there afterwards."""
 
 
 class ProbeSecurityResult(Message, frozen=True, kw_only=True):
-    """What was found open. `canaries`: instrument ("sockets", "pickle") → did it see what the harness itself put there?"""
+    """What the probe found. `canaries`: instrument ("sockets", "pickle") → True if it saw what the harness itself put there."""
 
     addresses: list[ProbedAddress]
     listeners: list[Listener]
@@ -416,24 +415,24 @@ class KillServerRequest(Message, frozen=True, kw_only=True):
 
 
 class InjectRequest(Message, frozen=True, kw_only=True):
-    """Break the stack on purpose: the id of a seeded fault (`harness.contract.faults.Fault.id`), None for none."""
+    """Switch to the seeded fault with this id (`harness.contract.faults.Fault.id`); None switches all faults off."""
 
     fault: str | None = None
 
 
 class InjectResult(Message, frozen=True, kw_only=True):
-    """How often the fault that was there before took effect: the canary of the fault instrument."""
+    """How often the previous fault took effect: the canary of the fault instrument."""
 
     fired: int
 
 
 class StartRequest(Message, frozen=True, kw_only=True):
-    """All that an adapter needs to start. Paths are absolute. `variables` is the environment it was given, for the record."""
+    """All that an adapter needs to start. Paths are absolute."""
 
     target: str
     topology: Topology
     capabilities: list[Capability] = []
-    """What the target declares (backends/targets.toml). The description says what of it this very start offers."""
+    """The target's declaration (backends/targets.toml). The description says which of them this start offers."""
     start: Start = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
     model_path: str
@@ -441,24 +440,24 @@ class StartRequest(Message, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     """True if engines compile the model and replay CUDA graphs. Otherwise they are eager."""
     batch_invariant: bool = False
-    """True if engines compute each row the same, whatever else is in its batch."""
+    """True if an engine's result for a row does not depend on the rest of its batch."""
     max_model_len: int = MAX_MODEL_LEN
     seed: int = 0
     scratch: str
     """A short, private folder for sockets and Ray's session (mode 0700)."""
     logs: str
     fault_taps: bool = False
-    """Put the fault instrument (`inject`) into the stack. Never in a run whose verdicts are to count."""
+    """True if the stack gets the fault instrument (`inject`). Never in a run whose verdicts count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
     devices: Devices | None = None
     """GPUs of the workers and of the trainer; None on a CPU."""
     policies: str = ""
-    """Folder of the run in which trained policy versions are kept, for trainer and oracle alike."""
+    """The run's folder of trained policy versions, for trainer and oracle."""
 
     @property
     def deadline_s(self) -> float:
-        """After so many seconds the adapter gives up and says what is not up."""
+        """Seconds after which the adapter gives up and names the part that is not up."""
         return START_DEADLINE_S[self.engine]
 
 
@@ -471,7 +470,7 @@ class ServerDescription(Message, frozen=True, kw_only=True):
 
 
 class Description(Message, frozen=True, kw_only=True):
-    """What came up. `processes` maps a role ("router", "engine-0", …) to a pid that the stack cannot do without."""
+    """The started stack. `processes` maps a role ("router", "engine-0", …) to the pid of a process that the stack needs."""
 
     target: str
     topology: Topology
@@ -483,7 +482,7 @@ class Description(Message, frozen=True, kw_only=True):
     patches: list[dict[str, str]] = []
     """What the harness changed inside the stack's processes: name, reason, version."""
     notes: list[str] = []
-    """What is not as shipped, in words for the report."""
+    """Differences from the stack as shipped, in words for the report."""
 
 
 class StackAdapter(Protocol):
@@ -493,10 +492,10 @@ class StackAdapter(Protocol):
         """Bring the stack up and describe it. Returns when every server answers."""
 
     async def describe(self, request: Empty) -> Description:
-        """The same as `start` returned, with the pids as they are now."""
+        """The result of `start`, with current pids."""
 
     async def teardown(self, request: Empty) -> Empty:
-        """Take the stack down in an orderly way. What is left is killed by the driver."""
+        """Stop the stack in an orderly way. The supervisor kills what is left."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Continue each prompt. Results in the order of the prompts (SkyRL API reference, GeneratorInterface.generate)."""
@@ -508,7 +507,7 @@ class StackAdapter(Protocol):
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """Pass the request to the OpenAI address. Raises only where no answer came."""
+        """Pass the request to the OpenAI address. Raises only if no answer came."""
 
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         """Trajectories of SkyRL's gym generator, over this stack's client."""
@@ -534,18 +533,18 @@ class StackAdapter(Protocol):
     async def world_size(self, request: Empty) -> WorldSizeResult: ...
 
     async def prepare_weight_sync(self, request: Empty) -> Empty:
-        """Join trainer and workers into the group that weights travel through. Idempotent; after a sync that failed, anew."""
+        """Join trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again."""
 
     async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
 
     async def train(self, request: TrainRequest) -> TrainResult:
-        """Make a policy version. The engines go on meanwhile; none of them has it before it is synced."""
+        """Make a policy version while the engines keep generating. No engine has it before a sync."""
 
     async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
-        """A fresh staleness manager, in place of one that may be there."""
+        """Start a fresh staleness manager in place of an earlier one."""
 
     async def acquire_slot(self, request: RolloutRequest) -> Empty:
-        """Return once the rollout may be asked for (SkyRL, _AsyncStalenessManager.acquire_submission_slot)."""
+        """Return once the rollout may be requested (SkyRL, _AsyncStalenessManager.acquire_submission_slot)."""
 
     async def accept_rollout(self, request: RolloutRequest) -> Empty:
         """The rollout has come back (SkyRL, _AsyncStalenessManager.on_rollout_accepted)."""
@@ -561,13 +560,13 @@ class StackAdapter(Protocol):
         """Replace the client by itself, serialized and read back, as handing it to another process does."""
 
     async def forget_adapters(self, request: Empty) -> Empty:
-        """Out of band: no engine holds an adapter any more. For the clean room of stacks of `LORA`."""
+        """Out of band: remove every adapter from the engines. For the clean room of stacks with `LORA`."""
 
     async def digests(self, request: Empty) -> DigestsResult:
-        """Out of band: what the workers hold now."""
+        """Out of band: digests of the weights that the workers hold now."""
 
     async def workers(self, request: Empty) -> WorkersResult:
-        """Out of band: by what the workers take weights."""
+        """Out of band: how the workers take weights."""
 
     async def device_memory(self, request: Empty) -> DeviceMemoryResult:
         """Out of band: memory in use on the workers' devices. Also answered while engines are asleep."""
@@ -576,7 +575,7 @@ class StackAdapter(Protocol):
         """Out of band: what the engine taps saw since the last call."""
 
     async def in_flight(self, request: Empty) -> InFlightResult:
-        """Out of band: what engines work on now."""
+        """Out of band: the requests that engines work on now."""
 
     async def probe_security(self, request: Empty) -> ProbeSecurityResult:
         """Out of band: which addresses are bound, and what each HTTP address does for a caller without credentials."""
@@ -595,11 +594,11 @@ class Plane(StrEnum):
     """It makes an engine generate."""
     CONTROL = "control"
     OUT_OF_BAND = "out of band"
-    """Of the harness: it starts the stack, breaks it, or reads what engines and workers did and hold."""
+    """For the harness only: starts the stack, breaks it, or reads what engines and workers did and hold."""
 
 
 class Method(msgspec.Struct, frozen=True):
-    """One row of the table of calls: its request and result types, the capability it needs, and what it is for."""
+    """One row of the table of calls: request and result types, needed capability, plane."""
 
     name: str
     request: type[Message]
@@ -607,9 +606,9 @@ class Method(msgspec.Struct, frozen=True):
     capability: Capability | None = None
     plane: Plane = Plane.CONTROL
     answers: Literal["lists", "choices", "trajectories"] | None = None
-    """In which form the result has one response a row: lists of token ids, an OpenAI body, or a gym generator's output."""
+    """Form of the responses in the result: lists of token ids, an OpenAI body, or a gym generator's output."""
     polled: bool = False
-    """True if the driver repeats it until something is observed: how often says nothing about the stack."""
+    """True if the driver repeats it until it observes something. The number of calls then says nothing about the stack."""
 
 
 METHODS: dict[str, Method] = {
@@ -664,7 +663,7 @@ METHODS: dict[str, Method] = {
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
     )
 }
-"""Every call of the contract by name. Host and handle are both made from this table."""
+"""Every call of the contract by name. Host and handle both use this table."""
 DATA_PLANE = tuple(name for name, method in METHODS.items() if method.plane is Plane.DATA)
 LISTS, CHOICES = (
     tuple(name for name, method in METHODS.items() if method.answers == form) for form in ("lists", "choices")
@@ -680,9 +679,9 @@ _OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
 
 
 def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
-    """The capabilities that this very call needs: finer than the table where an argument decides.
+    """The capabilities that this call needs. Arguments count, unlike in the table.
 
-    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded; an argument that it lacks has its default.
+    `request` is plain (`msgspec.to_builtins`), as it is sent and recorded. A missing argument has its default.
     """
     needed = METHODS[method].capability
     found = set() if needed is None else {needed}
@@ -707,7 +706,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
 
 
 def _of_openai_body(path: str, text: str) -> set[Capability]:
-    """What a body needs beyond the address itself. What cannot be read is the stack's to refuse."""
+    """The capabilities that a body needs beyond the address itself. None for an unreadable body: the stack has to refuse it."""
     try:
         body = msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What the processes of a stack need of the machine, and what they leave on it. Adapters say it; nothing here names one."""
+"""What a stack's processes need from the machine, and what they leave on it. Adapters supply the values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ GIB = 2**30
 
 @final
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of stack. The defaults are for a stack that needs and leaves nothing."""
+    """The needs of one kind of stack. The defaults are for a stack that needs and leaves nothing."""
 
     import_path: str = ""
-    """Folder of the project that its processes find more packages in."""
+    """Folder of the project that its processes get on PYTHONPATH."""
     modules: tuple[str, ...] = ()
-    """What a user's own interpreter must be able to import."""
+    """Modules that a user's own interpreter must be able to import."""
     cache_variable: str = ""
     """Environment variable that names the folder for what its processes compile."""
     logs: str = ""
     """Pattern of folders below the scratch folder that hold more logs."""
     stages: Mapping[str, str] = {}
-    """What its log says while it starts: pattern of a line → words for the progress line, as `re.Match.expand` takes them."""
+    """Pattern of a line in its start-up log → words for the progress line, a template of `re.Match.expand`."""
     ports: tuple[int, ...] = ()
-    """Fixed ports of loopback that it asks for first. It moves on from a taken one."""
+    """Fixed loopback ports that it tries first. If one is taken, it tries another."""
     start_bytes: int = 0
-    """Memory of all its processes but the engines."""
+    """Bytes of memory of all its processes except the engines."""
     engine_bytes: int = GIB
-    """Memory of one engine with the tiny model."""
+    """Bytes of memory of one engine with the tiny model."""
     shared_memory_bytes: int = 0
-    """Room that it wants in /dev/shm."""
+    """Bytes that it wants in /dev/shm."""
     socket: str = ""
-    """The longest path of one of its Unix sockets, below the temporary folder."""
+    """Longest path of its Unix sockets, below the temporary folder."""

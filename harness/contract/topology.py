@@ -18,7 +18,7 @@ Quantization = Literal["int8", "fp8"]
 Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
 DEFAULT_ENGINES = 2
 DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
-"""Topologies that differ in nothing but their placement."""
+"""Names of two topologies that differ only in their placement."""
 
 
 class Placement(StrEnum):
@@ -44,14 +44,14 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_parallel: int = 1
     placement: Placement = Placement.DISAGGREGATED
     quantization: Quantization | None = None
-    """In which the engines hold the weights that they are given in full precision (SkyRL #1014, task 12)."""
+    """Format in which the engines hold weights that they receive in full precision (SkyRL #1014, task 12)."""
     model: Architecture | None = None
-    """The architecture that it is for: the user's checkpoint if that is of it, else a tiny model. None: the user's, whatever it
-    is, else a tiny Qwen2."""
+    """The architecture that it needs: the run takes the user's checkpoint if that has it, else a tiny model. None: the run takes
+    any checkpoint of the user, else a tiny Qwen2."""
     expert_parallel: bool = False
-    """Experts are spread over the tensor- and data-parallel workers of an engine (SkyRL #1014, task 10)."""
+    """True if experts are spread over an engine's tensor- and data-parallel workers (SkyRL #1014, task 10)."""
     lora: bool = False
-    """Engines are started able to take adapters (SkyRL #1014, task 11)."""
+    """True if engines start with support for adapters (SkyRL #1014, task 11)."""
 
     @property
     def world_size(self) -> int:
@@ -65,12 +65,12 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def names() -> tuple[str, ...]:
-    """Every topology that there is, in the order of the table."""
+    """The names of all topologies, in the order of the table."""
     return tuple(_table())
 
 
 def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
-    """The topology of that name; of so many engines unless the table says how many. Raises UsageError for an unknown name."""
+    """The topology of that name, with `engines` engines unless the table sets a number. Raises UsageError for an unknown name."""
     if name not in _table():
         close = difflib.get_close_matches(name, names(), 1)
         raise UsageError(
@@ -81,7 +81,7 @@ def topology(name: str, engines: int = DEFAULT_ENGINES) -> Topology:
 
 
 def colocated(one: Topology) -> Topology:
-    """The same engines, colocated with the trainer: what one GPU can hold. Remote servers stay remote."""
+    """The same engines, colocated with the trainer so that one GPU can hold both. Remote servers stay remote."""
     if one.placement is not Placement.DISAGGREGATED:
         return one
     if one.name == DISAGGREGATED:

@@ -1,6 +1,6 @@
-"""What scenarios may know of a model's vocabulary: asked of its own tokenizer, configuration and chat template.
+"""What scenarios may know about a model's vocabulary, from its own tokenizer, configuration and chat template.
 
-The oracle works it out once per model (`read`), every recording's header keeps it, and a scenario finds it as `stack.vocabulary`.
+The oracle reads it once per model (`read`). Every recording's header keeps it. Scenarios find it as `stack.vocabulary`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ TINY_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Their chat template."""
+"""Chat template of the tiny models."""
 PRINTABLE = range(ord("!"), ord("~") + 1)
 BYTES = (*range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes beyond ASCII that a byte-level vocabulary shows as the Latin-1 character of the same number."""
 LEAD = 0xC2
-"""From this byte on no byte is the last one of a character (UTF-8)."""
+"""No byte from this one on ends a character (UTF-8)."""
 SCATTER = 512
 FREQUENT = 4096
-"""Vocabularies number their pieces by frequency: below this id are those that most answers hold."""
+"""Most answers contain ids below this one: vocabularies number their pieces by frequency."""
 
 
 class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
-    """A model's token ids, by what they are. Ids are ascending."""
+    """A model's token ids by kind. Ids are ascending."""
 
     size: int
     """Number of ids."""
@@ -38,7 +38,7 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
     eos: int
     """The id that ends a sequence."""
     ends: tuple[int, ...]
-    """All ids that end an answer: `eos`, and what the model's generation configuration adds."""
+    """All ids that end an answer: `eos`, and those that the model's generation configuration adds."""
     characters: dict[str, int]
     """Printable ASCII character → the id whose text is that character alone, in the order of the characters."""
     byte_ids: dict[int, int]
@@ -46,7 +46,7 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
     template: str
     """The chat template (Jinja)."""
     named: dict[str, str]
-    """What a template may call special tokens → their text ("eos_token": "<|im_end|>")."""
+    """A template's variable for a special token → its text ("eos_token": "<|im_end|>")."""
 
     @cached_property
     def ordinary(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def plain(self) -> list[int]:
-        """Ids of one printable ASCII character each. Raises ModelLacks if that is fewer than half of them."""
+        """Ids of one printable ASCII character each. Raises ModelLacks if fewer than half of the characters have one."""
         if 2 * len(self.characters) < len(PRINTABLE):
             raise ModelLacks("tokens of one character each")
         return list(self.characters.values())
@@ -70,21 +70,21 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
 
     @property
     def cut(self) -> int:
-        """An id with which no text can end: the first part of a character. Raises ModelLacks if there is none."""
+        """An id that cannot end a text: the first byte of a character. Raises ModelLacks if there is none."""
         leading = [token for byte, token in self.byte_ids.items() if byte >= LEAD]
         if not leading:
             raise ModelLacks("a token that is the first byte of a character")
         return leading[-1]
 
     def some_special(self, count: int) -> list[int]:
-        """Special ids, the end of a sequence among them. Raises ModelLacks if there are fewer than `count`."""
+        """`count` special ids, including `eos`. Raises ModelLacks if there are fewer."""
         others = [token for token in self.special if token != self.eos]
         if len(others) < count - 1:
             raise ModelLacks(f"{count} special tokens")
         return sorted([*others[: count - 1], self.eos])
 
     def scattered(self, remainders: range) -> list[int]:
-        """Frequent ordinary ids with these remainders by 512: a share of the vocabulary that most answers meet."""
+        """Frequent ordinary ids whose remainder modulo 512 is in `remainders`. Most answers contain some of them."""
         return [token for token in self.ordinary if token < FREQUENT and token % SCATTER in remainders]
 
     def text(self, token_ids: Iterable[int]) -> str:
@@ -92,13 +92,13 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
         return "".join(self._character[token] for token in token_ids)
 
     def spelled(self, text: str) -> list[int]:
-        """The ids of `plain` that spell a text: not the ids that a tokenizer would choose. Raises ModelLacks for other texts."""
+        """The ids of `plain` that spell a text; a tokenizer may choose other ids. Raises ModelLacks for other characters."""
         if lacking := set(text) - self.characters.keys():
             raise ModelLacks(f"tokens of one character each for {' '.join(sorted(lacking))}")
         return [self.characters[character] for character in text]
 
     def rendered(self, conversation: list[dict[str, str]]) -> str:
-        """The text that the chat template makes of a conversation, with the prompt to answer."""
+        """The conversation rendered by the chat template, with the generation prompt."""
         return str(_compiled(self.template).render(messages=conversation, add_generation_prompt=True, **self.named))
 
     @cached_property
@@ -108,7 +108,7 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
 
 @lru_cache
 def _compiled(template: str) -> Any:
-    """As Transformers compiles it."""
+    """Compile a template as Transformers does."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
@@ -127,7 +127,7 @@ def read(
 ) -> Vocabulary:
     """The facts of a tokenizer. `ids` maps the vocabulary's own spelling of its pieces to their ids, `decode` gives their text.
 
-    Byte-level vocabularies spell a byte as a character, those with a fallback to bytes as "<0xFF>".
+    Byte-level vocabularies spell a byte as a character; byte-fallback vocabularies spell it as "<0xFF>".
     """
 
     def alone(spellings: Iterable[str], text: str) -> int | None:
@@ -158,4 +158,4 @@ TINY = Vocabulary(
     template=TINY_TEMPLATE,
     named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
 )
-"""The facts of the tiny models."""
+"""The tiny models' vocabulary."""

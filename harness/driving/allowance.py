@@ -1,7 +1,7 @@
-"""How much longer a large checkpoint may take than the tiny model: seconds to add to a deadline, by the size of its weights.
+"""Seconds to add to a deadline for the size of a checkpoint's weights.
 
-It is for work that goes over all weights once: load, make a policy version, send, hash. How fast engines make tokens is measured
-instead (`harness.driving.stack.CANARY_S`).
+For work that reads all weights once: load, make a policy version, send, hash. The speed of generation is measured instead
+(`harness.driving.stack.CANARY_S`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 BYTES_PER_S = 5e6
-"""As slow as a busy machine of two cores may be. SmolLM2 (540 MB) gets 108 s more."""
+"""Bytes of weights per second on a busy machine with two cores. SmolLM2 (540 MB) gets 108 s more."""
 
 
 def for_weights(model_path: str | os.PathLike[str]) -> float:
-    """Seconds; none for a folder without weights."""
+    """Seconds to add; 0 for a folder without weights."""
     return sum(file.stat().st_size for file in Path(model_path).glob("*.safetensors")) / BYTES_PER_S

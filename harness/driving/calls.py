@@ -1,4 +1,4 @@
-"""The calls of the contract in words, as scenarios make them. `Stack` sends and records them."""
+"""The calls of the contract as scenarios make them. `Stack` sends and records them."""
 
 from __future__ import annotations
 
@@ -56,31 +56,31 @@ R = TypeVar("R", bound=Message)
 
 
 class Calls(ABC):
-    """The contract in words. Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
+    """The contract's calls. Token ids are ints; `session_ids` has one entry per prompt; `label` names a call for the checks.
 
-    It keeps what calls leave behind, for the next clean room.
+    It keeps track of the state that calls leave, for the next clean room.
     """
 
     def __init__(self) -> None:
         self._version: int | None = None
-        """The policy version that all engines have; None if that is not known."""
+        """The policy version of all engines; None if unknown."""
         self._paused = False
         self._adapters: set[str] = set()
-        """Names of the LoRA adapters that are loaded."""
+        """Names of the loaded LoRA adapters."""
         self._left = False
-        """True after a sync that failed: the trainer has to join again (`prepare_weight_sync`)."""
+        """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
         self._may_spoil = False
-        """True if the scenario that is driven declares that it breaks the stack."""
+        """True if the current scenario declares that it breaks the stack."""
         self._spoiled = False
         self._killed = False
-        """True if a scenario killed a server: a death is no news then."""
+        """True if a scenario killed a server. A death is then expected."""
 
     @abstractmethod
     async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
-        """Send and record one call. Raises a `StackError` for one that fails."""
+        """Send and record one call. Raises a `StackError` if it fails."""
 
     def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
-        """What this call needs beyond `LORA`, by the adapters that are loaded already."""
+        """The capabilities that this call needs beyond `LORA`, given the adapters loaded already."""
         meant: set[str | None] = {*self._adapters} if self._adapters else {None}
         match method:
             case "load_lora_adapter" if self._adapters - {request["name"]}:
@@ -101,7 +101,7 @@ class Calls(ABC):
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """Continue each prompt, under a LoRA adapter if one is named; results in the order of the prompts."""
+        """Continue each prompt, under `lora_adapter` if given. Results in the order of the prompts."""
         request = GenerateRequest(
             prompt_token_ids=prompts,
             session_ids=session_ids,
@@ -123,7 +123,7 @@ class Calls(ABC):
         return await self._call("generate", request, Generation, label)
 
     async def generate_request(self, request: GenerateRequest, *, label: str | None = None) -> Generation:
-        """A request as it is, for what the other two cannot say (malformed on purpose)."""
+        """Send a request as it is, for requests that the other two methods cannot build (malformed on purpose)."""
         return await self._call("generate", request, Generation, label)
 
     async def sample(
@@ -150,11 +150,11 @@ class Calls(ABC):
         return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
 
     async def http(self, request: HttpRequest, *, label: str | None = None) -> HttpResponse:
-        """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes them."""
+        """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes such requests."""
         return await self._call("http", request, HttpResponse, label)
 
     async def gym_generate(self, request: GymRequest, *, label: str | None = None) -> GymOutput:
-        """Trajectories of SkyRL's gym generator; results in the order of the prompts."""
+        """Trajectories of SkyRL's gym generator, in the order of the prompts."""
         return await self._call("gym_generate", request, GymOutput, label)
 
     async def tokenize(
@@ -212,8 +212,8 @@ class Calls(ABC):
     ) -> None:
         """Load a policy version into every engine through the stack's own weight sync.
 
-        With `fail_after_chunks` the trainer fails in the middle: the call has to fail. The stack is started anew for the next
-        scenario.
+        With `fail_after_chunks` the trainer fails in the middle, and the call must fail. The next scenario gets a fresh start of
+        the stack.
         """
         if fail_after_chunks is not None:
             self._spoil("a sync that fails")
@@ -223,17 +223,17 @@ class Calls(ABC):
         self._version, self._left = version, False
 
     async def sync_weights_paused(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
-        """The same with generation paused (keep) around it, as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
+        """`sync_weights` while generation is paused (keep), as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
 
-        Data-parallel engines need it: after their last answer they go on with dummy batches for a while, each for the sake of the
-        others, and a batch in the middle of a sync meets half of the weights. A pause returns once they have come to rest (vLLM).
+        Data-parallel engines need the pause. After their last answer they run dummy batches for a while, each for the sake of
+        the others, and a batch during a sync would use half of the new weights. A pause returns once they are idle (vLLM).
         """
         await self.pause("keep")
         await self.sync_weights(version, chunks=chunks, label=label)
         await self.resume()
 
     async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
-        """One optimizer step on rollouts: a new policy version, which no engine has before it is synced."""
+        """One optimizer step on rollouts makes a new policy version. No engine has it before a sync."""
         return await self._call("train", request, TrainResult, label)
 
     async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
@@ -241,7 +241,7 @@ class Calls(ABC):
         return (await self._call("digests", Empty(), DigestsResult, label)).servers
 
     async def workers(self, *, label: str | None = None) -> dict[str, list[WorkerDescription]]:
-        """server → rank → by what it takes weights, out of band."""
+        """server → rank → how the worker takes weights, out of band."""
         return (await self._call("workers", Empty(), WorkersResult, label)).servers
 
     async def device_memory(self, *, label: str | None = None) -> dict[str, list[WorkerMemory]]:
@@ -251,25 +251,25 @@ class Calls(ABC):
     async def start_staleness_manager(
         self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
     ) -> None:
-        """A fresh staleness manager, at global step 1. All numbers are rollouts, but the last: steps."""
+        """Start a fresh staleness manager at global step 1. `max_staleness_steps` counts training steps, the others rollouts."""
         request = StalenessRequest(
             max_concurrent=max_concurrent, mini_batch_size=mini_batch_size, max_staleness_steps=max_staleness_steps
         )
         await self._call("start_staleness_manager", request, Empty, label)
 
     async def acquire_slot(self, rollout: str, *, label: str | None = None) -> None:
-        """Wait until this rollout may be asked for."""
+        """Wait until this rollout may be requested."""
         await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty, label)
 
     async def accept_rollout(self, rollout: str, *, label: str | None = None) -> None:
         await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty, label)
 
     async def trained(self, consumed: list[str], *, global_step: int, label: str | None = None) -> None:
-        """A training step is done with these rollouts; `global_step` is worked on now."""
+        """A training step has used the rollouts `consumed`. `global_step` begins now."""
         await self._call("trained", TrainedRequest(consumed=consumed, global_step=global_step), Empty, label)
 
     async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
-        """Load a version of a LoRA adapter under a name into every engine; one that is there is replaced."""
+        """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._adapters)
         self._adapters.add(name)  # also when it fails: it may have reached some servers
         try:
@@ -288,17 +288,17 @@ class Calls(ABC):
     # --- probing and breaking, out of band
 
     async def probe_security(self, *, label: str | None = None) -> ProbeSecurityResult:
-        """Which addresses are bound, and what they do for a caller without credentials."""
+        """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", Empty(), ProbeSecurityResult, label)
 
     async def kill_server(self, server: str, *, label: str | None = None) -> None:
-        """Kill a server's processes. The stack is started anew for the next scenario."""
+        """Kill a server's processes. The next scenario gets a fresh start of the stack."""
         self._spoil("kill_server")
         self._killed = True
         await self._call("kill_server", KillServerRequest(server=server), Empty, label)
 
     def _spoil(self, how: str) -> None:
-        """From here on the stack is of no use to the next scenario. Raises ValueError for one that does not declare that."""
+        """Mark the stack as unusable for the next scenario. Raises ValueError if the scenario does not declare spoils=True."""
         if not self._may_spoil:
             raise ValueError(f"{how} breaks the stack, and the scenario does not declare it: spoils=True")
         self._spoiled = True

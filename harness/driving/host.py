@@ -2,10 +2,10 @@
 
 ``python -m harness.driving.host --adapter backends.skyrl.http:HttpStack --socket /path/stack.sock``
 
-One POST a call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
-Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described: when
-one of them dies, pending calls get `GRACE_S` to end by themselves and are then failed by name. Every answer after that says
-``"died": "<role> (pid …) died"``, so that the driver does not go on with half a stack.
+One POST per call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
+Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described. When
+one dies, pending calls get `GRACE_S` to end by themselves; then the host fails them and names the process. Every later answer
+says ``"died": "<role> (pid …) died"``, so that the driver does not continue with half a stack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.contract.vocabulary import Vocabulary
 from harness.records.reference import QUERIES
 
 GRACE_S = 15.0
-"""How long a call may go on after a process that it may need has died: time for the stack to report it itself."""
+"""Seconds that a call may continue after a watched process died, so that the stack can report the death itself."""
 WATCH_S = 0.5
 
 CALLS: dict[str, tuple[type[Message], type[Message]]] = {
@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[type[Message], type[Message]]] = {
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     """How a call failed inside the host. `error` names the class of `harness.contract.errors` that the driver raises.
 
-    `blame` and `next_step` are those of a `StackError` that the adapter raised itself; empty where it has none to give.
+    `blame` and `next_step` come from a `StackError` that the adapter raised itself; they are empty for other exceptions.
     """
 
     error: str
@@ -62,13 +62,13 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Ray wraps what an actor raised: the cause is what the caller's code sees as `e.cause`."""
+    """The exception without Ray's wrapper: Ray keeps an actor's own exception in `e.cause`."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 
 def reply_to(error: BaseException, trace: str) -> ErrorReply:
-    """The reply that stands for an exception of the adapter."""
+    """The reply for an exception of the adapter."""
     if isinstance(error, NotOffered):
         return ErrorReply(error="NotOffered", kind="NotOffered", message=error.capability)
     if isinstance(error, StackError):
@@ -92,17 +92,17 @@ def reply_to(error: BaseException, trace: str) -> ErrorReply:
 
 
 class Host:
-    """The adapter, its calls and the watch over its processes."""
+    """Answers an adapter's calls and watches its processes."""
 
     def __init__(self, adapter: Any, log: TextIO | None = None) -> None:
         self._adapter = adapter
-        self._log = log or sys.stderr  # of a process of its own: it goes into the stack's log
+        self._log = log or sys.stderr  # a host process writes its standard error into the stack's log
         self._processes: dict[str, int] = {}
         self._died: asyncio.Future[str] | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def call(self, method: str, body: bytes) -> bytes:
-        """Answer one call. Every way to fail ends in a reply; nothing is raised to the server."""
+        """Answer one call. Every failure becomes a reply; nothing is raised to the server."""
         if method not in CALLS:
             return self._reply(
                 error=ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")
@@ -145,7 +145,7 @@ class Host:
         raise StackDied(f"{self._died.result()} while {method} was waiting")
 
     def _guard(self, description: Description) -> None:
-        """Start to watch the processes of a description; a later one replaces the first."""
+        """Watch the processes of this description instead of those of an earlier one."""
         if self._watch is not None:
             self._watch.cancel()
         self._processes = description.processes
@@ -153,7 +153,7 @@ class Host:
         self._watch = asyncio.create_task(self._look_after(self._died))
 
     def _give_up(self, server: str) -> None:
-        """Its end is wanted: none of its processes is missed."""
+        """Stop watching a server's processes: the harness is about to kill them."""
         self._processes = {role: pid for role, pid in self._processes.items() if not role.startswith(f"{server}/")}
 
     async def _look_after(self, died: asyncio.Future[str]) -> None:
@@ -162,7 +162,7 @@ class Host:
         died.set_result(dead)
 
     def _dead(self) -> str | None:
-        """Which of the described processes died, if one did; an adapter without processes says so itself (`dead`)."""
+        """Names a described process that died, or returns None. An adapter without processes reports it itself (`dead`)."""
         said = getattr(self._adapter, "dead", None)
         if said is not None and (dead := said()) is not None:
             return str(dead)

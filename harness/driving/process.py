@@ -1,4 +1,4 @@
-"""The processes of one stack: a host below its supervisor, asked over a Unix socket. Every death is named."""
+"""The processes of one stack: a host below its supervisor, called over a Unix socket. Every death is named."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from harness.driving.supervisor import Farewell, Job
 SOCKET_DEADLINE_S = 60.0
 FAREWELL_DEADLINE_S = 30.0
 DEATH_S = 5.0
-"""How long a host whose connection broke may take to be gone: then its exit status is known."""
+"""Seconds to wait for the end of a host whose connection broke, so that its exit status is known."""
 LONGEST_TMPDIR = 20
-"""Characters. A stack's sockets lie up to 87 below the temporary folder, and a socket's path has 107 at most (Linux)."""
+"""Most characters of a usable temporary folder. Stacks add up to 87 to a socket's path, and Linux allows 107."""
 LOG_TAIL_LINES = 25
 TEARDOWN_DEADLINE_S = 20.0
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last lines of a log, or an empty string where there is none."""
+    """The last lines of a log, or an empty string if there is no log."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
@@ -56,7 +56,7 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host said: a result or an error, and which process of the stack is dead, if one is."""
+    """A host's answer: a result or an error, and the dead process of the stack, if any."""
 
     result: Message | None = None
     error: ErrorReply | None = None
@@ -64,7 +64,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(method: str, content: bytes) -> Answered:
-    """An answer of `harness.driving.host.Host`. Raises DecodeError or KeyError for what is none."""
+    """Decode an answer of `harness.driving.host.Host`. Raises DecodeError or KeyError if it is malformed."""
     envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     died = msgspec.json.decode(envelope["died"], type=str) if "died" in envelope else None
     if "result" in envelope:
@@ -73,7 +73,7 @@ def read_answer(method: str, content: bytes) -> Answered:
 
 
 def as_stack_error(reply: ErrorReply, log: Path) -> StackError:
-    """The error that stands for a host's reply. `log` is the stack's."""
+    """The error for a host's error reply. `log` is the stack's log."""
     match reply.error:
         case "NotOffered":
             return NotOffered(reply.message)
@@ -90,11 +90,11 @@ class HostHandle(Protocol):
     """The driver's end of a host, in a process of its own (`HostProcess`) or in the driver's (`harness.driving.inline`)."""
 
     died: str | None
-    """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
+    """A dead process that the stack needs, from the host's latest report of one."""
 
     @property
     def ended(self) -> bool:
-        """Was it killed, or taken down?"""
+        """True if the host was killed or taken down."""
 
     async def launch(self) -> None: ...
 
@@ -109,8 +109,8 @@ class HostHandle(Protocol):
 class HostProcess:
     """One adapter in its own process group and environment, below a supervisor.
 
-    `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` what the target adds
-    to the environment, `runtime` what its processes need of the machine. `logs` is kept, the scratch folder is not.
+    `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` the target's additions
+    to the environment, `runtime` its processes' needs. `logs` is kept, the scratch folder is not.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class HostProcess:
         usual = tempfile.gettempdir()
         self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
         self.died: str | None = None
-        """A process that the stack cannot do without and that is gone, as the host's latest answer said."""
+        """As in `HostHandle`."""
         self._socket = self.scratch / "host.sock"
         self._python, self._adapter, self._variables = python, adapter, variables
         self._runtime = runtime or Runtime()
@@ -201,9 +201,9 @@ class HostProcess:
         )
 
     async def call(self, method: str, request: Message, deadline_s: float) -> Any:
-        """One call of the contract; its typed result. Raises a `StackError` for every other end.
+        """The typed result of one call of the contract. Raises a `StackError` for any failure.
 
-        After `deadline_s` seconds the host is killed with all its processes: what it would still do is of no use.
+        After `deadline_s` seconds it kills the host with all its processes: a later answer would be useless.
         """
         assert self._client is not None, "launch comes first"
         body = msgspec.json.encode(request)
@@ -246,16 +246,16 @@ class HostProcess:
     def _death(self, what: str) -> StackDied:
         if self._supervisor is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.wait(DEATH_S)  # it sees the host's end by itself, and how it ended
+                self._supervisor.wait(DEATH_S)  # the supervisor sees the host's end and its exit status
         farewell = self.kill()
         code = None if farewell is None else farewell.exit_code
         how = "" if code is None else f" with signal {-code}" if code < 0 else f" with status {code}"
         return StackDied(f"{what}{how}", log_tail=log_tail(self.log), next_step=f"read {self.log}")
 
     def kill(self) -> Farewell | None:
-        """End everything below the supervisor, now. Idempotent; returns what the supervisor had to do.
+        """End everything below the supervisor, now. Idempotent. Returns the supervisor's report.
 
-        Raises a plain `StackError` if that cannot be done: no other stack should be started then.
+        Raises a plain `StackError` if the supervisor does not finish. No other stack should start then.
         """
         with self._ending:
             return self._kill()
@@ -286,7 +286,7 @@ class HostProcess:
         await asyncio.to_thread(self.kill)
 
     async def close(self) -> Farewell | None:
-        """Take the stack down in an orderly way, then kill what is left."""
+        """Stop the stack in an orderly way, then kill what is left."""
         if self._supervisor is not None and self._supervisor.poll() is None and self._farewell is None:
             try:
                 await self.call("teardown", Empty(), TEARDOWN_DEADLINE_S)
@@ -296,5 +296,5 @@ class HostProcess:
         if self._client is not None:
             await self._client.aclose()
         farewell = await asyncio.to_thread(self.kill)
-        shutil.rmtree(self.scratch, ignore_errors=True)  # there still, if it was never launched
+        shutil.rmtree(self.scratch, ignore_errors=True)  # still there if the host was never launched
         return farewell

@@ -1,6 +1,5 @@
-"""The driver's handle on a host: every call is sent, recorded and ended by its deadline, every hang named. What a scenario gets.
-
-The calls in words are in `calls.py`, the processes in `process.py`.
+"""The driver's handle on a host, and the `stack` of a scenario. It sends and records every call, ends it by its deadline, and
+names every hang. The calls are in `calls.py`, the processes in `process.py`.
 """
 
 from __future__ import annotations
@@ -59,34 +58,34 @@ from harness.records.recording import (
 )
 
 START_GRACE_S = 30.0
-"""How much longer than the adapter the driver waits for a start: the adapter says which part is not up."""
+"""Seconds that the driver waits longer than the adapter for a start, so that the adapter can name the part that is not up."""
 TELL_EVERY_S = 20.0
-"""How often a start that lasts says what the stack is doing."""
+"""Seconds between two progress texts of a long start."""
 JOIN_DEADLINE_S = 90.0
 MOST_ATTEMPTS = 3
-"""How often a scenario is begun whose requests end before they are caught in flight."""
+"""Most attempts at a scenario whose requests end before the driver sees them in flight."""
 LAST_WORD_S = 1.0
-"""How much longer than its calls a scenario may take: what was waited for says more than that time was up."""
+"""Seconds that a scenario may take longer than its calls: an expired wait says more than an expired scenario."""
 CLEAN_ROOM_DEADLINE_S = 60.0
 CLEAN_ROOM_PASSES = 2
-"""A clean room may sync the weights, and hashes them."""
+"""Passes over all weights in a clean room: it may sync them, and it hashes them."""
 OBSERVE_DEADLINE_S = 20.0
 QUIET_ASKS = 100
-"""After so many asks what engines work on, all while no call was open, the awaited requests have ended: a scenario that has
-yet to make them does so within one."""
+"""Polls in flight without an open call after which awaited requests count as ended: a scenario that has yet to send them does
+so within one poll."""
 CANARY_S = 0.02
-"""How long the canary, an answer of one token, takes with a tiny model on two busy cores; SmolLM2 takes 0.12. Deadlines fit this."""
+"""Seconds of the canary, a one-token answer, with a tiny model on two busy cores (SmolLM2: 0.12). Deadlines fit this speed."""
 CANCEL_DEADLINE_S = 10.0
-"""How long what a scenario left running may take to end once it is cancelled."""
+"""Seconds that tasks which a scenario left running may take to end after their cancellation."""
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Message)
 
 
 class Stack(Calls):
-    """What a scenario gets: the contract in words. All calls are recorded, failed ones raise a `StackError`.
+    """The `stack` of a scenario. It records all calls. Failed calls raise a `StackError`.
 
-    Token ids are ints; `session_ids` has one entry a prompt; `label` names a call for the checks.
+    Token ids are ints; `session_ids` has one entry per prompt; `label` names a call for the checks.
     """
 
     def __init__(
@@ -96,37 +95,37 @@ class Stack(Calls):
         vocabulary: Vocabulary = TINY,
         stages: Mapping[str, str] | None = None,
     ) -> None:
-        """`stages`: as of `Runtime`."""
+        """`stages`: as in `Runtime`."""
         super().__init__()
         self._host = host
         self._stages = stages or {}
         self._request = request
         self.vocabulary = vocabulary
-        """What the model's tokens are."""
+        """The model's token ids by kind."""
         self._recorder: Recorder | None = None
         self._phase: str = "scenario"
         self._calls = 0
         self._deadline = float("inf")
         self._scenario = ""
         self._abandoned: dict[tuple[int, ...], str] = {}
-        """Prompts of batches that failed, and in which scenario: their other rows may reach an engine at any time."""
+        """Prompt of a failed batch → its scenario. The batch's other rows may reach an engine at any time."""
         self._pending = 0
-        """Calls of the data plane that have begun and not ended; `_open` are those of any kind."""
+        """Number of open calls of the data plane. `_open` counts open calls of any kind."""
         self._open = 0
         self._canary_seed = 0
         self._slowness = 1.0
-        """By how much every deadline is longer: what the last canary took, in units of `CANARY_S`, at least 1."""
+        """Factor on every deadline: the last canary's duration in units of `CANARY_S`, at least 1."""
         self._for_weights_s = allowance.for_weights(request.model_path)
-        """What one pass over all weights may add to a deadline."""
+        """Seconds that one pass over all weights adds to a deadline."""
         self._allowed_s: float | None = None
-        """How long the scenario that is driven may take."""
+        """Seconds that the current scenario may take."""
         self._events: list[Event] = []
         self.description: Description | None = None
 
     # --- lifecycle, for the plugin
 
     async def start(self, progress: Progress) -> Description:
-        """Launch the host and the stack in it. `progress` is told what is being waited for."""
+        """Launch the host and the stack in it. `progress` shows the current step."""
         with progress(f"{self._request.target}: starting its host"):
             await self._host.launch()
         what = f"{self._request.topology.name} ({self._request.start}, {self._request.engine})"
@@ -141,7 +140,7 @@ class Stack(Calls):
 
     @contextlib.asynccontextmanager
     async def _telling(self, say: Say) -> AsyncIterator[None]:
-        """While the block runs, say every `TELL_EVERY_S` what the stack's logs tell of its start."""
+        """While the block runs, show the stage of the start from the stack's logs every `TELL_EVERY_S`."""
         stage = LatestStage(Path(self._request.logs), self._stages)
 
         async def tell() -> None:
@@ -171,12 +170,12 @@ class Stack(Calls):
 
     @property
     def slowness(self) -> float:
-        """How many times longer than for the tiny model on two busy cores a token took when it was last measured; at least 1."""
+        """Duration of the last measured token, relative to the tiny model on two busy cores; at least 1."""
         return self._slowness
 
     @property
     def pending(self) -> int:
-        """Calls of the data plane that have begun and not ended."""
+        """Number of open calls of the data plane."""
         return self._pending
 
     @property
@@ -203,10 +202,10 @@ class Stack(Calls):
         *,
         spoils: bool = False,
     ) -> ScenarioTrace:
-        """Clean room, then the scenario; what was recorded of it. Raises only for a stack that cannot be ended.
+        """Run the clean room, then the scenario. Returns its trace. Raises only if the stack cannot be ended.
 
-        The trace's end says whether the scenario could be driven; judging is not done here. Where requests ended before
-        they were caught in flight, it is begun again, at most `MOST_ATTEMPTS` times: checks see the last attempt.
+        The trace's end says whether the scenario could be driven. If requests ended before the driver saw them in flight, it
+        tries again, with `MOST_ATTEMPTS` attempts at most. Checks see the last attempt.
         """
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
@@ -244,7 +243,7 @@ class Stack(Calls):
         )
 
     async def _attempt(self, deadline_s: float, scenario: Callable[[], Awaitable[None]]) -> CallError | None:
-        """Clean room and scenario, once: how it ended badly, None if it did not. Raises only what is not an Exception."""
+        """Run clean room and scenario once. Returns the error that ended them, or None. Raises only what is not an Exception."""
         limit = asyncio.timeout(None)
         try:
             allowed_s = CLEAN_ROOM_DEADLINE_S * self._slowness + CLEAN_ROOM_PASSES * self._for_weights_s
@@ -267,8 +266,8 @@ class Stack(Calls):
         return None
 
     def _abandon(self) -> None:
-        """Remember the batches of this scenario that failed as a whole (SkyRL, RemoteInferenceClient: rows that wait for their
-        turn, or to be tried again, are not called off)."""
+        """Remember this scenario's failed batches (SkyRL, RemoteInferenceClient: it does not cancel rows that wait for their turn
+        or for a retry)."""
         for call in self._events:
             if isinstance(call, Call) and call.method == "generate" and call.error is not None:
                 for prompt in call.request.get("prompt_token_ids") or ():
@@ -295,12 +294,12 @@ class Stack(Calls):
 
     @property
     def alive(self) -> bool:
-        """Has the stack neither died nor been killed, by a scenario or by us?"""
+        """True if the stack has neither died nor been ended, and no scenario has spoiled it."""
         return not self._host.ended and self._host.died is None and not self._spoiled
 
     @property
     def spoiled(self) -> bool:
-        """Did a scenario break it on purpose, and nothing else? Starting it anew is then no sign of a fault."""
+        """True if a scenario broke the stack on purpose and nothing else did. A restart is then no sign of a fault."""
         return self._spoiled and (self._killed or self._host.died is None)
 
     async def _observe(self) -> None:
@@ -313,7 +312,7 @@ class Stack(Calls):
             self._record(Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
 
     async def _clean_room(self) -> None:
-        """Resumed, awake, at policy version 0, empty prefix cache: done, then verified, and the instruments with it."""
+        """Resume, wake up, sync policy version 0, empty the prefix cache. Then verify this and the instruments."""
         if self._paused:
             await self.resume()
         await self._until_idle()
@@ -331,7 +330,7 @@ class Stack(Calls):
             await self.reset_prefix_cache()
         await self.digests(label="clean_room")
         self._canary_seed += 1
-        # One canary a server would need routing to be right; one for all proves that the tap writes at all.
+        # One canary per server would need correct routing. A single one proves that the tap writes at all.
         canary = [self.vocabulary.ordinary[(self._canary_seed >> shift) % 200] for shift in (0, 4, 8, 12)]
         began = monotonic()
         await self.generate([canary], label="canary", max_tokens=1, temperature=0.0)
@@ -340,7 +339,7 @@ class Stack(Calls):
         await self._observe()
 
     async def _until_idle(self) -> None:
-        """Wait until earlier requests have left the engines. Raises `CallTimedOut`, naming how many have not."""
+        """Wait until earlier requests have left the engines. Raises `CallTimedOut` with the number of those that have not."""
         seen = await self.in_flight()
         while seen.requests:
             if monotonic() > self._deadline:
@@ -393,12 +392,12 @@ class Stack(Calls):
         return answer
 
     async def inject(self, fault: str | None) -> int:
-        """Switch to a seeded fault, or to none; how often the one before took effect. Not recorded: scenarios know no faults."""
+        """Switch to a seeded fault or none. Returns how often the last one took effect. Not recorded: scenarios know no faults."""
         result: InjectResult = await self._host.call("inject", InjectRequest(fault=fault), 60)
         return result.fired
 
     def put_together_anew(self) -> None:
-        """For who knows that it was: nothing is known of its weights, and no adapter is loaded."""
+        """The caller has rebuilt the stack: its weights are unknown, and no adapter is loaded."""
         self._version = None
         self._adapters.clear()
 
@@ -411,7 +410,7 @@ class Stack(Calls):
     # --- waiting and provoking
 
     async def in_flight(self) -> InFlightResult:
-        """What engines work on now. Not recorded: it is asked many times a second."""
+        """The requests that engines work on now. Not recorded: the driver asks many times per second."""
         found: InFlightResult = await self._host.call("in_flight", Empty(), OBSERVE_DEADLINE_S * self._slowness)
         return found
 
@@ -428,11 +427,10 @@ class Stack(Calls):
     async def until(
         self, met: Callable[[InFlightResult], bool], what: str, *, every_s: float = 0.005
     ) -> InFlightResult:
-        """Wait until what engines work on is as `met` wants it; asked again every `every_s` seconds. What was seen then.
+        """Poll the requests in flight every `every_s` seconds until `met` accepts them. Returns the accepted poll.
 
-        Raises `CallTimedOut`, saying what was seen, when the scenario's deadline expires first, `MissedMoment` when for
-        `QUIET_ASKS` asks no call was open that could bring what is awaited, and `StackDied` when a process of the stack dies
-        meanwhile.
+        Raises `CallTimedOut` with the last poll if the scenario's deadline expires first, `MissedMoment` if no call was open for
+        `QUIET_ASKS` polls, and `StackDied` if a process of the stack dies meanwhile.
         """
         seen: InFlightResult | None = None
         quiet = 0
@@ -444,7 +442,7 @@ class Stack(Calls):
             if quiet == QUIET_ASKS:
                 raise MissedMoment(
                     f"the requests ended before they were caught: {what} were awaited; saw {seen}",
-                    next_step="run on a machine that is less busy, or make the requests longer",
+                    next_step="run on a less busy machine, or make the requests longer",
                 )
             if self._host.died is not None:
                 raise StackDied(f"{self._host.died} while {what} were awaited; saw {seen}")
@@ -455,7 +453,7 @@ class Stack(Calls):
         )
 
     async def attempt(self, call: Coroutine[Any, Any, T]) -> T | None:
-        """The call's result, or None if the stack raised: for what is provoked. Deaths and hangs still raise."""
+        """The call's result, or None if the stack raised: for provoked errors. Deaths and hangs still raise."""
         try:
             return await call
         except CallFailed:
@@ -463,11 +461,11 @@ class Stack(Calls):
 
 
 FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
-"""Ends after which a stack is not used again: it is started anew for the next scenario."""
+"""Errors after which a stack is not used again. The next scenario gets a fresh start."""
 
 
 async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
-    """End what a scenario left running. What refuses to be cancelled is named, and closed where it stands."""
+    """Cancel the tasks that a scenario left running. Tasks that refuse are closed, and the returned error names them."""
     for task in tasks:
         task.cancel()
     refusing = (await asyncio.wait(tasks, timeout=CANCEL_DEADLINE_S))[1] if tasks else set()
@@ -484,7 +482,7 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
 
 
 def _with_death(error: CallError | None, died: str) -> CallError:
-    """How a scenario ended in the course of which a process of the stack died: its own error, if there was one, and that."""
+    """The error of a scenario during which a process of the stack died: its own error, if any, with the death added."""
     if error is None:
         return CallError(kind="StackDied", message=f"{died} in the course of the scenario", blame=Blame.STACK)
     return error if died in error.message else msgspec.structs.replace(error, message=f"{error.message}\n({died})")

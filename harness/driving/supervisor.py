@@ -1,8 +1,8 @@
-"""Runs one host and sees to it that nothing of it is left: neither after a crash, nor Ctrl-C, nor a killed driver.
+"""Runs one host and removes all that it leaves, also after a crash, Ctrl-C or a killed driver.
 
 A small process between the driver and a host. It is the host's subreaper (Linux), so that everything the stack starts
-stays below it, daemons included. It ends when the host ends, or when its own standard input closes: that is the driver's lifeline.
-Then it kills what is left, removes the scratch folder and says in one line of JSON what it had to do.
+stays below it, daemons included. It ends when the host ends, or when its own standard input closes: that is the driver's
+lifeline. Then it kills what is left, removes the scratch folder and prints its report as one line of JSON (`Farewell`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ POLL_S = 0.1
 SHM = Path("/dev/shm")
 SHM_POLL_S = 0.5
 SHM_STRANGE_S = 3.0
-"""How long a new entry may be there before the process that made it maps it."""
+"""Seconds after which the search for the process behind a new entry stops."""
 GRACE_S = 3.0
 NICENESS = 10
 AUTOGROUP_S = 0.12
-"""The kernel takes a user's autogroup changes ten times a second at most, over all of them."""
+"""Seconds between attempts: the kernel takes at most ten autogroup changes per second from one user."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +42,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     scratch: str
     keep: str
-    """Folder into which more logs are copied before the scratch folder goes."""
+    """Folder into which the supervisor copies more logs before it removes the scratch folder."""
     more_logs: str = ""
-    """Pattern of the folders, below the scratch folder, that hold them."""
+    """Pattern of the folders with these logs, below the scratch folder."""
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True):
-    """The supervisor's last word. `exit_code` is the host's (negative: signal; None: it was still running, or never ran)."""
+    """The supervisor's report. `exit_code` is the host's (negative: signal; None: it was still running, or never ran)."""
 
     exit_code: int | None
     killed: list[str]
-    """Names of processes that had to be killed after the host had ended."""
+    """Names of processes that the supervisor had to end."""
     shared_memory: list[str]
-    """Shared memory that was left behind, and removed."""
+    """Paths of shared memory that was left behind and removed."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -63,10 +63,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _yield_to_driver(pid: int) -> None:
-    """Give the stack a lower scheduling priority than the driver, as a whole; inside it nothing changes.
+    """Give the whole stack a lower scheduling priority than the driver. Inside the stack nothing changes.
 
     Busy engines on a small machine starve a driver of the same weight for more than a second (measured on 2 cores, Linux
-    6.18, autogroup scheduling): too late to act on what it waits for. Ray lowers its workers in the same way.
+    6.18, autogroup scheduling), so the driver acts too late. Ray lowers its workers in the same way.
     """
     for _ in range(3):
         try:
@@ -82,7 +82,7 @@ def _yield_to_driver(pid: int) -> None:
 
 
 def _below() -> list[psutil.Process]:
-    """Everything that the stack started and that still runs; a process may end while we look."""
+    """All running processes that the stack started. A process may end during the search."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -99,9 +99,9 @@ def _name(process: psutil.Process) -> str:
 
 
 class SharedMemory:
-    """Entries of /dev/shm that the stack made, known by who maps them, as they appear.
+    """The stack's entries of /dev/shm, found as they appear by the processes that map them.
 
-    Whoever made one may be gone when it has to be removed, and its resource tracker too. They are told apart by inode: a
+    An entry's creator and its resource tracker may be gone when it has to be removed. Inodes identify the entries: a
     semaphore is mapped under the name that it had before it got its own (glibc, sem_open).
     """
 
@@ -113,7 +113,7 @@ class SharedMemory:
         self._ours: dict[int, Path] = {}
 
     def look(self) -> None:
-        """Take note of what is new. Cheap where nothing is."""
+        """Note new entries. Cheap if there are none."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -125,13 +125,13 @@ class SharedMemory:
                     self._strange.add(inode)
 
     def add(self, processes: list[psutil.Process]) -> None:
-        """What these processes map is ours, if it was not there before."""
+        """Claim the entries that these processes map, except those from before the start."""
         entries = self._entries()
         mapped = {inode for process in processes for inode in mapped_by(process)}
         self._ours |= {inode: entries[inode] for inode in mapped & entries.keys() - self._before.keys()}
 
     def remove(self) -> list[str]:
-        """Remove what is left of ours: its names."""
+        """Remove the claimed entries that are left. Returns their paths."""
         left = sorted(path for inode, path in self._entries().items() if self._ours.get(inode) == path)
         for path in left:
             path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ class SharedMemory:
 
 
 def mapped_by(process: psutil.Process) -> set[int]:
-    """Inodes of the shared memory that a process maps; none for one that has ended in the meantime."""
+    """Inodes of the shared memory that a process maps; empty if it has ended in the meantime."""
     try:
         maps = Path(f"/proc/{process.pid}/maps").read_text()
     except OSError:
@@ -167,7 +167,7 @@ def _reap() -> None:
 
 
 def _end_all(shared: SharedMemory) -> list[str]:
-    """End everything below, first politely: the names of what was there. Returns once all of it has been reaped."""
+    """End all descendants, first with SIGTERM, and reap them. Returns their names."""
     left = _below()
     names = [_name(p) for p in left]
     shared.add(left)
@@ -186,7 +186,7 @@ def _end_all(shared: SharedMemory) -> list[str]:
 
 
 def _remain() -> bool:
-    """Is anything below us, zombies included? A zombie may have threads that still hold its ports."""
+    """True if any descendant is left, zombies included. A zombie may have threads that still hold its ports."""
     _reap()
     return bool(psutil.Process().children(recursive=True))
 
@@ -203,7 +203,7 @@ def _keep_more_logs(scratch: Path, pattern: str, keep: Path) -> None:
     for logs in scratch.glob(pattern) if pattern else ():
         try:
             shutil.copytree(logs, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "events"))
-        except OSError as e:  # a full disk, say: what was copied stays, and the scratch folder goes all the same
+        except OSError as e:  # for example a full disk: copied files stay, and the scratch folder is removed anyway
             print(f"[supervisor] {logs} was not kept whole: {e}", file=sys.stderr)  # noqa: T201
 
 
@@ -211,7 +211,7 @@ def supervise(job: Job) -> Farewell:
     """Run the job to its end, or until standard input closes."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the lifeline decides, so that cleaning up is never cut short
+        signal.signal(number, lambda *_: None)  # only the lifeline ends it, so that no signal cuts the clean-up short
     exit_code = None
     shared = SharedMemory()
     try:
@@ -231,7 +231,7 @@ def supervise(job: Job) -> Farewell:
 
 
 def _started(job: Job) -> subprocess.Popen[bytes] | None:
-    """The host, or None where it cannot be run at all: the log says why."""
+    """Start the host. Returns None if it cannot be run; the log says why."""
     with Path(job.log).open("ab") as log:
         try:
             host = subprocess.Popen(
@@ -251,7 +251,7 @@ def _started(job: Job) -> subprocess.Popen[bytes] | None:
 
 
 def _until_ended(host: subprocess.Popen[bytes], shared: SharedMemory) -> int | None:
-    """Wait for the host's end: its exit code. None if the lifeline closed first."""
+    """Wait for the host's end. Returns its exit code, or None if the lifeline closed first."""
     while host.poll() is None:
         shared.look()
         readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
@@ -266,7 +266,7 @@ def main() -> None:
     try:
         print(msgspec.json.encode(farewell).decode(), flush=True)  # noqa: T201
     except BrokenPipeError:
-        os._exit(0)  # the driver is gone: nobody is left to tell
+        os._exit(0)  # the driver is gone
 
 
 if __name__ == "__main__":

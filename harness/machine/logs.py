@@ -1,4 +1,4 @@
-"""Reads the logs of a run's stacks while they are written: what `-v` shows, and what a stack does while it starts."""
+"""Reads the logs of a run's stacks while they are written, for `-v` and for the progress of a start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogStream:
         self._thread.start()
 
     def stop(self) -> None:
-        """Hand on what is left, then end."""
+        """Hand on the remaining lines, then end."""
         self._stopped.set()
         self._thread.join()
 
@@ -42,7 +42,7 @@ class LogStream:
 
 
 class LatestStage:
-    """What a stack does, by the latest line of its logs that one of `stages` matches: pattern → words (`Target.start_stages`)."""
+    """A stack's stage, from the latest line of its logs that matches one of `stages`: pattern → words (`Runtime.stages`)."""
 
     def __init__(self, folder: Path, stages: Mapping[str, str]) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class LatestStage:
         self._latest = ""
 
     def __call__(self) -> str:
-        """Read what is new. "" as long as nothing has matched."""
+        """Read the new lines. Returns the latest stage, or "" if no line has matched yet."""
         for path in sorted(self._folder.rglob("*.log")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))

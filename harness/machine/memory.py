@@ -1,4 +1,4 @@
-"""How much memory there is: by the machine, and by the container's limit."""
+"""Memory of the machine, within the container's limit."""
 
 from __future__ import annotations
 

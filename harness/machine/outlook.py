@@ -1,6 +1,6 @@
-"""What a run will start, how long that takes and how much memory it needs, and what this machine cannot hold. Said before it begins.
+"""Forecast of a run: its starts, their time and memory, and what this machine cannot hold.
 
-Estimates of the tiny model on CPU, measured; they are for whoever waits, and no verdict rests on them.
+The estimates come from measurements of the tiny model on CPU. No verdict rests on them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from harness.machine.memory import available_and_total
 
 GIB = 2**30
 START_CPU_S = {"ray": 105.0, "fork": 30.0}
-"""CPU seconds of a start but for its workers: imports, Ray's daemons."""
+"""CPU seconds of a start without its workers: imports, Ray's daemons."""
 WORKER_CPU_S = {"ray": 40.0, "fork": 15.0}
 SCENARIO_S = 1.6
-"""Seconds that a take of a scenario takes, over all of them."""
+"""Mean seconds per take of a scenario."""
 TREE_BYTES = {"ray": int(2.5 * GIB), "fork": int(0.8 * GIB)}
-"""The process tree of a start, without workers (proportional set size)."""
+"""Bytes of a start's process tree, without workers (proportional set size)."""
 WORKER_BYTES = GIB
-"""One worker with the tiny model and 256 cache blocks."""
+"""Bytes of one worker with the tiny model and 256 cache blocks."""
 ORACLE_BYTES = int(0.7 * GIB)
 
 
 @final
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of a stack in a topology, and what is driven on it."""
+    """One start of a stack in a topology, and the scenarios that are driven on it."""
 
     target: str
     topology: Topology
     scenarios: int
     takes: int
-    """Of each scenario, but for those that spoil the stack: these are driven once."""
+    """Takes per scenario. Scenarios that spoil the stack are driven once."""
     spoiling: int = 0
-    """How many of the scenarios spoil it: all but the last are followed by a fresh start."""
+    """Number of scenarios that spoil the stack. A fresh start follows all but the last."""
     kind: str
     """ "ray", "fork", or "inline": nothing is started."""
 
@@ -56,7 +56,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.kind == "inline" else TREE_BYTES[self.kind] + WORKER_BYTES * self.topology.world_size
 
     def lacks(self, engine: str, gpus: int, models: int = 1) -> str:
-        """What this machine lacks for it; empty if nothing. So many models have an oracle by then, which stays."""
+        """What this machine lacks for it; empty if nothing. `models` counts the oracles that run by that time, one per model."""
         if self.kind == "inline":
             return ""
         if engine == "cuda" and (needed := devices.needed(self.topology)) > gpus:
@@ -69,7 +69,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lines(starts: Sequence[Start], engine: str, gpus: int) -> Iterator[str]:
-    """The outlook in words: a line a start, what lacks, and the whole."""
+    """The outlook in words: the total, then one line per start, and a line for what this machine lacks."""
     minutes = sum(start.seconds for start in starts) / 60
     yield f"{len(starts)} starts, about {max(1, round(minutes))} min, one after the other:"
     models = set()

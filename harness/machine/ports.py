@@ -1,4 +1,4 @@
-"""Ports of loopback: free ones for a start, and who holds one that is taken."""
+"""Loopback ports: free ones for a start, and the holder of a taken one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def free(count: int) -> list[int]:
-    """So many ports that nobody uses, all different: they are held at once, and let go together."""
+    """`count` different free ports. All are held at once and released together."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -18,7 +18,7 @@ def free(count: int) -> list[int]:
 
 
 def holder(port: int) -> str:
-    """Who listens on a loopback port: "name (pid)", or "another user's process" where that may not be seen."""
+    """The listener on a loopback port: "name (pid)", or "another user's process" if that may not be seen."""
     for connection in psutil.net_connections(kind="tcp"):
         if (
             connection.status == psutil.CONN_LISTEN

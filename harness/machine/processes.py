@@ -1,4 +1,4 @@
-"""Ending processes that are not to answer any more."""
+"""Kills process trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def kill_trees(pids: Iterable[int]) -> None:
-    """SIGKILL to these processes and their children, all at once; nothing for one that has ended."""
+    """Send SIGKILL to these processes and all their descendants. Ignores those that have ended."""
     roots = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     doomed = {process for root in roots for process in (root, *root.children(recursive=True))}
     for process in doomed:

@@ -1,4 +1,4 @@
-"""What is being waited for: one line per long step, with a spinner and the elapsed time where a person watches."""
+"""Progress of long steps: one line per step, with a spinner and the elapsed time on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
 Say = Callable[[str], None]
-"""Shows how far the current step is, in a few words; "" if that is not known."""
+"""Shows how far the current step is, in a few words; "" if unknown."""
 Progress = Callable[[str], AbstractContextManager[Say]]
 """``with progress("environment x: installing 210 packages") as say: …`` shows the step while the block runs."""
 
@@ -63,9 +63,9 @@ def _spinner(out: TextIO) -> Progress:
 def counted(
     what: str, total: int, *, bar: bool = True, stream: TextIO | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """Many steps of one kind: each call says that one of `total` is done, in a line of its own.
+    """Progress of `total` steps of one kind: each call says that one is done, in its own line.
 
-    Where a person watches, a `bar` stands below the lines; it bears no other progress beside it.
+    On a terminal, `bar` adds a progress bar below the lines. Other progress must not run beside the bar.
     """
     out = sys.stderr if stream is None else stream
     if not bar or not out.isatty():

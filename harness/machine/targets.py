@@ -1,4 +1,4 @@
-"""From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the interpreter that you name.
+"""From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the user's interpreter.
 
 The registry is `backends/targets.toml`. Nothing is installed or started here.
 """
@@ -26,7 +26,7 @@ from harness.contract.runtime import Runtime
 REGISTRY = PROJECT / "backends" / "targets.toml"
 IMPORT_DEADLINE_S = 120.0
 HOST_NEEDS = ("msgspec", "starlette", "uvicorn", "psutil")
-"""What a local interpreter must be able to import beside the stack: the host is made of it."""
+"""Modules that a local interpreter must be able to import beside the stack: the host uses them."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,37 +42,37 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Interpreter of a local target, checked."""
     variables: dict[str, str] = {}
     capabilities: frozenset[Capability]
-    """Declared; what is probed may differ, and that is a finding."""
+    """Declared capabilities. Those of a start may differ, which is a finding."""
     inline: bool = False
-    """Made of nothing but Python: driven in the driver's own process, with a model of its own and no checkpoint."""
+    """True if it is pure Python: it runs in the driver's own process, with its own model and no checkpoint."""
     reference: str = "reference"
-    """The target that is asked as the oracle."""
+    """The target that serves as its oracle."""
     faults: str | None = None
-    """ "module:NAME" of the seeded faults that it can be broken with."""
+    """ "module:NAME" of its seeded faults."""
     runtime: str | None = None
     """ "module:NAME" of its `Runtime`."""
 
     @property
     def local(self) -> bool:
-        """Does the user name the interpreter?"""
+        """True if the user names the interpreter."""
         return self.environment is None and not self.inline
 
     def seeded(self) -> dict[str, Fault]:
-        """Fault id → fault. Raises UsageError for a target that cannot be broken on purpose."""
+        """Fault id → fault. Raises UsageError for a target without seeded faults."""
         if self.faults is None:
             raise UsageError(
-                f"no faults are seeded for {self.name!r}", next_step="`parity targets` says which have some"
+                f"no faults are seeded for {self.name!r}", next_step="`parity targets` shows which have some"
             )
         return by_id(_named(self.faults))
 
     @property
     def runs_on(self) -> Runtime:
-        """What `runtime` names; for a target without it, what needs nothing."""
+        """The `Runtime` that `runtime` names, else one that needs nothing."""
         return Runtime() if self.runtime is None else _named(self.runtime)
 
 
 def _named(name: str) -> Any:
-    """What stands under "module:NAME"."""
+    """The object at "module:NAME"."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -99,7 +99,7 @@ def registry(path: Path | None = None) -> dict[str, Target]:
 
 
 def _capabilities(said: Any, entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What an entry declares: a list, or another entry's with some `plus` and some `minus`."""
+    """The capabilities of an entry: a list, or those of the entry `like`, with those of `plus` and without those of `minus`."""
     if isinstance(said, list):
         return said
     inherited = _capabilities(entries[said["like"]]["capabilities"], entries)
@@ -107,7 +107,7 @@ def _capabilities(said: Any, entries: Mapping[str, Mapping[str, Any]]) -> list[s
 
 
 def runtimes() -> list[Runtime]:
-    """Those of all targets, each once."""
+    """The runtimes of all targets, each once."""
     return [target.runs_on for target in {t.runtime: t for t in registry().values() if t.runtime}.values()]
 
 
@@ -162,9 +162,9 @@ def _modules(target: Target) -> str:
 
 
 def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
-    """Can this interpreter import what a stack needs? Asked of the interpreter itself, with a deadline.
+    """Run the interpreter to check that it can import `modules`, with a deadline.
 
-    Raises UsageError if it is not there or not executable, EnvironmentBroken if it cannot import the modules.
+    Raises UsageError if it is missing or not executable, EnvironmentBroken if it cannot import the modules.
     """
     if not python.is_file():
         raise UsageError(f"interpreter {python} does not exist", next_step="name a python executable with --python")
@@ -178,7 +178,7 @@ def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
             capture_output=True,
             text=True,
             timeout=IMPORT_DEADLINE_S,
-            cwd="/",  # a folder of a module's name where we happen to be is not the package
+            cwd="/",  # a folder in the current one may have a module's name and is not the package
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -194,5 +194,5 @@ def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
         last = (said.stderr.strip().splitlines() or [f"exit status {said.returncode}"])[-1]
         raise EnvironmentBroken(
             f"{python} cannot run a stack: {last}",
-            next_step=f"install into its environment what is missing of: {', '.join(modules)}",
+            next_step=f"install the missing ones into its environment, of: {', '.join(modules)}",
         )

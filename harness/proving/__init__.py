@@ -1,1 +1,1 @@
-"""Stacks are broken on purpose: which check catches which fault."""
+"""Breaks stacks on purpose to show which check catches which fault."""

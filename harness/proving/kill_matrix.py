@@ -1,7 +1,7 @@
-"""The kill matrix: which seeded fault is caught by which check, and whether that is what the fault says. Pure.
+"""The kill matrix: which check catches which seeded fault, and whether that matches the fault's declaration. Pure.
 
-Verdicts in, matrix out; `harness/proving/prove.py` drives. A fault's red checks are compared exactly with those that it names, and
-every check that was judged has to be killed by a fault that exists for it.
+Verdicts in, matrix out; `harness/proving/prove.py` drives. A fault's red checks are compared exactly with those that it names.
+Every check that was judged needs a killed fault that names it in `caught_by`.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from harness.judging.pace import Timings
 from harness.records.verdict import Cause, Conformance, Verdict
 
 CAUGHT_BY_UNTESTABLE = frozenset({"instruments"})
-"""Checks whose very finding is that nothing can be judged. Of all others only `fail` is a catch."""
+"""Checks that catch a fault by `untestable`: that is their finding. For all others only `fail` is a catch."""
 EVIDENCE = 2
-"""Pieces of evidence that are kept of a check that turned red."""
+"""Pieces of evidence kept per red check."""
 
 
 class Outcome(StrEnum):
-    """What became of a fault. All but `KILLED` are red."""
+    """The outcome of a fault. All but `KILLED` are red."""
 
     KILLED = "killed"
-    """All checks turned red that exist for it, and no other that does not read a fact that it corrupts."""
+    """All checks in `caught_by` turned red. All other red checks read a fact that it corrupts."""
     SURVIVED = "survived"
     """No check turned red."""
     MISSED = "missed"
-    """A check that exists for it stayed green, was never judged, or only became untestable."""
+    """A check in `caught_by` stayed green, was never judged, or only became untestable."""
     OVERREACH = "overreach"
-    """A check turned red that reads nothing that it corrupts, or a check broke."""
+    """A check turned red that reads no fact that it corrupts, or a check raised an exception."""
     UNFIRED = "unfired"
-    """The fault never took effect, or could not be injected: nothing is known."""
+    """The fault never took effect, or could not be injected: this proves nothing."""
     INCOMPLETE = "incomplete"
     """Not driven to its end."""
 
 
 class Mark(StrEnum):
-    """What a check did under a fault, beside what it was to do."""
+    """A check's result under a fault, against the fault's declaration."""
 
     CAUGHT = "caught"
-    """Red, and it exists for this fault."""
+    """Red and in `caught_by`."""
     ALSO = "also"
     """Red, and it reads a fact that the fault corrupts."""
     UNEXPECTED = "unexpected"
-    """Red, and it reads nothing that the fault corrupts."""
+    """Red, and it reads no fact that the fault corrupts; or it raised an exception."""
     MISSING = "missing"
-    """It exists for this fault, and is not red."""
+    """In `caught_by` but not red."""
     UNTESTABLE = "untestable"
-    """Could not judge under this fault, and does not exist for it: neither catch nor alarm."""
+    """Could not judge under this fault and is not in `caught_by`: neither catch nor alarm."""
 
 
 @final
 class Lap(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen while one fault was in a stack, or none."""
+    """The result of driving a stack under one fault, or under none."""
 
     fault: str | None
     """Its id; None is the control."""
     verdicts: list[Verdict]
-    """Of the control all, under a fault those that are red."""
+    """All verdicts for the control; the red ones for a fault."""
     driven: int
-    """Scenarios that were driven: those that the stack is able to."""
+    """Number of driven scenarios, without those whose required capabilities the stack lacks."""
     fired: int = 0
     """How often the fault took effect."""
     error: str = ""
     """Why it could not be driven to its end."""
     seconds: float = 0.0
     timings: Timings = {}
-    """How long the calls took."""
+    """Digest of a call's request → seconds per token of each such call."""
     called: dict[str, frozenset[str]] = {}
-    """Of the control of a stack of nothing but Python: scenario → the functions in which it came by, of those that faults change."""
+    """For the control of a pure Python stack: scenario → those functions that it called and that a fault changes."""
 
 
 @final
@@ -101,12 +101,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Catch(msgspec.Struct, frozen=True, kw_only=True):
-    """One check under one fault: how it did, and the first scenario in which it turned red."""
+    """One check under one fault: its mark, and the first scenario in which it turned red."""
 
     check: str
     mark: Mark
     scenarios: int = 0
-    """In how many scenarios it turned red."""
+    """Number of scenarios in which it turned red."""
     first: str = ""
     reason: str = ""
     blame: Blame | None = None
@@ -116,7 +116,7 @@ class Catch(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: what it was to turn red, what it did turn red, and what follows."""
+    """One fault: the checks that it had to turn red, those that did, and the outcome."""
 
     id: str
     breaks: str
@@ -125,18 +125,18 @@ class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
     """Other checks that turned red and read a fact that it corrupts."""
     outcome: Outcome
     problem: str = ""
-    """What is wrong, in one sentence; empty for a fault that was killed."""
+    """What is wrong, in one sentence; empty for a killed fault."""
     fired: int = 0
     driven: int = 0
-    """Scenarios driven under it."""
+    """Number of scenarios driven under it."""
     seen: list[str] = []
     """Checks that turned red."""
     catches: list[Catch] = []
-    """Every check that exists for it or was not green."""
+    """Every check that is in `caught_by` or was not green."""
     cells: list[Cell] = []
     seconds: float = 0.0
     command: str = ""
-    """Repeats this one fault."""
+    """Command line that repeats this fault."""
 
 
 @final
@@ -155,9 +155,9 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """The correct stack, with the instrument in place and no fault."""
 
     verdicts: int
-    """Verdicts judged."""
+    """Number of verdicts."""
     known: list[str] = []
-    """Entries of the ledger that explain red ones."""
+    """Ledger entries that explain red verdicts."""
     reds: list[ControlRed] = []
     error: str = ""
     """Why it could not be driven to its end."""
@@ -172,7 +172,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """A check that was judged on the correct stack."""
 
     guards: str
-    """The fault that it is for, in words."""
+    """The fault that it guards against, in words."""
     scenarios: int
 
 
@@ -182,16 +182,16 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     dtype: str
-    """In which engines computed; empty for a stack of nothing but Python."""
+    """Dtype of the engines; empty for a pure Python stack."""
     whole: bool
-    """Was every scenario driven, under every fault that is seeded for the stack?"""
+    """True if every scenario was driven, under every fault that is seeded for the stack."""
     scenarios: list[str]
-    """Those that were driven."""
+    """Driven scenarios."""
     unable: list[str]
-    """Those that the stack does not offer what they need."""
+    """Scenarios whose required capabilities the stack lacks."""
     control: Control
     checks: dict[str, Judged]
-    """Check → what is known of it, of all that were judged on the correct stack."""
+    """All checks that were judged on the correct stack."""
     faults: list[FaultProof]
     complete: bool = True
 
@@ -200,7 +200,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return [fault for fault in self.faults if fault.outcome == Outcome.KILLED]
 
     def killers(self, check: str) -> list[str]:
-        """Faults that were killed and that the check exists for."""
+        """Killed faults that name the check in `caught_by`."""
         return [fault.id for fault in self.killed if check in fault.caught_by]
 
     @property
@@ -215,14 +215,14 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class CheckProof(msgspec.Struct, frozen=True, kw_only=True):
-    """One check: which faults show that it can fail."""
+    """One check and the faults that show that it can fail."""
 
     check: str
     guards: str
     killed_by: list[str]
-    """ "target fault", as far as they were killed."""
+    """ "target fault" of each killed fault that names it."""
     required: bool
-    """Was it judged where every scenario was driven under every fault? Only then must there be one."""
+    """True if it was judged on a stack whose proof is whole. Only then must a fault kill it."""
 
     @property
     def red(self) -> bool:
@@ -231,7 +231,7 @@ class CheckProof(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the matrix comes to."""
+    """Totals of the matrix."""
 
     faults: int
     faults_killed: int
@@ -258,7 +258,7 @@ class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str = "completed"
     """ "completed", or why the run ended early."""
     filters: list[str] = []
-    """What the command line left out; empty for a whole run."""
+    """Filters of the command line; empty for a whole run."""
     seconds: float = 0.0
 
     @property
@@ -314,7 +314,7 @@ class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        """0 only when every fault was killed, every check that must be is, and the correct stacks are green."""
+        """0 only if every fault was killed, every required check has a killed fault, and the correct stacks are green."""
         return int(bool(self.problems))
 
 
@@ -335,7 +335,7 @@ def _of_control(proof: Proof) -> list[str]:
 
 
 def settled(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """The verdicts, with one of the check `DRIVEN` in place of those of a scenario that did not reach its end."""
+    """The verdicts. One verdict of `DRIVEN` replaces those of a scenario that did not reach its end."""
     found: list[Verdict] = []
     ended: dict[str, Verdict] = {}
     for verdict in verdicts:
@@ -348,7 +348,7 @@ def settled(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 @final
 class Baseline:
-    """The control's verdicts, in the form in which each fault is compared with them."""
+    """The control's verdicts, indexed for the comparison with each fault."""
 
     def __init__(self, verdicts: Sequence[Verdict], error: str = "") -> None:
         judged = [v for v in settled(verdicts) if v.status != Conformance.MISSING]
@@ -381,7 +381,7 @@ class Baseline:
         return {name: Judged(guards=self._guards[name], scenarios=counts[name]) for name in sorted(counts)}
 
     def turned(self, verdict: Verdict) -> bool:
-        """Is it red under a fault, and not for the reason for which it is red without one?"""
+        """True if a fault's verdict is red, unless the control is red for the same reason."""
         if verdict.status not in (Conformance.FAIL, Conformance.UNTESTABLE):
             return False
         return self._red.get((verdict.scenario, verdict.check)) != verdict.reason
@@ -397,11 +397,10 @@ def judge_fault(
     filtered: bool,
     command: str = "",
 ) -> FaultProof:
-    """Compare what turned red under a fault with what may and what must.
+    """Compare the red checks under a fault with those that may and those that must turn red.
 
-    `lap` None: it was not driven to its end. `reads`: check → the facts that it reads. `scenarios` are those that were to be
-    driven. `filtered`: the command line left some out, so that a check that must be red may have been red only there; then one
-    catch is enough.
+    `lap` is None if the fault was not driven to its end. `reads`: check → the facts that it reads. `scenarios`: those to drive.
+    `filtered`: True if the command line left scenarios out. One catch is then enough: other checks may turn red only there.
     """
     caught_by = sorted(fault.caught_by)
     if lap is None:
@@ -528,7 +527,7 @@ def _red(name: str, verdicts: Sequence[Verdict]) -> Red:
 
 
 def together(laps: Sequence[Lap]) -> Lap:
-    """The laps of one fault in several topologies as one."""
+    """Join the laps of one fault in several topologies."""
     return Lap(
         fault=laps[0].fault,
         verdicts=[verdict for lap in laps for verdict in lap.verdicts],
@@ -542,8 +541,8 @@ def together(laps: Sequence[Lap]) -> Lap:
 
 
 def paced(lap: Lap, control: Timings) -> Lap:
-    """The lap with a verdict on its pace beside the control's, if both hold enough like calls: the one check that needs
-    two recordings."""
+    """The lap with a verdict on its pace against the control's, if both have enough similar calls. Only this check needs two
+    recordings."""
     measured = pace.between(control, lap.timings)
     if not measured.enough:
         return lap
@@ -573,9 +572,9 @@ def prove_target(
 ) -> Proof:
     """One stack's part of the matrix.
 
-    `laps` are those that were driven to their end, by fault id, the control's under None. `plan` says which scenarios each
-    fault was to be driven in, `scenarios` which the control; `unable` are those that were left out because the stack does
-    not declare what they need. `reads`: check → the facts that it reads.
+    `laps`: fault id → its finished lap; None → the control's. `plan`: fault id → its scenarios. `scenarios`: the control's.
+    `unable`: scenarios left out because the stack does not declare their required capabilities. `reads`: check → the facts
+    that it reads.
     """
     control = laps.get(None)
     baseline = Baseline([] if control is None else control.verdicts, "" if control is None else control.error)

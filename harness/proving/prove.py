@@ -1,6 +1,6 @@
-"""Drive a stack correct and under each of its seeded faults. What follows from it is decided in `harness/proving/kill_matrix.py`.
+"""Drives a stack, correct and under each of its seeded faults. `harness/proving/kill_matrix.py` judges the results.
 
-Stacks of nothing but Python are driven in worker processes, a fresh stack for each fault. Any other is started once, and its
+Worker processes drive pure Python stacks, with a fresh stack per fault. Any other stack starts once per topology, and its
 faults are injected one after the other.
 """
 
@@ -54,20 +54,20 @@ from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario
 
 MINIATURES = ("miniature", "miniature:retry")
-"""What is proved unless the command line names others."""
+"""The stacks to prove unless the command line names others."""
 STALLED_S = 600.0
-"""How long the workers may bring nothing before the run is given up."""
+"""Seconds without a finished job after which the run is given up."""
 
 
 @final
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asked for."""
+    """The options of the command line."""
 
     stacks: tuple[str, ...] = MINIATURES
     faults: tuple[str, ...] = ()
     """Patterns of fault ids or names; a fault is taken if one of them matches. Empty: all."""
     expression: str = ""
-    """Scenarios, as pytest's -k takes them. Empty: all."""
+    """Selects scenarios like pytest's -k. Empty: all."""
     run_dir: Path | None = None
     start: Literal["ray", "fork"] = "ray"
     engine: Literal["cpu", "cuda"] = "cpu"
@@ -77,26 +77,26 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     batch_invariant: bool = False
     jobs: int = 0
-    """Worker processes for stacks of nothing but Python; 0: one a core."""
+    """Worker processes for pure Python stacks; 0: one per core."""
     command: str = "parity prove"
 
     @property
     def filters(self) -> list[str]:
-        """What is left out, in the command line's words."""
+        """The filters, as on the command line."""
         return [f"--fault {pattern}" for pattern in self.faults] + [f"-k {self.expression}"] * bool(self.expression)
 
 
 @final
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is driven on one stack."""
+    """The faults and scenarios to drive on one stack."""
 
     target: str
     inline: bool
     faults: tuple[Fault, ...]
     seats: tuple[tuple[Seat, tuple[str, ...]], ...]
-    """Each topology with the scenarios that are driven in it."""
+    """Each topology with its scenarios."""
     unable: tuple[str, ...]
-    """Scenarios that need what the target does not declare."""
+    """Scenarios whose required capabilities the target does not declare."""
     whole: bool
 
     @property
@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for _, names in self.seats for name in names)
 
     def of(self, fault: Fault | None) -> tuple[tuple[Seat, tuple[str, ...]], ...]:
-        """Where a fault is driven; None is the control, which is driven wherever any fault is."""
+        """The seats and scenarios of a fault; None is the control, which has those of all faults."""
         if fault is None or not fault.scenarios:
             return self.seats
         chosen = ((seat, tuple(name for name in names if name in fault.scenarios)) for seat, names in self.seats)
@@ -112,7 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver(Protocol):
-    """What is used of a `Session`."""
+    """The part of `Session` that proving uses."""
 
     def inject(self, seat: Seat, fault: Fault | None) -> int: ...
 
@@ -124,12 +124,12 @@ class Driver(Protocol):
 
 
 Begin = Callable[[Options, Progress], Driver]
-"""Makes the session that drives: `Session`, or what stands in for it in tests."""
+"""Makes the session that drives: `Session`, or its substitute in tests."""
 Told = Callable[[str, FaultProof | Control], None]
-"""Is told of each fault of a target as soon as it is judged, and of the control before."""
+"""Called with the target and each judged fault, and first with the control."""
 
 
-# --- what is to be driven
+# --- plans
 
 
 def plan(request: Request, target: Target) -> Plan:
@@ -170,7 +170,7 @@ def _matches(fault: Fault, patterns: Sequence[str]) -> bool:
 
 
 def _selected(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """Scenarios whose names pytest's -k would select. Raises UsageError."""
+    """Scenarios whose names pytest's -k would select. Raises UsageError for a malformed expression or an empty selection."""
     if not expression:
         return list(scenarios)
     try:
@@ -186,7 +186,7 @@ def _selected(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 
 def _holds(expression: ast.expr, name: str) -> bool:
-    """Do the words of the expression, with and, or, not, hold of the name? Raises SyntaxError for anything else."""
+    """True if the name satisfies the expression of words, and, or, not. Raises SyntaxError for anything else."""
     match expression:
         case ast.BoolOp(op=operator, values=parts):
             return (all if isinstance(operator, ast.And) else any)([_holds(part, name) for part in parts])
@@ -203,14 +203,14 @@ def _seat(target: str, scenario: Scenario, engines: int) -> Seat:
 
 
 def plans(request: Request) -> list[Plan]:
-    """One plan a stack. Raises UsageError where nothing would be driven, and for what `plan` raises."""
+    """One plan per stack. Raises UsageError if nothing would be driven, and what `plan` raises."""
     options(request, request.stacks[0], Path()).check()
     found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
     for pattern in request.faults:
         if not any(_matches(fault, [pattern]) for name in request.stacks for fault in known(name).seeded().values()):
             raise UsageError(
                 f"--fault {pattern} matches no fault of {', '.join(request.stacks)}",
-                next_step="names and patterns are those of docs/proving.md, such as 'session_moves*'",
+                next_step="give a name or pattern as in docs/proving.md, such as 'session_moves*'",
             )
     found = [one for one in found if one.faults and one.scenarios]
     if not found:
@@ -226,7 +226,7 @@ def plans(request: Request) -> list[Plan]:
 
 @final
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process drives: one fault, or none, on a fresh stack."""
+    """The work of one worker process: one fault, or none, on a fresh stack."""
 
     options: Options
     fault: Fault | None
@@ -236,11 +236,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_narrowed(self) -> bool:
-        """Is it known what the fault changes?"""
+        """True if the functions that the fault changes are known."""
         return self.fault is not None and bool(self.fault.changes)
 
     def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
-        """Without the scenarios in which nothing is called that the fault changes."""
+        """The job without the scenarios that call no function that the fault changes."""
         if self.fault is None or not self.may_be_narrowed:
             return self
         changes = self.fault.changes
@@ -250,7 +250,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
-    """Yields what says which of these functions (by their qualified names) were called since it was last asked."""
+    """Yields a function that returns which of `functions` (qualified names) were called since its last call."""
     called: set[CodeType] = set()
 
     def see(frame: FrameType, event: str, _: object) -> None:
@@ -258,7 +258,7 @@ def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
             called.add(frame.f_code)
 
     def since() -> frozenset[str]:
-        seen = list(called)  # first, since looking at it is a call as well
+        seen = list(called)  # a copy first, since the next line makes calls as well
         called.clear()
         return frozenset(functions & {code.co_qualname for code in seen})
 
@@ -273,7 +273,7 @@ def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
 
 
 def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, watch: Set[str] = frozenset()) -> Lap:
-    """Drive scenarios on a seat under a fault, or under none; `watch` which of them call these functions."""
+    """Drive scenarios on a seat under a fault, or under none. `Lap.called` says which scenarios call functions of `watch`."""
     began = time.monotonic()
     verdicts: list[Verdict] = []
     timings: Timings = {}
@@ -312,20 +312,20 @@ def _slim(verdict: Verdict) -> Verdict:
 
 
 _KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
-"""Model → what its oracle has answered in this process: the answers do not depend on the stack that is asked about."""
+"""Model → its oracle's answers in this process. They do not depend on the stack."""
 
 
 def _knowing(options: Options, progress: Progress) -> Driver:
-    """A session that knows what the oracle answered to those before it."""
+    """A session that knows the oracle's answers to earlier sessions."""
     session = Session(options, progress, _KNOWN)
     gc.collect()
-    gc.freeze()  # hundreds of thousands of answers, which no collection needs to look at again
+    gc.freeze()  # collections then skip hundreds of thousands of answers
     return session
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: it takes a quarter of a fault's time, and the next job collects before it begins."""
+    """Turn garbage collection off: it takes a quarter of a fault's time, and the next job collects before it begins."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -336,7 +336,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
-    """A job's laps as one, in a session of its own."""
+    """Drive a job in its own session. Returns its laps as one."""
     try:
         session = begin(job.options, silent)
         try:
@@ -347,19 +347,19 @@ def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
             session.close()
             if job.options.run_dir is not None:
                 shutil.rmtree(job.options.run_dir, ignore_errors=True)
-    except HarnessError as e:  # in words: not every error comes whole out of another process
+    except HarnessError as e:  # as text: not every error can be pickled out of another process
         fault = None if job.fault is None else job.fault.id
         return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
 
 
 def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
 
 
 def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin = _knowing) -> Iterator[Lap]:
-    """The laps of all jobs, as they are done; in this process for one worker. Raises HarnessError if they stall.
+    """The laps of all jobs as they finish. One worker means this process. Raises HarnessError if the jobs stall.
 
-    The control says which scenarios a fault cannot change: those are left out. Faults that may change any are begun beside it.
+    The control shows which scenarios a fault cannot change; they are left out. Faults with unknown changes start beside it.
     """
     if workers == 1:
         correct = drive_job(control, begin)
@@ -394,7 +394,7 @@ def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin 
 
 
 def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
-    """The laps of a stack that is started once a topology."""
+    """The laps of a stack that starts once per topology."""
     for seat, names in planned.seats:
         yield lap(session, seat, names, None)
         for fault in planned.faults:
@@ -404,7 +404,7 @@ def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
 
 
 def told(target: str, news: FaultProof | Control) -> str:
-    """One line on what was just judged."""
+    """One line about a judged fault or control."""
     if isinstance(news, Control):
         said = "green" if news.green else f"red: {news.error or f'{len(news.reds)} of {news.verdicts} verdicts'}"
         return f"{target}: correct stack: {said}"
@@ -417,7 +417,7 @@ def told(target: str, news: FaultProof | Control) -> str:
 
 @final
 class Collected:
-    """The laps of one stack as they come in; each fault is judged once it and the control are whole."""
+    """Collects the laps of one stack. Judges each fault once its laps and the control's are complete."""
 
     def __init__(self, request: Request, planned: Plan, tell: Told) -> None:
         self._request, self._plan, self._tell = request, planned, tell
@@ -429,7 +429,7 @@ class Collected:
         self._baseline: Baseline | None = None
 
     def add(self, found: Lap) -> None:
-        """Take a lap in, and tell what became of the faults that can be judged now."""
+        """Add a lap, and report the faults that can be judged now."""
         parts = self._parts.setdefault(found.fault, [])
         parts.append(found)
         due = self._control_due if found.fault is None else self._due[found.fault]
@@ -462,7 +462,7 @@ class Collected:
         return judge_fault(fault, self._laps.get(fault.id), baseline, reads=reads, scenarios=names, filtered=filtered)
 
     def proof(self) -> Proof:
-        """What is known by now."""
+        """The stack's proof so far."""
         planned = self._plan
         return prove_target(
             planned.target,
@@ -480,7 +480,7 @@ class Collected:
 
 
 def command(planned: Plan, fault: Fault, request: Request) -> str:
-    """Repeats one fault of one stack."""
+    """The command line that repeats one fault of one stack."""
     words = f"parity prove --stack {planned.target} --fault {fault.id}"
     if planned.inline:
         return words
@@ -490,7 +490,7 @@ def command(planned: Plan, fault: Fault, request: Request) -> str:
 
 
 def options(request: Request, target: str, folder: Path) -> Options:
-    """How a stack is driven to be proved: alone, once, with the instrument in place, nothing recorded."""
+    """The session's options for a proof: one stack, one take, with the fault instrument, no recordings."""
     return Options(
         baseline=target,
         candidate=target,
@@ -533,7 +533,7 @@ def _laps(request: Request, planned: Plan, folder: Path, progress: Progress, beg
 
 @final
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. `error` is the named error that ended it, if one did."""
+    """The result of a run. `error` is the named error that ended it, if any."""
 
     matrix: KillMatrix
     folder: Path
@@ -541,7 +541,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove(request: Request, planned: Sequence[Plan], progress: Progress, tell: Told, begin: Begin | None = None) -> Run:
-    """Drive all plans. Ctrl-C and named errors end the driving: what is there is judged, and the run is incomplete."""
+    """Drive all plans. Ctrl-C or a named error ends the driving; finished laps are judged, and the run is incomplete."""
     began = time.monotonic()
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     folder = RunFolder.create(request.run_dir, root=PROJECT)

@@ -1,1 +1,1 @@
-"""Everything that is written down: recordings, the oracle's answers, verdicts, the folder of a run. Drives and judges nothing."""
+"""Everything that a run writes: recordings, the oracle's answers, verdicts, its folder. Drives and judges nothing."""

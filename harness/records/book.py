@@ -1,8 +1,8 @@
 """The oracle's answers about one model, kept beside the recordings in ``reference.jsonl``, so that judging needs no oracle.
 
-JSON Lines: a header with the model's hash, then one line for each query. Lines are only ever appended, so a book that
-was cut off in the middle of a line is refused by name, and one that was cut off between lines lacks answers: the
-verdicts that need them become `untestable`.
+JSON Lines: a header with the model's hash, then one line per query. Lines are only appended. Readers refuse a book that
+was cut off in the middle of a line. A book that was cut off between lines lacks answers: the verdicts that need them
+become `untestable`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORMAT = 1
 """Version of this file format. A reader refuses any other."""
 
 ROUNDING = 1e-4
-"""By how much a number may differ between two machines' answers to one query, in nats. Below it the checks see a tie."""
+"""Nats by which two machines' answers to one query may differ. The checks treat smaller differences as a tie."""
 
 _NOISE = f"{METHOD_OF[NoiseRequest]}:"
 
@@ -63,7 +63,7 @@ class BookHeader(msgspec.Struct, frozen=True, kw_only=True, tag_field="book", ta
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One answered query. Both are kept as JSON until they are asked for."""
+    """One answered query. Query and answer stay JSON until they are needed."""
 
     key: str
     query: msgspec.Raw
@@ -76,7 +76,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _read(path: Path) -> tuple[BookHeader, Iterator[Entry]]:
-    """A book's header, and its entries as they are read. Raises `RecordingError` for what is not a whole book."""
+    """A book's header and an iterator over its entries. Raises `RecordingError` if the book is not whole."""
     lines = _lines(path)
     header = next(lines, None)
     if not isinstance(header, BookHeader):
@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[BookHeader | Entry]:
 
 
 def _agree(left: Any, right: Any) -> bool:
-    """True if two JSON values are equal, but for floats that are as near as `ROUNDING`."""
+    """True if two JSON values are equal. Floats may differ by `ROUNDING`."""
     match left, right:
         case dict(), dict():
             return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
@@ -136,7 +136,7 @@ class Book:
     def create(cls, path: Path, model_sha256: str, known: dict[str, msgspec.Raw] | None = None) -> Self:
         """A new book. Raises `RecordingError` if the file exists: answers of two runs are never mixed.
 
-        `known` are answers of the same oracle by key, which go into no file; what is added to the book is added there.
+        `known` holds the same oracle's earlier answers by key. They are not written to the file; `add` extends `known` too.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -149,7 +149,7 @@ class Book:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a whole book. Raises `RecordingError` with the line's number for anything else."""
+        """Read a whole book. Raises `RecordingError` with the line's number if it is not whole."""
         header, entries = _read(path)
         return cls(path, header.model_sha256, {entry.key: entry.answer.copy() for entry in entries}, None)
 
@@ -157,8 +157,8 @@ class Book:
     def unite(cls, path: Path, books: Sequence[Path]) -> None:
         """Write one book at `path` with the answers of all `books`. The first answer to each query stands.
 
-        They are about one model. Raises `RecordingError` for a book that is not whole, and for two answers to one query
-        that differ by more than rounding. What rounding moves is each machine's own: there the first answer stands as well.
+        All books must be about one model. Raises `RecordingError` for a book that is not whole, and for two answers to one
+        query that differ by more than `ROUNDING`. Answers about noise may differ: each machine rounds in its own way.
         """
         origins: dict[str, Path] = {}
         with cls.create(path, _read(books[0])[0].model_sha256) as united:
@@ -179,9 +179,9 @@ class Book:
 
     @classmethod
     def of(cls, model_sha256: str, folder: Path) -> Self:
-        """The book in a folder that answers about this model; an empty one where there is none.
+        """The folder's book about this model; an empty book if the folder has none at all.
 
-        Raises `RecordingError` for a book that is not whole, and UsageError where all that there are answer about others.
+        Raises `RecordingError` for a book that is not whole, and UsageError if all books are about other models.
         """
         books = [cls.load(path) for path in references_in(folder)]
         found = next((book for book in books if book.model_sha256 == model_sha256), None)
@@ -194,11 +194,11 @@ class Book:
 
     @classmethod
     def empty(cls) -> Self:
-        """A book without answers and without a file: whatever needs the oracle is untestable."""
+        """A book without answers and without a file: checks that need the oracle are untestable."""
         return cls(Path("reference.jsonl"), "", {}, None)
 
     def add(self, query: Query, answer: Answer | Refusal) -> None:
-        """Keep an answer. A query that is known already is not written again.
+        """Keep an answer. A known query is not written again.
 
         Raises TypeError if the answer is not of the query's kind.
         """
@@ -212,7 +212,7 @@ class Book:
             self._answers[name] = raw
 
     def missing(self, queries: Iterable[Query]) -> list[Query]:
-        """Those that have no answer yet, each once, in order."""
+        """The queries without an answer, each once, in order."""
         unknown = {name: query for query in queries if (name := key(query)) not in self._answers}
         return list(unknown.values())
 

@@ -1,4 +1,4 @@
-"""Where each scenario lies in a recording: any one of them can be loaded again without holding the others in memory.
+"""Where each scenario lies in a recording, so that readers can load one without holding the others in memory.
 
 Jobs that share a run record one seat (a target in a topology) in several files; `indices` makes one `Index` of them.
 """
@@ -49,20 +49,20 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """All recordings of one seat, found whole. `spans` maps (scenario, take) to its lines, in the order of driving."""
+    """All recordings of one seat, each checked to be whole. `spans` maps (scenario, take) to its lines, in driving order."""
 
     parts: tuple[Part, ...]
     spans: dict[tuple[str, int], Span]
     last_end: ScenarioEnd | None
-    """How the last scenario ended: why a recording that failed failed."""
+    """End of the last scenario. In a failed recording it holds the error."""
 
     @property
     def header(self) -> Header:
-        """The first part's header. It holds for all parts in what tells stacks apart, not in servers and times."""
+        """The first part's header. Other parts have the same stack identity but their own servers and times."""
         return self.parts[0].header
 
     def renamed(self, target: str) -> Self:
-        """The same recordings, told of a target of another name."""
+        """The same recordings under another target name."""
         parts = (Part(part.path, msgspec.structs.replace(part.header, target=target)) for part in self.parts)
         return msgspec.structs.replace(self, parts=tuple(parts))
 
@@ -72,13 +72,13 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(name for name, _ in self.spans))
 
     def takes(self, scenario: str) -> list[int]:
-        """The takes that were recorded of a scenario, in order; empty for one that was not driven."""
+        """The recorded takes of a scenario, in order; empty if it was not driven."""
         return sorted(take for name, take in self.spans if name == scenario)
 
     def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> ScenarioTrace:
         """Load one take of one scenario; without `observations` only its calls, which is faster.
 
-        Raises KeyError for one that was not recorded, and `RecordingError` for a line that does not parse.
+        Raises KeyError for a take that was not recorded, and `RecordingError` for a line that does not parse.
         """
         span = self.spans[scenario, take]
         path, header = self.parts[span.part].path, self.parts[span.part].header
@@ -124,7 +124,7 @@ def _decoded(raw: bytes, path: Path, number: int) -> Line:
 
 
 def _marks_only(raw: bytes) -> Line | None:
-    """Decode all but calls and observations, which are nearly all of a recording: they are decoded when asked for."""
+    """Decode all but calls and observations, most of a recording. `Index.trace` decodes those when needed."""
     return None if raw.startswith((_OBSERVATION, _CALL)) else decode_line(raw)
 
 

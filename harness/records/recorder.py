@@ -1,4 +1,4 @@
-"""Writing a recording, and finding in it what was written: a live run is judged from the same lines as a recorded one."""
+"""Writes and indexes a recording: judging reads the same lines during a run as afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.index: Index
-        """Where each scenario that has ended lies."""
+        """Where each ended scenario lies."""
         self._file: IO[bytes] | None = None
         self._events = 0
         self._offset, self._line = 0, 1
@@ -94,7 +94,7 @@ class Recorder:
 
 
 class Unwritten(Recorder):
-    """A recorder that writes no file and keeps everything in memory: for drives whose verdicts alone are wanted."""
+    """A recorder that keeps everything in memory and writes no file, for drives that need only the verdicts."""
 
     def open(self, header: Header) -> Self:
         self.index = Kept(parts=(Part(self.path, header),), spans={}, last_end=None, traces={})
@@ -130,7 +130,7 @@ class Unwritten(Recorder):
 
 
 class Kept(Index, frozen=True, kw_only=True):
-    """An index of what lies in memory."""
+    """An index of traces in memory."""
 
     traces: dict[tuple[str, int], ScenarioTrace]
 

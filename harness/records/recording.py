@@ -1,6 +1,6 @@
 """Recordings: the only thing that passes from driving to judging. JSON Lines: header, events, footer.
 
-A recording is readable while it is being written (each line is flushed whole) and refused by name when it was cut off.
+A recording is readable while it is being written: each line is flushed whole. Readers refuse one that was cut off.
 One file holds everything that was driven on one start of one target in one topology.
 """
 
@@ -23,7 +23,7 @@ FORMAT = 2
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="header"):
-    """Identities: what was driven, made of what, on what. Written once the stack is up."""
+    """Identity of the stack, its packages, model and machine. Written once the stack is up."""
 
     format: int = FORMAT
     harness_version: str
@@ -45,7 +45,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     batch_invariant: bool = False
     """Both as in `StartRequest`. Engines of older recordings were eager and not batch-invariant."""
     vocabulary: Vocabulary = TINY
-    """Recordings from before this field are of tiny models."""
+    """Recordings older than this field are of tiny models."""
     hardware: dict[str, str]
     seed: int
     servers: list[str]
@@ -54,12 +54,12 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 
     @property
     def model_sha256(self) -> str:
-        """What tells the checkpoint from all others; empty if it was not recorded."""
+        """Hash of the checkpoint; empty if it was not recorded."""
         return self.model.get("sha256", "")
 
 
 class CallError(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call ended badly. `kind` is the exception's class name on the stack's side."""
+    """The error that ended a call or a scenario. `kind` is the exception's class name on the stack's side."""
 
     kind: str
     message: str
@@ -75,7 +75,7 @@ class ScenarioStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="call"):
-    """One call through the contract. `phase` tells the scenario's own calls from the clean room before it."""
+    """One call through the contract. `phase` separates the scenario's own calls from the clean room before it."""
 
     id: int
     method: str
@@ -94,12 +94,12 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
 
     =================  ==================================================================================
     `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
-    `late_request`     the same, of a batch that had failed in an earlier scenario: not this one's
+    `late_request`     the same, but of a batch that failed in an earlier scenario
     `step`             one engine step: tokens = {request_id: [new token ids]}
     `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
     `abort`            the frontend dropped requests: request_ids
     `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
-                       of add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}
+                       for add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}
     =================  ==================================================================================
     """
 
@@ -126,16 +126,16 @@ class ScenarioEnd(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     take: int = 1
     outcome: Literal["completed", "failed"]
     attempts: int = 1
-    """How often it was begun: again where requests ended before they could be caught in flight."""
+    """Number of attempts. The driver tries again if requests ended before it saw them in flight."""
     allowed_s: float | None = None
-    """How long driving might take: the scenario's deadline, times how slow the engines were. None if it was not begun."""
+    """Seconds that driving could take: the scenario's deadline times the engines' slowness. None if it was not begun."""
     error: CallError | None = None
     """Set when `outcome` is "failed": why the scenario could not be driven to its end."""
     at_ns: int
 
 
 class Footer(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="footer"):
-    """The last line. `events` counts the lines between header and footer: a reader compares."""
+    """The last line. `events` counts the lines between header and footer; readers check the count."""
 
     events: int
     outcome: Literal["completed", "failed"]
@@ -148,7 +148,7 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was recorded of one scenario: what the checks are given."""
+    """The whole recording of one scenario: the input of the checks."""
 
     header: Header
     scenario: str
@@ -160,7 +160,7 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def began_ns(self) -> int:
-        """When the last clean room was done: what was before that is not the scenario's, an attempt given up included."""
+        """End of the last clean room. Earlier lines belong to a clean room or to an abandoned attempt."""
         return max((c.ended_ns for c in self.calls if c.phase == "clean_room"), default=0)
 
     @property
@@ -171,16 +171,16 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_marks(self) -> list[Mark]:
-        """What the scenario marked, in order of time; not what it did in an attempt given up."""
+        """The scenario's marks in order of time, without those of abandoned attempts."""
         return [mark for mark in self.marks if mark.at_ns >= self.began_ns]
 
 
 def walk(
     path: Path, decode: Callable[[bytes], Line | None], *, live: bool = False
 ) -> Iterator[tuple[bytes, Line | None]]:
-    """Yield each line of a recording, raw and as `decode` gives it: None stands for an event that it leaves undecoded.
+    """Yield each line of a recording, raw and decoded. `decode` returns None for an event that it leaves undecoded.
 
-    Raises what `read` raises; whatever `decode` leaves undecoded is counted, not parsed.
+    Undecoded events are counted but not parsed. Raises what `read` raises.
     """
     try:
         file = path.open("rb")
@@ -220,7 +220,7 @@ def walk(
 
 
 def _check_place(path: Path, number: int, line: Line | None, footer: Footer | None) -> None:
-    """A header first and only there, nothing after the footer."""
+    """Raises `RecordingError` unless the header comes first, only there, and nothing follows the footer."""
     if number == 1:
         if not isinstance(line, Header):
             raise RecordingError(f"{path}: the first line is not a header", next_step="name a recording (*.jsonl)")
@@ -244,8 +244,8 @@ def read(path: Path, *, live: bool = False) -> Iterator[Line]:
     """Yield the lines of a recording, header first.
 
     Raises `RecordingError` with the line's number for anything that is not a whole recording: another format, a
-    line that does not parse, a missing footer, a footer that counts other lines than there are. With `live` the
-    footer may still be missing and a last line without its newline is left alone: for looking at a run in progress.
+    line that does not parse, a missing footer, a footer with a wrong count. `live` is for a run in progress: the footer
+    may be missing, and a last line without its newline is skipped.
     """
     for _, line in walk(path, decode_line, live=live):
         if line is not None:

@@ -1,4 +1,4 @@
-"""What the oracle is asked and what it answers. Asked by the driver after a scenario, kept beside the recordings.
+"""The oracle's queries and answers. The driver asks after a scenario and keeps the answers beside the recordings.
 
 The oracle itself (`backends/oracle/reference.py`) runs in its own host: Hugging Face forward pass, full context each
 step, float32. It shares no code with the adapters.
@@ -23,8 +23,8 @@ WIDER = 2.0
 
 
 class Weights(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of questions about a model: policy version `version`, under version `adapter` of the LoRA adapter if there is
-    one, held in `quantization` if the engines quantize."""
+    """Base of queries about a model: policy version `version`, with version `adapter` of the LoRA adapter if there is
+    one, in the format `quantization` if the engines quantize."""
 
     version: int
     adapter: int | None = None
@@ -35,15 +35,15 @@ class ScoreRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
     """Teacher-forced scores of `tokens` after `prompt`.
 
     `cached` is a cache that outlived its weights: (number of tokens, policy version that read them), from the first token on, at
-    most all but the last of `prompt`. Their keys and values are read; everything after them is computed by `version`.
+    most all but the last of `prompt`. The reference uses these keys and values and computes the rest under `version`.
     """
 
     prompt: list[int]
     tokens: list[int]
     cached: tuple[tuple[int, int], ...] = ()
     routed: Routed = msgspec.field(default_factory=list)
-    """The experts that an engine reports for `prompt` and `tokens` but the last one. The reference takes them where they are a near
-    tie of its own router, and its own choice elsewhere: what follows is then comparable, as it is after a token of a near tie."""
+    """The experts that an engine reports for `prompt` and `tokens` without the last one. The reference takes them where its own
+    router has a near tie, and its own choice elsewhere. Later scores are then comparable, as after a near tie of a token."""
 
 
 class Score(Message, frozen=True, kw_only=True):
@@ -57,14 +57,14 @@ class Score(Message, frozen=True, kw_only=True):
     ranks: list[int]
     margins: list[float]
     behind: tuple[float, ...] = ()
-    """By how many nats each token is less probable than the most probable one; 0 for the greedy choice."""
+    """Nats by which each token is less probable than the most probable one; 0 for the greedy choice."""
     rounding: tuple[float, ...] = ()
-    """Of quantized weights: the most that each log-probability moves, in nats, when activations that lie nearly between two
-    steps are rounded to either at random. Of full precision: empty."""
+    """For quantized weights: the largest change of each log-probability, in nats, when activations almost midway between two
+    steps are rounded to either at random. Empty for full precision."""
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """`behind`; where it was not asked for, what rank and margin say of it: nothing but "far" of a third token."""
+        """`behind`, or, in answers without it, its value from rank and margin: infinite from the third token on."""
         if self.behind:
             return self.behind
         both = zip(self.ranks, self.margins, strict=True)
@@ -84,7 +84,7 @@ class Next(Message, frozen=True, kw_only=True):
 
 
 class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
-    """To which experts each of `tokens` is routed when the model is fed all of them."""
+    """The experts of each of `tokens` when the model reads all of them."""
 
     tokens: list[int]
     routed: Routed = msgspec.field(default_factory=list)
@@ -92,22 +92,22 @@ class ExpertsRequest(Weights, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Experts(Message, frozen=True, kw_only=True):
-    """`indices`: positions × layers × top_k, the most probable expert first; `margins`: positions × layers, the smallest
-    distance between neighbours among the top_k + 1 highest logits: below it, choice or order may be another. `count`:
+    """`indices`: positions × layers × top_k, the most probable expert first. `margins`: positions × layers, the smallest
+    distance between neighbours among the top_k + 1 highest logits; if it is below rounding, choice or order may differ. `count`:
     experts per layer."""
 
     indices: Routed
     margins: list[list[float]]
     count: int
     behind: list[list[float]] = msgspec.field(default_factory=list)
-    """Positions × layers: how far, in router logits, the order of `routed` is from that of the router; 0 if it is the same. Empty
-    if nothing was given."""
+    """Positions × layers: distance in router logits between the order of `routed` and the router's; 0 if they are the same.
+    Empty if the query has no `routed`."""
 
 
 class ExpertShard(Message, frozen=True, kw_only=True):
-    """A worker's share of the experts of each layer: number `rank` of `workers` equal ones. `whole`: so many experts, in their
-    order (vLLM, expert parallelism with linear placement); else the same part of every expert's intermediate dimension, as vLLM
-    shards a mixture over data-parallel workers without expert parallelism."""
+    """A worker's share of each layer's experts: part `rank` of `workers` equal parts. `whole`: True if the part is consecutive
+    whole experts (vLLM, expert parallelism with linear placement). Otherwise it is the same part of every expert's intermediate
+    dimension, as vLLM shards a mixture over data-parallel workers without expert parallelism."""
 
     rank: int
     workers: int
@@ -115,9 +115,9 @@ class ExpertShard(Message, frozen=True, kw_only=True):
 
 
 class ExpectedDigestsRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Digests of policy version `version` under the names and fusions that vLLM uses for this architecture, as worker `rank` of
-    `tensor_parallel` holds them; in `quantization` if the engines quantize. Of the experts it holds the share `experts`; None: as
-    tensor parallelism alone splits them. An adapter moves none of them."""
+    """Digests of policy version `version` under vLLM's parameter names and fusions for this architecture, as worker `rank` of
+    `tensor_parallel` holds them, in the format `quantization` if the engines quantize. `experts` is its share of the experts;
+    None means the split of tensor parallelism alone. An adapter changes no digest."""
 
     version: int
     quantization: Quantization | None = None
@@ -133,13 +133,13 @@ class ExpectedDigests(Message, frozen=True, kw_only=True):
 
 
 class NoiseRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """How far rounding moves right answers in the dtype that the engines compute in."""
+    """Asks how far rounding in the engines' dtype moves correct answers."""
 
     quantization: Quantization | None = None
 
 
 class Moved(Message, frozen=True, kw_only=True):
-    """Differences of `numbers` log-probabilities, in nats: the largest, the root of their mean square, and what a quarter is below."""
+    """Differences of `numbers` log-probabilities, in nats: the largest, the root mean square, and the first quartile."""
 
     numbers: int
     largest: float
@@ -148,32 +148,32 @@ class Moved(Message, frozen=True, kw_only=True):
 
 
 class Noise(Message, frozen=True, kw_only=True):
-    """What rounding in the engines' dtype moves, measured before anything is judged.
+    """How far rounding in the engines' dtype moves answers, measured before judging.
 
-    `measured` has each measurement by its name. "reference" is the reference's forward pass in that dtype, on contexts of its own. All
-    others are a bare engine's, with no stack around it, which is asked for the same prompts in different ways: alone, in batches, in
-    chunks, twice, cached. Each is compared with the reference's forward pass with more digits.
+    `measured` maps names to measurements. "reference" is the reference's forward pass in that dtype, on its own contexts. All
+    others come from a bare engine without a stack, which gets the same prompts in different ways: alone, in batches, in chunks,
+    twice, cached. Each is compared with the reference's forward pass in higher precision.
     """
 
     numbers: int = 0
-    """Log-probabilities that were compared."""
+    """Number of compared log-probabilities."""
     largest: float = 0.0
     """Nats: the largest difference of a log-probability."""
     rms: float = 0.0
-    """Nats: the root of the mean squared difference, where it is largest."""
+    """Nats: the largest root mean square difference of a measurement."""
     quarter: float = 0.0
     """Nats: a quarter of the reference's differences is below this."""
     weights: float = 0.0
-    """Nats: the largest difference from a float32 trainer, whose weights are not rounded to the dtype. In float32 both sides round:
-    the sum of what either does."""
+    """Nats: the largest difference from a float32 trainer, whose weights are not rounded to the dtype. In float32 both sides
+    round, and this is the sum of their rounding."""
     router: float = 0.0
-    """The largest difference of a mixture's router logits. Of mixtures in 16 bits all figures but `weights` are measured with both
-    routed alike: an expert that a near tie swaps moves what follows by nats."""
+    """The largest difference of a mixture's router logits. For mixtures in 16 bits all figures except `weights` are measured with
+    equal routing on both sides: one expert swapped at a near tie moves later log-probabilities by nats."""
     measured: dict[str, Moved] = msgspec.field(default_factory=dict)
 
     @property
     def near(self) -> float:
-        """Nats: twice the largest difference, since an engine answers about more tokens than were measured."""
+        """Nats: twice the largest difference, since engines produce more tokens than were measured."""
         return WIDER * self.largest
 
 
@@ -217,7 +217,7 @@ Answer = Score | Next | Experts | ExpectedDigests | Noise | Tokens | Text
 
 
 class Refusal(Message, frozen=True, kw_only=True):
-    """The oracle raised: what needs this answer is untestable."""
+    """The oracle raised an error: checks that need this answer are untestable."""
 
     reason: str
 
@@ -238,7 +238,7 @@ METHOD_OF: dict[type[Message], str] = {request: name for name, (request, _) in Q
 
 
 def key(query: Message) -> str:
-    """The name under which a query's answer is kept: equal queries, equal keys, whatever the run."""
+    """The name under which a query's answer is kept. Equal queries have equal keys in every run."""
     return METHOD_OF[type(query)] + ":" + hashlib.sha256(msgspec.json.encode(query)).hexdigest()[:24]
 
 
@@ -247,7 +247,7 @@ class UnansweredQuery(LookupError):
 
 
 class ReferenceBook(Protocol):
-    """Read access to the oracle's answers. Raises `UnansweredQuery` for what was never asked."""
+    """Read access to the oracle's answers. Raises `UnansweredQuery` for a query without an answer."""
 
     def score(self, request: ScoreRequest) -> Score: ...
 

@@ -1,4 +1,4 @@
-"""The folder of one run: where everything lies, who may write there, and what was run.
+"""The folder of one run: its files, its lock, and the description of the run.
 
 ::
 
@@ -40,13 +40,13 @@ def stem(target: str, topology: str) -> str:
 
 
 def new_run_dir(root: Path) -> Path:
-    """``.parity/runs/<UTC time>-<random>`` below `root`. It is not made."""
+    """``.parity/runs/<UTC time>-<random>`` below `root`. Does not create it."""
     now = datetime.datetime.now(datetime.UTC)
     return root / RUNS / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 def references_in(folder: Path) -> list[Path]:
-    """The books of the oracle's answers in a folder, one a model."""
+    """The books of the oracle's answers in a folder, one per model."""
     return sorted(folder.glob("reference*.jsonl"))
 
 
@@ -106,16 +106,16 @@ class RunFolder:
         return self.path / "reference.jsonl"
 
     def reference_of(self, architecture: str | None) -> Path:
-        """Where answers about the model of such topologies are kept; None is the run's own model."""
+        """The book about the model of topologies for `architecture`; None is the run's own model."""
         return self.reference if architecture is None else self.path / f"reference-{architecture}.jsonl"
 
     def references(self) -> list[Path]:
-        """All of these that there are."""
+        """All existing books."""
         return references_in(self.path)
 
     @property
     def policies(self) -> Path:
-        """Where trained policy versions are kept, made on first use by whoever trains one."""
+        """Folder of trained policy versions. The trainer makes it on first use."""
         return self.path / "policies"
 
     @property
@@ -155,7 +155,7 @@ class RunFolder:
             raise RecordingError(f"{self.run_json} does not say what was run: {e}", next_step="run it again") from e
 
     def close(self) -> None:
-        """Let go of the folder. Twice does no harm."""
+        """Release the folder. Idempotent."""
         if self._lock is not None:
             (self.path / "run.pid").unlink(missing_ok=True)
             self._lock.release()
@@ -169,7 +169,7 @@ class RunFolder:
 
 
 def _holder(path: Path) -> str:
-    """The process that holds the lock, as it wrote it down; it may not have come to that yet."""
+    """Pid of the process that holds the lock; "unknown" if it has not written it yet."""
     with contextlib.suppress(OSError):
         return (path / "run.pid").read_text().strip() or "unknown"
     return "unknown"

@@ -25,12 +25,12 @@ class Conformance(StrEnum):
 
 
 class Parity(StrEnum):
-    """Two stacks against each other; the table of the architecture."""
+    """Two stacks against each other."""
 
     PARITY = "parity"
-    """Both conform, outputs equal, or closer than the baseline is to its own twin."""
+    """Both conform. Their outputs are equal, or closer than the baseline is to its own twin."""
     OPEN = "open"
-    """Both conform and differ where the contract leaves it open. Shown, named, not red by itself."""
+    """Both conform but differ in something that the contract does not define. Shown, not red by itself."""
     REGRESSION = "regression"
     """The baseline conforms, the candidate does not. Red."""
     BASELINE_DEFECT = "baseline-defect"
@@ -38,9 +38,9 @@ class Parity(StrEnum):
     BOTH_WRONG = "both-wrong"
     """Neither conforms: no parity credit, however equal. Red."""
     MISSING = "missing"
-    """The baseline is able, the candidate is not. Red."""
+    """The baseline has a needed capability, the candidate lacks it. Red."""
     ADDED = "added"
-    """The candidate is able, the baseline is not: judged for conformance alone."""
+    """The candidate has a needed capability, the baseline lacks it. Only conformance is judged."""
     UNTESTABLE = "untestable"
     """One of the two could not be judged. Red."""
 
@@ -59,51 +59,51 @@ WORST_FIRST: tuple[str, ...] = (
     Parity.PARITY,
     Conformance.PASS,
 )
-"""All statuses of either kind: the first of several takes' stands for them, and reports show them in this order."""
+"""All statuses of either kind. The first one among several takes stands for all of them. Reports use this order."""
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a numeric check measured, above what it turns red, and what seeded faults would have made it measure.
+    """What a numeric check measured, its bound, and what it would have measured under seeded faults.
 
-    A fault is seeded offline into what was recorded: one whose size is not above `bound` would have passed.
+    Faults are seeded offline into the recording. A fault whose measurement is not above `bound` would have passed.
     """
 
     unit: str
     measured: float
     bound: float
     faults: dict[str, float] = {}
-    """Name of each seeded fault → what the check would have measured. One that cannot be seeded here is left out."""
+    """Name of each seeded fault → what the check would have measured. Faults that cannot be seeded here are left out."""
     false_alarm_rate: float | None = None
-    """How often a correct stack is called wrong, where chance is judged."""
+    """Probability that a correct stack turns red. Set by statistical checks."""
     power: float | None = None
-    """How probably the weakest fault is found, where chance is judged."""
+    """Probability that the weakest fault turns red. Set by statistical checks."""
 
     @property
     def weakest(self) -> str | None:
-        """Name of the seeded fault that comes nearest to passing."""
+        """Name of the seeded fault that is nearest to passing."""
         return min(self.faults, key=self.faults.__getitem__, default=None)
 
 
 class Cause(StrEnum):
-    """Why a verdict says nothing that its check found."""
+    """Why a verdict is not its check's own finding."""
 
     NOT_DRIVEN = "not driven"
     """The scenario did not reach its end."""
     RAISED = "raised"
     """The check itself broke."""
     NOT_OFFERED = "not offered"
-    """The target does not offer what the scenario needs."""
+    """The target lacks a capability that the scenario needs."""
     NOT_HERE = "untestable here"
-    """The target offers it, and this start cannot show it: it needs a GPU, say."""
+    """The target has the capability, but this start cannot show it, for example without a GPU."""
 
 
 class Severity(StrEnum):
-    """How bad it is that something is open to a caller who shows no credentials."""
+    """Severity of something that is open to a caller without credentials."""
 
     CRITICAL = "critical"
-    """Code of the caller's own runs."""
+    """The caller can run its own code."""
     HIGH = "high"
-    """Control or weights where callers of generation are, or a port that other machines reach."""
+    """Control or weights at the address for generation, or a port that other machines reach."""
     MEDIUM = "medium"
     """Control or weights at a server's own address."""
     LOW = "low"
@@ -144,14 +144,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     """None if the check judged."""
     facts: int = 0
-    """How many facts were compared."""
+    """Number of compared facts."""
     numbers: dict[str, float] = {}
     margin: Margin | None = None
     """Set by a numeric check that found nothing wrong."""
     takes: int = 1
-    """How many takes this stands for: the worst of them."""
+    """Number of takes that this verdict stands for. It is the worst of them."""
     alike: int = 1
-    """In how many of these takes the status was this one."""
+    """Number of these takes with this status."""
     evidence: list[dict[str, Any]] = []
     """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
     exposures: list[Exposure] = []
@@ -166,7 +166,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def red(self) -> bool:
-        """Does this verdict fail the run? One that the ledger explains does not."""
+        """True if this verdict fails the run. A verdict that the ledger explains does not."""
         if self.known is not None:
             return False
         return self.status in RED or (self.baseline is not None and self.status == Parity.MISSING)
@@ -179,7 +179,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one numeric check over a whole run: what correct stacks measure, what is allowed, and what faults measure."""
+    """Figures of one numeric check over a whole run: its values on correct stacks, its bound, its values under faults."""
 
     check: str
     """The check without its label, or the compared facet."""
@@ -187,16 +187,16 @@ class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     floor: float
     """The largest value that passed; for a facet, between the baseline and its own twin."""
     bound: float
-    """What is red above."""
+    """Larger values are red."""
     weakest_fault: float | None = None
-    """The smallest value that a seeded fault makes; None where none was measured."""
+    """The smallest value under a seeded fault; None if none was measured."""
     faults: dict[str, float] = {}
-    """Name of each seeded fault → what it makes of this run's recordings, where it is hardest to see."""
+    """Name of each seeded fault → the value under it in this run's recordings, where it is hardest to see."""
     facts: int = 0
     false_alarm_rate: float | None = None
-    """Of one verdict, where chance is judged: the largest."""
+    """The largest rate of one verdict. Set by statistical checks."""
     power: float | None = None
-    """How probably the weakest fault is found in one verdict: the smallest."""
+    """The smallest probability that one verdict finds the weakest fault."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,22 +212,22 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     outside: float
     """Share of tokens whose importance ratio, exp(trainer - rollout), is outside 1 ± 0.1."""
     k3: float
-    """The k3 estimate of the KL divergence (Schulman, "Approximating KL Divergence"): mean of r - 1 - log r, where r is that ratio."""
+    """The k3 estimate of the KL divergence (Schulman, "Approximating KL Divergence"): mean of r - 1 - log r; r is that ratio."""
 
 
 class GapCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """The gap by step, of one scenario that trained on one stack: its first take."""
+    """The gap per step of one training scenario on one stack, from its first take."""
 
     scenario: str
     topology: str
     target: str
     bound: float | None
-    """Nats that no token may be off by; None where rollouts may be older than the policy that is trained."""
+    """Largest allowed gap of a token, in nats; None if rollouts may be older than the trained policy."""
     steps: list[Gap]
 
 
 def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
-    """What a recording's header says of its engines' arithmetic, in words. Only GPUs have CUDA graphs."""
+    """The engines' arithmetic in words, from a recording's header. Only GPUs have CUDA graphs."""
     if "dtype" in header.get("model", {}):
         yield header["model"]["dtype"]
     if header.get("engine") == "cuda":
@@ -237,7 +237,7 @@ def _arithmetic(header: dict[str, Any]) -> Iterator[str]:
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run: enough to reproduce it and to say what the verdicts rest on."""
+    """The description of a run: enough to reproduce it and to show the basis of its verdicts."""
 
     run_id: str
     created_at: str
@@ -247,7 +247,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None
     candidate: str | None
     start: str
-    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack): only "ray" can say that legacy may go."""
+    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack). Only "ray" can show that legacy may go."""
     engine: str
     headers: list[dict[str, Any]] = []
     """The headers of the recordings that were judged, as JSON."""
@@ -256,18 +256,18 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str = "completed"
     """"completed", or why the run ended early."""
     whole_waves: list[int] = []
-    """Waves that were run unfiltered: only of those can be said what was never driven or exercised."""
+    """Fully selected waves. Only for these can a report say what was never driven or exercised."""
     selected: dict[str, list[str]] = {}
-    """Topology → the scenarios that were selected there. Shards of a run add up to its whole waves by them."""
+    """Topology → its selected scenarios. Merging adds them up to find the whole waves of a sharded run."""
     declared: dict[str, list[Capability]] = {}
-    """What each target declares before it is started: a scenario that needs more is missing without a start."""
+    """Target → capabilities that it declares before its start. A scenario that needs more is missing without a start."""
     not_started: dict[str, CallError] = {}
-    """"target@topology" of each stack that did not come up, and why."""
+    """"target@topology" of each stack that did not start → why."""
 
     @property
     def computed(self) -> str:
-        """How engines computed, such as "cuda, bfloat16, eager". Where they differ, each way names its stacks. The engine alone
-        where nothing was recorded."""
+        """The engines' arithmetic, such as "cuda, bfloat16, eager". If it differs, each variant names its stacks. Only the engine
+        if nothing was recorded."""
         stacks: dict[str, dict[str, None]] = {}
         for header in self.headers:
             stacks.setdefault(", ".join([self.engine, *_arithmetic(header)]), {})[str(header.get("target"))] = None
@@ -277,7 +277,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a ledger entry in the light of this run: stale, expired, over its cap, reason changed. Red."""
+    """A ledger entry's problem in this run: stale, expired, over its cap, reason changed. Red."""
 
     entry: str
     problem: str
@@ -285,14 +285,14 @@ class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """May the legacy stack be removed? `reasons` names everything that stands against it, worst first."""
+    """May the legacy stack be removed? `reasons` lists every objection, worst first."""
 
     may_remove_legacy: bool
     reasons: list[str]
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a report shows, and nothing that it has to compute."""
+    """Everything that a report shows. Reports compute nothing."""
 
     run: RunInfo
     verdicts: list[Verdict]

@@ -1,7 +1,7 @@
-"""http() calls read as what they are: completion() and chat_completion() over the stack's OpenAI address. Pure.
+"""Reads http() calls as completion() and chat_completion() calls over the stack's OpenAI address. Pure.
 
-Checks and comparisons read both alike: a body sent as bytes keeps the promises of a body that was handed over. Server-sent
-events are put together to the one body that they stand for (vLLM documentation, OpenAI-Compatible Server: streaming).
+Checks and comparisons treat both alike: the same promises hold for a body sent as bytes. Server-sent events are joined to
+the one body that they stand for (vLLM documentation, OpenAI-Compatible Server: streaming).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def body_of(text: str) -> dict[str, Any]:
 
 
 def header(headers: dict[str, str], name: str) -> str | None:
-    """A header's value, whatever the case of its name."""
+    """A header's value; None if it is missing. The case of its name does not matter."""
     return next((value for key, value in headers.items() if key.lower() == name), None)
 
 
 def as_openai(call: Call) -> Call:
-    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for; any other as it is.
+    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for; other calls unchanged.
 
-    A status of 400 and more is the error body that came with it, or, where none did, an exception named by the status.
+    For a status of 400 or more the result is the error body. Without one, the call gets a `CallError` named by the status.
     """
     method = ROUTES.get(call.request["path"]) if call.method == "http" and call.request["method"] == "POST" else None
     if method is None:
@@ -59,12 +59,12 @@ def as_openai(call: Call) -> Call:
 
 
 def reason(status: int) -> str:
-    """The words of a status line."""
+    """The reason phrase of an HTTP status."""
     return http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "unknown status"
 
 
 def streams(result: dict[str, Any]) -> bool:
-    """Did the answer come as server-sent events?"""
+    """True if the answer came as server-sent events."""
     return (header(result["headers"], "content-type") or "").startswith("text/event-stream")
 
 
@@ -77,7 +77,7 @@ def events(text: str) -> Iterator[str]:
 
 
 def streamed(text: str) -> dict[str, Any]:
-    """The body that a stream of chunks stands for, or the error that broke it off. Empty without any chunk."""
+    """The body that a stream of chunks stands for, or the error that ended it early. Empty without chunks."""
     chunks = [body_of(data) for data in events(text) if data != DONE]
     if not chunks:
         return {}
@@ -98,7 +98,7 @@ def streamed(text: str) -> dict[str, Any]:
 
 
 def _add(choice: dict[str, Any], piece: dict[str, Any]) -> None:
-    """One chunk's piece of a choice is joined to what came before."""
+    """Append one chunk's piece of a choice to `choice`."""
     if "delta" in piece:
         message = choice.setdefault("message", {"role": "assistant", "content": ""})
         message["content"] += piece["delta"].get("content") or ""

@@ -1,1 +1,1 @@
-"""A whole run: which scenarios there are, which stacks are started when, and how what was recorded is judged."""
+"""A whole run: the catalogue of scenarios, the starts of stacks, and the judging of recordings."""

@@ -1,4 +1,4 @@
-"""All scenarios that the project declares, by name: imported without pytest and without any stack."""
+"""All declared scenarios by name, imported without pytest and without a stack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.suite.scenario import Scenario, declaration
 
 @cache
 def functions() -> dict[str, Callable[..., Awaitable[None]]]:
-    """Name → function, of every scenario in scenarios/wave*. Raises UsageError for a name given twice."""
+    """Name → function, of every scenario in scenarios/wave*. Raises UsageError for a duplicate name."""
     found: dict[str, Callable[..., Awaitable[None]]] = {}
     for module in pkgutil.walk_packages(scenarios.__path__, "scenarios."):
         if not module.name.startswith("scenarios.wave") or module.ispkg:
@@ -36,14 +36,14 @@ def functions() -> dict[str, Callable[..., Awaitable[None]]]:
 
 
 def body(name: str) -> Callable[[Stack], Awaitable[None]]:
-    """What a scenario does to a stack, with its own prompts: as pytest would call it, without pytest."""
+    """A scenario's function with its own prompts, called as pytest would call it."""
     function = functions()[name]
     return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary))
 
 
 @cache
 def facts_read() -> dict[str, Fact]:
-    """Check → the facts that it reads, of every check of every scenario. A scenario may also end at a wrong answer."""
+    """Check → the facts that it reads, over all scenarios. `DRIVEN` reads answers: a wrong one may end a scenario."""
     found = {DRIVEN: Fact.ANSWERS}
     for check in (*ALWAYS, *(check for scenario in declared().values() for check in scenario.checks)):
         found[family(check.name)] = found.get(family(check.name), NOTHING) | check.reads
@@ -52,12 +52,12 @@ def facts_read() -> dict[str, Fact]:
 
 @cache
 def declared() -> dict[str, Scenario]:
-    """Name → declaration, of every test function in scenarios/wave*. Raises UsageError for a name given twice."""
+    """Name → declaration, of every scenario in scenarios/wave*. Raises UsageError for a duplicate name."""
     return {name: scenario for name, function in functions().items() if (scenario := declaration(function))}
 
 
 def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:
-    """Waves whose every declared scenario was selected, in every topology that it names. `selected`: topology → scenarios."""
+    """Fully selected waves: every scenario in every topology that it names. `selected`: topology → scenarios."""
     scenarios = declared().values()
     return [
         wave

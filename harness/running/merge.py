@@ -1,7 +1,7 @@
-"""Shards of one run, driven by separate jobs, put together into one run's folder. Judges nothing.
+"""Merges shards of one run, driven by separate jobs, into one run's folder. Judges nothing.
 
-A shard is the folder of a run, of one wave or one topology. Shards that do not belong together are refused by name, before
-anything is written. Trained weights stay in the shards, since judging reads none.
+A shard is the folder of a run of one wave or one topology. Shards that do not belong together are refused before anything is
+written. Trained weights stay in the shards, since judging does not read them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.running.catalogue import declared, whole_waves
 
 @final
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's run: whole, and read."""
+    """One job's run, complete and read."""
 
     folder: RunFolder
     info: RunInfo
@@ -39,10 +39,10 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def merging(shards: Sequence[Path], out: Path) -> Iterator[Path]:
-    """Put shards together. Yields the new run's folder for judging; it becomes `out` once the block has ended well.
+    """Merge shards. Yields the new run's folder for judging, and renames it to `out` after the block.
 
-    After an error nothing is left of it. Raises UsageError for a shard that is not there or does not belong to the others,
-    and where `out` holds something; `RecordingError` for a shard that did not end or is not whole.
+    Removes it after an error. Raises UsageError for a shard that is missing or does not belong to the others, and if `out`
+    is not empty; `RecordingError` for a shard that did not end or is not whole.
     """
     read = [_shard(path) for path in shards]
     _refuse_what_differs(read)
@@ -78,7 +78,7 @@ def _shard(path: Path) -> Shard:
 
 
 def _lost(shard: Shard) -> Iterator[tuple[str, str]]:
-    """Scenario and seat of all that was selected, could have been driven there, and was not."""
+    """Scenario and seat of each selected scenario that could have been driven there and was not."""
     seats = {f"{one.header.target}@{one.header.topology.name}": one for one in shard.seats}
     for topology, names in shard.info.selected.items():
         for target, promised in shard.info.declared.items():
@@ -93,7 +93,7 @@ def _lost(shard: Shard) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_what_differs(shards: Iterable[Shard]) -> None:
-    """Raises UsageError for the first fact that two shards should share and do not."""
+    """Raises UsageError for the first fact in which two shards differ but must agree."""
     told: dict[str, tuple[Any, Path]] = {}
     for shard in shards:
         for fact, value in _identity(shard):
@@ -129,7 +129,7 @@ def _identity_of_stack(header: Header) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any, other: Any) -> str:
-    """A value in words; of a dict, only what the other dict has otherwise."""
+    """A value in words; for a dict, only the entries that differ from the other's."""
     if isinstance(value, dict) and isinstance(other, dict):
         return ", ".join(f"{name} {value.get(name)}" for name in value | other if value.get(name) != other.get(name))
     return str(value)
@@ -150,7 +150,7 @@ def _refuse_what_was_driven_twice(shards: Iterable[Shard]) -> None:
 
 
 def _fill(folder: RunFolder, shards: Sequence[Shard]) -> None:
-    """Copy recordings and logs under the shard's number, and unite the reference's answers, a book per model."""
+    """Copy recordings and logs under the shard's number, and unite the reference's answers, one book per model."""
     folder.recordings.mkdir()
     for number, shard in enumerate(shards, start=1):
         for recording in shard.folder.recorded():
@@ -161,7 +161,7 @@ def _fill(folder: RunFolder, shards: Sequence[Shard]) -> None:
 
 
 def _unite_books(folder: RunFolder, books: Iterable[Path]) -> None:
-    """One book per model. A shard names its file after the first topology that it drove, so the name tells no model."""
+    """One book per model. A shard names its file after the first topology that it drove, so no name identifies a model."""
     by_model: dict[str, list[Path]] = {}
     for book in books:
         by_model.setdefault(Book.load(book).model_sha256, []).append(book)
@@ -177,7 +177,7 @@ def _unite_books(folder: RunFolder, books: Iterable[Path]) -> None:
 
 
 def _info(shards: Sequence[Shard], run_id: str) -> RunInfo:
-    """The whole run: what its jobs share, and the sum of what each did. The command line is that of all jobs."""
+    """The whole run: the facts that its jobs share, and the sum of their work. `command` joins the jobs' commands."""
     infos = [shard.info for shard in shards]
     selected: dict[str, dict[str, None]] = {}
     for info in infos:

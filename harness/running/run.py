@@ -1,7 +1,7 @@
 """Judge a run offline: its recordings and reference answers → conformance, comparison, ledger, gate. Drives nothing.
 
-Recordings may be larger than memory: one scenario is loaded at a time (its takes on both stacks), whatever the order in
-which each stack was driven.
+Recordings may be larger than memory. Judging loads one scenario at a time (its takes on both stacks), in any order of
+driving.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date 
 def compare_recordings(
     baseline: Path, candidate: Path, *, ledger: Path | None = None, today: datetime.date | None = None
 ) -> Judgement:
-    """Judge and compare two recordings, made whenever and wherever; each is a recording's file or a run's folder.
+    """Judge and compare two recordings of any origin. Each is a recording's file or a run's folder.
 
-    Of a folder with several stacks, the baseline's side gives its baseline and the candidate's its candidate. Reference
-    answers are those beside each recording; without them, what needs the oracle is untestable.
+    From a folder with several stacks, `baseline` takes its baseline and `candidate` its candidate. Reference answers come
+    from the files beside each recording; without them, checks that need the oracle are untestable.
     Raises what `judge_run` raises, and UsageError for recordings without a common topology or model.
     """
     started = time.perf_counter()
@@ -95,14 +95,14 @@ def _source(path: Path, role: str) -> list[Recorded]:
 
 
 def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
-    """Recordings, each with the answers about its model that lie in `folder`."""
+    """Recordings, each with the answers about its model from `folder`."""
     found = indices(recordings)
     books = {sha256: Book.of(sha256, folder) for sha256 in {one.header.model_sha256 for one in found}}
     return [Recorded(index=one, book=books[one.header.model_sha256]) for one in found]
 
 
 def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
-    """Two recordings of one target are told apart by the name of their run."""
+    """The recordings; if their target's name is `taken`, it gets their run's name added."""
     if found[0].target != taken:
         return found
     return [
@@ -166,7 +166,7 @@ def _judgement(
 
 
 def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:
-    """One line for each model. A recording for which it was not measured has untestable verdicts, which say so."""
+    """One floor per model. Without a measurement there is none, and the recording's verdicts are untestable."""
     for recorded in {r.index.header.model_sha256: r for r in found}.values():
         model = recorded.index.header.model
         with suppress(UnansweredQuery):
@@ -174,14 +174,14 @@ def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:
 
 
 def _refuse_what_differs(found: Sequence[Recorded]) -> None:
-    """Topologies may have models of their own; within one all recordings must have the same, and the same shape."""
+    """Raises UsageError unless the recordings of each topology have one shape, dtype and model. Topologies may differ."""
     for topology in dict.fromkeys(r.topology for r in found):
         shapes = {r.shape for r in found if r.topology == topology}
         if len(shapes) > 1:
             sizes = " and ".join(str(n) for n in sorted(shape.engines for shape in shapes))
             raise UsageError(
                 f"the recordings of {topology} were made of different shapes ({sizes} engines): nothing can be compared",
-                next_step="record both stacks in one topology with as many --engines",
+                next_step="record both stacks in one topology with the same --engines",
             )
         dtypes = {r.index.header.model["dtype"] for r in found if r.topology == topology}
         if len(dtypes) > 1:
@@ -231,7 +231,7 @@ def _of_the_run(
 
 
 def _curve(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[GapCurve]:
-    """The gap of trainer and inference over the first take's steps, if it trained."""
+    """The gap between trainer and inference over the first take's steps, if the scenario trained."""
     trace = evidence.trace
     if trace.take == 1 and (steps := gaps.by_step(trace)):
         bound = next((v.numbers.get("bound") for v in verdicts if v.check == GAP.name), None)
@@ -240,7 +240,7 @@ def _curve(evidence: Evidence, verdicts: Sequence[Verdict]) -> Iterator[GapCurve
 
 
 def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
-    """The candidate's pace beside the baseline's, in each topology in which enough was driven; without any, the first says so."""
+    """The candidate's pace against the baseline's, in each topology with enough calls. If none has, the first one's verdict."""
     told: list[tuple[bool, Verdict]] = []
     for topology in _topology_names(info, found) if info.baseline != info.candidate else ():
         here = {r.target: r.index for r in found if r.topology == topology}
@@ -262,7 +262,7 @@ def _paces(info: RunInfo, found: Sequence[Recorded]) -> Iterator[Verdict]:
 
 
 def _timings(recorded: Index, *, take: int) -> pace.Timings:
-    """Of one take of each scenario, calls only."""
+    """The timings of one take of each scenario. Loads calls only."""
     driven = [name for name in recorded.scenarios if take in recorded.takes(name)]
     return pace.timings(recorded.trace(name, take, observations=False) for name in driven)
 
@@ -273,7 +273,7 @@ def _topology_names(info: RunInfo, found: Sequence[Recorded]) -> list[str]:
 
 
 def _names(info: RunInfo, topology: str, here: Iterable[Recorded], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
-    """Scenarios that were driven here on any stack, and those that should have been."""
+    """The scenarios that any stack drove in this topology, and those that should have been driven."""
     driven = (name for r in here for name in r.index.scenarios)
     due = (s.name for s in scenarios.values() if s.wave in info.whole_waves and topology in s.topologies)
     yield from dict.fromkeys([*driven, *due])

@@ -1,4 +1,4 @@
-"""One run: which stacks are started when, what is driven on them, and what is kept of it.
+"""One run: starts stacks, drives scenarios on them, and keeps the recordings.
 
 Stacks run one after the other; all scenarios of one target and topology share one start. The oracle runs beside them.
 """
@@ -51,19 +51,19 @@ from harness.running.catalogue import whole_waves
 from harness.suite.scenario import Scenario
 
 MAX_STARTS = 4
-"""How often a stack that dies is started anew for the scenarios that are left."""
+"""Most starts of a stack that keeps dying. Its remaining scenarios then count as failed."""
 QUERY_DEADLINE_S = 60.0
-"""For one question to the oracle about the tiny model. Others get as many times longer as the engines take for a token, and one pass
-over all weights."""
+"""Seconds per query to the oracle about the tiny model. For other models the stack's slowness multiplies it, and one pass over
+all weights is added."""
 NOISE_DEADLINE_S = 900.0
-"""An engine is started for it: as long as that takes."""
+"""Seconds for the query about noise, which starts an engine."""
 ORACLE_START_DEADLINE_S = 180.0
 SEED = 0
-"""Seed of the engines. Scenarios give their own to requests."""
+"""Seed of the engines. Scenarios set their own in requests."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asked for."""
+    """The options of the command line."""
 
     baseline: str
     candidate: str
@@ -80,7 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reference_python: Path | None = None
     """Interpreter of the oracle, on a machine where its environment cannot be made."""
     dtype: Dtype | Literal["auto"] | None = None
-    """In which engines compute. "auto": as the checkpoint says; None: float32 on CPU, bfloat16 on CUDA."""
+    """Dtype of the engines. "auto": the checkpoint's; None: float32 on CPU, bfloat16 on CUDA."""
     cuda_graphs: bool = False
     batch_invariant: bool = False
     """Both as in `StartRequest`, and on CUDA only."""
@@ -90,9 +90,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Path | None = None
     command: str = ""
     fault_taps: bool = False
-    """Start the stacks with the fault instrument (`Session.inject`)."""
+    """True if the stacks start with the fault instrument (`Session.inject`)."""
     record: bool = True
-    """Write recordings; without them only the verdicts of this session remain."""
+    """True if the session writes recordings. Otherwise only its verdicts remain."""
 
     @property
     def targets(self) -> list[str]:
@@ -104,19 +104,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return not self.stacks
 
     def check(self) -> None:
-        """Raises UsageError for what needs a GPU, on a CPU."""
+        """Raises UsageError for an option that needs a GPU if the engine is "cpu"."""
         for name, asked in (("--cuda-graphs", self.cuda_graphs), ("--batch-invariant", self.batch_invariant)):
             if asked and self.engine == "cpu":
                 raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
 
     def takes(self, target: str, *, spoils: bool = False) -> int:
-        """How often a scenario is driven on a target: on the baseline once more, for its twin, unless that costs a start."""
+        """Takes of a scenario on a target. The baseline gets at least two, the second for its twin, unless that costs a start."""
         twin = self.compares and self.twin and target == self.baseline and not spoils
         return max(self.repeat, 2 if twin else 1)
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """A target in a topology: what shares one start and one recording."""
+    """A target in a topology. Its scenarios share one start and one recording."""
 
     target: str
     topology: Topology
@@ -127,14 +127,14 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and the hash that tells it from all others."""
+    """A checkpoint and its hash."""
 
     path: Path
     sha256: str
 
 
 class Oracle(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers about one model, and the book of the answers."""
+    """The host that answers about one model, and the book of its answers."""
 
     host: HostProcess | InlineHost
     book: Book
@@ -146,14 +146,14 @@ class Session:
     def __init__(
         self, options: Options, progress: Progress, known: dict[str, dict[str, msgspec.Raw]] | None = None
     ) -> None:
-        """`known`: model → what its oracle has answered to earlier sessions, and will have to this one."""
+        """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own."""
         self.options = options
         self._known = {} if known is None else known
         _refuse_two_models(options)
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
         self.selected: dict[str, list[str]] = {}
-        """Topology → the scenarios that are to be driven there. A gap in a fully selected wave is red."""
+        """Topology → the scenarios to drive there. A gap in a fully selected wave is red."""
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._progress = progress
         self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.targets}
@@ -170,18 +170,18 @@ class Session:
         """Seat → how often its fault took effect on stacks that scenarios spoiled meanwhile."""
         self._fault: Fault | None = None
         self.not_started: dict[str, CallError] = {}
-        """Seats whose very first start failed: they have no recording."""
+        """Seats whose first start failed → why. They have no recording."""
         self._hopeless: dict[str, CallError] = {}
         self._oracles: dict[str, Oracle] = {}
         """Hash of a model → its oracle."""
         self._vocabularies: dict[str, Vocabulary] = {}
-        """Hash of a model → what its oracle says of its tokens."""
+        """Hash of a model → its vocabulary, from its oracle."""
         self._recorders: dict[str, Recorder] = {}
-        """Seat → what writes its recording, or wrote it."""
+        """Seat → its recorder, open or closed."""
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
         self._noise: list[NoiseFloor] | None = None
         self._run = self.info(RUNNING)
-        """The run as it began; who did not start is added to it."""
+        """The run as it began. Seats that do not start are added to it."""
         self.folder.write_info(self._run)
 
     # --- what is known before anything starts
@@ -196,7 +196,7 @@ class Session:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
     def info(self, outcome: str) -> RunInfo:
-        """The run as it stands."""
+        """The run in its current state."""
         options = self.options
         return RunInfo(
             run_id=self.folder.run_id,
@@ -224,7 +224,7 @@ class Session:
         return self._targets[name]
 
     def _python(self, name: str) -> Path:
-        """The interpreter of a target, its environment made first if need be."""
+        """The interpreter of a target. Makes its environment if needed."""
         target = self._target(name)
         if target.python is not None:
             return target.python
@@ -239,13 +239,13 @@ class Session:
         return self._pythons[target.environment]
 
     def _model(self, topology: Topology) -> Model:
-        """What a topology is driven with: the user's checkpoint if it fits, or a tiny one, made on the spot and kept."""
+        """The model of a topology: the user's checkpoint if it fits, else a tiny one, made on first use."""
         if topology.model not in self._models:
             self._models[topology.model] = self._own_model() if self._inline else self._checkpoint(topology.model)
         return self._models[topology.model]
 
     def _own_model(self) -> Model:
-        """The one that an inline target has of its own, whatever the topology."""
+        """The inline targets' own model, the same in every topology."""
         sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
         return Model(path=Path("miniature"), sha256=sha256)
 
@@ -264,9 +264,9 @@ class Session:
     # --- driving
 
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
-        """Drive a scenario on a seat, as often as asked, and judge what was recorded. Its conformance verdicts.
+        """Drive all takes of a scenario on a seat and judge the recording. Returns its conformance verdicts.
 
-        One that needs what the target does not even declare is `missing`, without a start.
+        A scenario whose required capabilities the target does not declare is `missing`, without a start.
         """
         if scenario.needs <= self._target(seat.target).capabilities:
             self._sit(seat)
@@ -296,7 +296,7 @@ class Session:
         recorder.add(ScenarioEnd(scenario=scenario.name, take=take, outcome="failed", error=error, at_ns=now))
 
     def _live(self, seat: Seat) -> Stack | None:
-        """The running stack of the current seat; started anew if it died, None once that is hopeless."""
+        """The running stack of the current seat. Restarts a dead one. None if no start will help."""
         if self._stack is not None and self._stack.alive:
             return self._stack
         self._bury(seat)
@@ -314,7 +314,7 @@ class Session:
         return self._stack
 
     def _bury(self, seat: Seat) -> None:
-        """End what is left of a stack that died, or that a scenario spoiled, and count its deaths and its fault."""
+        """Close a stack that died or that a scenario spoiled. Counts its death and the effects of its fault."""
         if self._stack is not None:
             self._deaths[seat.name] = self._deaths.get(seat.name, 0) + (not self._stack.spoiled)
             self._fired[seat.name] = self._fired.get(seat.name, 0) + self._last_fired(self._stack)
@@ -322,7 +322,7 @@ class Session:
             self._stack = None
 
     def _last_fired(self, stack: Stack) -> int:
-        """How often the fault took effect on a stack that a scenario spoiled; once if it had to be ended and cannot say."""
+        """How often the fault took effect on a spoiled stack; 1 if the stack had to be ended and cannot say."""
         if self._fault is None or not stack.spoiled:
             return 0
         with suppress(StackError):
@@ -330,7 +330,7 @@ class Session:
         return 1
 
     def _sit(self, seat: Seat) -> None:
-        """Make `seat` the one that is driven: end the other, start this one, open its recording."""
+        """Make `seat` the current one: end the other, start this one, open its recording."""
         if self._seat == seat:
             return
         self._rise()
@@ -348,7 +348,7 @@ class Session:
         self._stack.record_to(self._recorder)
 
     def _start(self, seat: Seat) -> CallError | None:
-        """Start the seat's stack; what went wrong, if anything did."""
+        """Start the seat's stack. Returns the error if that failed."""
         assigned: devices.Devices | None = None
         if self.options.engine == "cuda" and not self._target(seat.target).inline:
             gpus = len(environments.list_gpus())
@@ -409,16 +409,16 @@ class Session:
         )
 
     def inject(self, seat: Seat, fault: Fault | None) -> int:
-        """Drive `seat` under this fault from now on; how often the one before took effect since it was injected.
+        """Drive `seat` under this fault from now on. Returns how often the previous one took effect since its injection.
 
-        A death of the stack under it counts as one. Needs `Options.fault_taps`. A dead stack is started anew first.
-        Raises StackError if the stack cannot be started or has no fault instrument.
+        A death of the stack under it counts as one effect. Needs `Options.fault_taps`. With a fault, a dead stack is
+        restarted first. Raises StackError if the stack cannot be started or has no fault instrument.
         """
         self._sit(seat)
         self._hopeless.pop(seat.name, None)
         before = self._deaths.pop(seat.name, 0)  # so that it may be started again, however often it died
         if fault is None and self._stack is not None and not self._stack.alive:
-            self._bury(seat)  # nothing is to be driven under no fault yet: it is started when something is
+            self._bury(seat)  # the next scenario restarts it
             self._fault = None
             return before + self._deaths.pop(seat.name, 0) + self._fired.pop(seat.name, 0)
         stack = self._live(seat)
@@ -433,7 +433,7 @@ class Session:
         return before + fired
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
-        """What was last recorded of a scenario on a seat, take by take."""
+        """The latest recording of a scenario on a seat, one trace per take."""
         recorded = self._recorded(seat)
         if recorded is None:
             return []
@@ -486,7 +486,7 @@ class Session:
 
     @property
     def _oracle_name(self) -> str:
-        """The target that answers as the oracle: the same for all targets of a run."""
+        """The target that serves as the oracle, the same for all targets of a run."""
         return self._target(self.options.targets[0]).reference
 
     def _consult(self, topology: Topology) -> None:
@@ -529,7 +529,7 @@ class Session:
             self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, NOISE_DEADLINE_S))
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
-        """Ask everything that the scenario's checks want to know, until nothing new comes up."""
+        """Ask the queries of the scenario's checks, until the answers lead to no new query."""
         oracle = self._oracles[trace.header.model_sha256]
         with self.timed("reference"):
             while new := oracle.book.missing(judge.queries(scenario, trace, oracle.book)):
@@ -570,7 +570,7 @@ class Session:
         return Judging(self._run, topology.name, here)
 
     def _recorded(self, seat: Seat) -> Recorded | None:
-        """What lies in the seat's recording by now."""
+        """The seat's recording so far; None without a recording."""
         recorder = self._recorders.get(seat.name)
         return None if recorder is None else Recorded(index=recorder.index, book=self._reference(seat))
 
@@ -583,8 +583,8 @@ class Session:
     # --- the end
 
     def close(self, outcome: str = "completed") -> None:
-        """End everything that runs and write down how the run went. Safe to call twice."""
-        with ExitStack() as last:  # each of these, whatever becomes of the others
+        """End everything that runs and write the run's outcome. Safe to call twice."""
+        with ExitStack() as last:  # each callback runs even if another one fails
             last.callback(self.folder.close)
             last.callback(lambda: self.folder.write_info(self.info(outcome)))
             last.callback(self._runner.close)
@@ -596,7 +596,7 @@ class Session:
 
 
 def _refuse_two_models(options: Options) -> None:
-    """Raises UsageError for targets that no oracle knows both: they do not run the same model."""
+    """Raises UsageError for targets with different oracles: they run different models."""
     oracles = {known(name).reference for name in options.targets}
     if len(oracles) > 1:
         raise UsageError(
@@ -606,7 +606,7 @@ def _refuse_two_models(options: Options) -> None:
 
 
 def hardware() -> dict[str, str]:
-    """What the run ran on, for the header."""
+    """The machine, for the header."""
     found = {
         "cpu": platform.processor() or platform.machine(),
         "cores": str(os.cpu_count()),
@@ -620,7 +620,7 @@ def hardware() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit of the harness's checkout, marked if there are changes; None outside a checkout."""
+    """The commit of the harness's checkout, with "+changes" if there are any; None outside a checkout."""
     git = shutil.which("git")
     if git is None or not (PROJECT / ".git").exists():
         return None
