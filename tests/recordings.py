@@ -7,7 +7,7 @@ target, times and ids.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests import traces
 
 SERVERS = ("server-0", "server-1")
 MODEL = "0" * 64
-WEIGHTS = {"weight": "0"}
+WEIGHTS = {"weight": "00000000:2x2:float32"}
 Change = Callable[[Event], Event]
 
 
@@ -63,12 +63,13 @@ def events(
     rows: int = 4,
     tokens: int = 5,
     clock: Clock | None = None,
+    servers: Sequence[str] = SERVERS,
 ) -> Iterator[Event]:
     """One scenario recorded on a correct stack: clean room, then greedy batches with two turns per session."""
     clock = clock or Clock()
     rng = random.Random(name)
     yield ScenarioStart(scenario=name, take=take, at_ns=clock.tick())
-    yield _digests(clock)
+    yield _digests(clock, servers)
     yield from _batch(clock, rng, [[3, 4, 5, 6]], None, 1, phase="clean_room", label="canary")
     for _ in range(calls):
         prompts = [[rng.randrange(8, 60_000) for _ in range(16)] for _ in range(rows)]
@@ -76,9 +77,15 @@ def events(
     yield ScenarioEnd(scenario=name, take=take, outcome="completed", at_ns=clock.tick())
 
 
-def _digests(clock: Clock) -> Call:
+def book(path: Path, model: str = MODEL) -> None:
+    """A reference that knows the checkpoint, and was asked for nothing else."""
+    with Book.create(path, model) as made:
+        made.add(ExpectedDigestsRequest(version=0), ExpectedDigests(digests=WEIGHTS))
+
+
+def _digests(clock: Clock, servers: Sequence[str]) -> Call:
     """What the clean room reads: the checkpoint, on every server."""
-    result = {"servers": {server: [WEIGHTS] for server in SERVERS}}
+    result = {"servers": {server: [WEIGHTS] for server in servers}}
     began, ended = clock.tick(), clock.tick()
     return Call(
         id=began, method="digests", request={}, result=result, started_ns=began, ended_ns=ended, phase="clean_room"
@@ -145,7 +152,7 @@ def write(
     with Recorder(path).open(header(target, **(about or {}))) as recorder:
         for take in range(1, takes + 1):
             for name in names:
-                for event in events(name, take=take, clock=clock, **size):
+                for event in events(name, take=take, clock=clock, servers=recorder.header.servers, **size):
                     recorder.add(change(event) if change and take == takes else event)
 
 
@@ -154,8 +161,7 @@ def run_folder(path: Path, names: list[str], *, change: Change | None = None, **
     with RunFolder.create(path) as folder:
         write(folder.recording("stack:old", traces.header().topology), "stack:old", names, takes=2)
         write(folder.recording("stack:new", traces.header().topology), "stack:new", names[::-1], change=change)
-        with Book.create(folder.reference, MODEL) as book:
-            book.add(ExpectedDigestsRequest(version=0), ExpectedDigests(digests=WEIGHTS))
+        book(folder.reference)
         folder.write_info(info(**changes))
     return folder
 

@@ -125,6 +125,7 @@ def test_each_scenario_keeps_the_header_of_the_start_that_it_was_driven_on(tmp_p
             about = {"servers": [f"far-{name}" for name in recordings.SERVERS]}
             path = folder.recording(target, Topology())
             recordings.write(path, target, [B], change=elsewhere, about=about)
+        recordings.book(folder.reference)
         folder.write_info(recordings.info())
     judgement = merged(out, near, far, ledger=ledger)
     assert judgement.exit_status == 0

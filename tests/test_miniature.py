@@ -195,6 +195,7 @@ def test_a_moment_that_was_missed_is_tried_again_and_checks_see_the_last_attempt
     assert (len(attempts), trace.end.attempts, trace.end.outcome) == (3, 3, "completed")
     assert {(v.check, v.status) for v in verdicts} == {
         ("all_complete", "pass"),
+        ("clean_room", "pass"),
         ("conservation", "pass"),
         ("echo", "pass"),
         ("instruments", "pass"),

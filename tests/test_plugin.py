@@ -103,7 +103,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         for name, adapter in ADAPTERS.items()
     )
     files = {
-        "targets.toml": "\n".join(targets),
+        "targets.toml": "\n".join(['[default]\nbaseline = "toy:legacy"\ncandidate = "toy:http"', *targets]),
         "toy_runtime.py": r"from harness.contract.runtime import Runtime; RUNTIME = Runtime(stages={r'step (\d)': r'at step \1'})",
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,

@@ -57,7 +57,7 @@ def statuses(judgement: Judgement, *, scenario: str = NAMES[0], target: str = NE
 
 def other_token(event: Event) -> Event:
     """In every scenario's own calls, the candidate answers with another token than its engine made."""
-    if not isinstance(event, Call) or event.label == "canary":
+    if not isinstance(event, Call) or event.phase == "clean_room":
         return event
     result = msgspec.json.decode(msgspec.json.encode(event.result))
     result["response_ids"][0][0] += 1
@@ -137,7 +137,7 @@ def test_a_candidate_that_alters_tokens_is_a_regression(judged):
 
 def test_outputs_that_differ_while_both_conform_are_open(judged):
     def other_logprob(event: Event) -> Event:
-        if not isinstance(event, Call) or event.label == "canary":
+        if not isinstance(event, Call) or event.phase == "clean_room":
             return event
         result = msgspec.json.decode(msgspec.json.encode(event.result))
         result["response_logprobs"][0][0] -= 1e-3
@@ -286,7 +286,7 @@ def test_topologies_of_one_run_may_have_models_of_their_own_and_a_book_for_each(
     about = {"topology": moe, "model": {"name": "moe", "sha256": "another", "dtype": "float32"}}
     for target in (OLD, NEW):
         recordings.write(folder.recording(target, moe), target, NAMES[:1], about=about)
-    Book.create(folder.reference_of(moe.model), "another").close()
+    recordings.book(folder.reference_of(moe.model), "another")
     judgement = judge_run(folder.path, ledger=ledger, today=TODAY)
     assert {(v.topology, v.status) for v in judgement.verdicts if v.baseline and v.scenario == NAMES[0]} == {
         ("disaggregated", "parity"),

@@ -45,7 +45,7 @@ def _queries(evidence: Evidence) -> Iterator[Query]:
 CLEAN_ROOM = Check(
     name="clean_room",
     fault="a scenario is judged although it began on weights that another one left behind, or on another checkpoint",
-    reads=Fact.POLICY,
+    reads=Fact.POLICY | Fact.ADAPTERS,
     source="architecture, rule 4: a clean room per scenario; parameter digests are read, not assumed",
     judge=_judge,
     queries=_queries,

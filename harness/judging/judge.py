@@ -10,7 +10,6 @@ import msgspec
 
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check, Evidence, Finding, untestable
-from harness.checks.clean_room import CLEAN_ROOM
 from harness.checks.instruments import blind
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
@@ -66,11 +65,6 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
     if trace.end.outcome == "failed":
         finding = _not_driven(trace)
         return [_verdict(scenario, trace, check, finding) for check in scenario.checks]
-    began = run(CLEAN_ROOM, evidence)
-    if began is not None and began.status == "fail":
-        consequence = untestable(began.reason, blame=Blame.STACK)
-        rest = [_verdict(scenario, trace, check, consequence) for check in scenario.checks]
-        return [_verdict(scenario, trace, CLEAN_ROOM, began), *rest]
     verdicts = [_verdict(scenario, trace, check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
     for check in ALWAYS:
         found = run(check, evidence)
