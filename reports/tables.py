@@ -8,6 +8,7 @@ from typing import Any, final
 import msgspec
 
 from harness.records.verdict import Exposure, Gap, NoiseFloor, Verdict
+from harness.suite.concessions import EVERY_STACK
 from reports.text import number
 from reports.view import chance, weakest_fault
 
@@ -59,6 +60,16 @@ EXPOSED = (
     Column("By", lambda row: ", ".join(row[1].by)),
 )
 """A row is a verdict and an exposure that it found."""
+
+
+CONCESSIONS = (
+    Column("Kind", lambda one: one.kind),
+    Column("Where", lambda one: f"{one.name}, {one.place}"),
+    Column("Stacks", lambda one: "every stack" if one.stacks == [EVERY_STACK] else ", ".join(one.stacks)),
+    Column("What the suite does", lambda one: one.what),
+    Column("What it hides", lambda one: one.hides or "nothing"),
+)
+"""A row is a `Concession`."""
 
 
 def _gap(head: str, of: Callable[[Gap], str]) -> Column:

@@ -19,6 +19,7 @@ from reports.view import (
     count,
     divergences,
     exposures,
+    given_way,
     known_ids,
     repetition,
     severities,
@@ -193,6 +194,7 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
     ]
     if repeated := repetition(counts):
         lines.append(Text(repeated))
+    lines += [Text(said) for said in given_way(judgement)]
     if took:
         lines.append(Text(took, style="dim"))
     if report is not None:

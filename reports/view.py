@@ -68,8 +68,15 @@ def repetition(counts: Counts) -> str:
     """One line on how steady the verdicts were; empty if nothing was driven twice."""
     if not counts.repeated:
         return ""
-    same = f"of which {counts.unsteady} were not the same in all takes"
-    return f"{many(counts.takes, 'take')} a scenario: {many(counts.repeated, 'verdict')}, {same}"
+    return f"{many(counts.takes, 'take')} per scenario: {many(counts.repeated, 'verdict')}, {counts.unsteady} varied between takes"
+
+
+def given_way(judgement: Judgement) -> list[str]:
+    """One line on the concessions to the run's stacks; none for a run without any."""
+    if not judgement.concessions:
+        return []
+    hiding = sum(bool(one.hides) for one in judgement.concessions)
+    return [f"{many(len(judgement.concessions), 'concession')} to these stacks, {hiding} of them can hide a difference"]
 
 
 def severity(status: str) -> int:

@@ -27,6 +27,7 @@ COMMANDS = (
     "setup",
     "judge",
     "compare",
+    "concessions",
     "report",
     "doctor",
 )

@@ -22,7 +22,18 @@ from rich.console import Console
 from harness.checks.gaps import gap_of
 from harness.contract.errors import UsageError
 from harness.judging.ledger import Ledger
-from harness.records.verdict import Cause, Exposure, GapCurve, Gate, Judgement, Margin, NoiseFloor, RunInfo, Severity
+from harness.records.verdict import (
+    Cause,
+    Concession,
+    Exposure,
+    GapCurve,
+    Gate,
+    Judgement,
+    Margin,
+    NoiseFloor,
+    RunInfo,
+    Severity,
+)
 from harness.suite.plan import Plan, load_plan
 from reports import json_report, markdown, plan_figures, reproduce
 from reports.readme import block
@@ -85,7 +96,21 @@ def hostile() -> Judgement:
         base.run, outcome=every, run_id=every, created_at=every, command=every, headers=[header]
     )
     gate = Gate(may_remove_legacy=False, reasons=HOSTILE)
-    return msgspec.structs.replace(base, run=run, verdicts=[*base.verdicts, *bad], gate=gate)
+    bent = [concession(name=text, what=text, hides=text) for text in HOSTILE]
+    return msgspec.structs.replace(base, run=run, verdicts=[*base.verdicts, *bad], gate=gate, concessions=bent)
+
+
+def concession(**changes: Any) -> Concession:
+    fields: dict[str, Any] = {
+        "id": "one",
+        "kind": "check",
+        "place": "harness/checks/echo.py",
+        "name": "ECHO",
+        "stacks": [HTTP],
+        "what": "It looks away.",
+        "why": "…",
+    }
+    return Concession(**(fields | changes))
 
 
 def written(judgement: Judgement, folder) -> dict[str, str]:
@@ -279,7 +304,7 @@ def test_every_format_shows_each_numeric_check_and_how_steady_the_verdicts_were(
     counts = count(judgement)
     assert (counts.takes, counts.repeated, counts.unsteady) == (10, 3, 2)
     files = written(judgement, tmp_path)
-    told = "10 takes a scenario: 3 verdicts, of which 2 were not the same in all takes"
+    told = "10 takes per scenario: 3 verdicts, 2 varied between takes"
     for name in ("report.html", "report.md"):
         assert told in html.unescape(files[name])
         assert "12.8 (temperature × 0.70)" in html.unescape(files[name])
@@ -310,6 +335,31 @@ def test_every_format_shows_what_is_open_the_worst_first(tmp_path):
     assert "Open without credentials: 1 high, 1 low" in in_terminal(shown)
     assert "router answers control routes" in in_terminal(shown)
     assert 'id="security"' not in written(synthetic.judgement(), tmp_path)["report.html"]
+
+
+def test_every_format_says_how_often_the_suite_gives_way_and_the_page_lists_where(tmp_path):
+    found = [
+        concession(),
+        concession(id="two", kind="cpu", stacks=["*"], what="It pretends.", hides="The device's memory."),
+    ]
+    shown = msgspec.structs.replace(synthetic.judgement(), concessions=found)
+    told = "2 concessions to these stacks, 1 of them can hide a difference"
+    contents = written(shown, tmp_path)
+    assert told in html.unescape(contents["report.md"])
+    assert told in in_terminal(shown)
+    page = html.unescape(contents["report.html"])
+    for text in (
+        'id="concessions"',
+        "1 of 2 can hide",
+        "It looks away.",
+        "It pretends.",
+        "The device's memory.",
+        "every stack",
+    ):
+        assert text in page
+    bare = written(synthetic.judgement(), tmp_path)
+    assert 'id="concessions"' not in bare["report.html"]
+    assert "concession" not in bare["report.md"]
 
 
 def test_every_format_shows_the_gap_between_trainer_and_rollouts_by_step(tmp_path):

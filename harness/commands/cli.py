@@ -382,6 +382,32 @@ def contract() -> None:
     typer.echo(catalogue(declared()), nl=False)
 
 
+@app.command(name="concessions")
+def list_concessions(
+    stacks: Annotated[list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: every stack.")] = None,
+) -> None:
+    """List the places where the suite gives way because a stack differs, and the differences that each place can hide.
+
+    \b
+    Examples:
+      parity concessions
+      parity concessions skyrl-0.2.0:http
+    """
+    from harness.machine.targets import known
+    from harness.suite.concessions import load, of_stacks
+
+    found = load()
+    chosen = of_stacks(found, [known(name).name for name in stacks]) if stacks else found
+    for one in chosen:
+        typer.echo(
+            f"{one.id} ({one.kind}): {one.what}\n    {one.name}, {one.place}; for {', '.join(one.stacks)}\n    {one.why}"
+        )
+        typer.echo(
+            f"    hides: {one.hides or 'nothing'}" + (f"\n    take back: {one.take_back}" if one.take_back else "")
+        )
+    typer.echo(f"\n{len(chosen)} concessions, {sum(bool(one.hides) for one in chosen)} of them can hide a difference")
+
+
 @app.command()
 def topologies() -> None:
     """List the topologies: how engines are started and where they live. `parity run --topology NAME` selects one.

@@ -28,6 +28,7 @@ def decide(judgement: Judgement, plan: Plan, ledger: Ledger) -> Gate:
                 *(f"ledger entry {p.entry}: {p.problem}" for p in judgement.ledger_problems),
                 *_known(judgement.verdicts, ledger),
                 *_start(judgement),
+                *_given_way(judgement),
                 *_unproven(judgement, plan),
             ]
         )
@@ -50,6 +51,13 @@ def _run(judgement: Judgement) -> Iterable[str]:
 def _start(judgement: Judgement) -> Iterable[str]:
     if judgement.run.start != "ray":
         yield f"started by {judgement.run.start}: only a run with --start ray drives the stacks as SkyRL ships them"
+
+
+def _given_way(judgement: Judgement) -> Iterable[str]:
+    hiding = [one for one in judgement.concessions if one.hides]
+    if hiding:
+        can = f"{len(hiding)} of {len(judgement.concessions)} concessions to these stacks can hide a difference"
+        yield f"{can}: `parity concessions` lists them"
 
 
 def _red(verdicts: Sequence[Verdict]) -> Iterable[str]:

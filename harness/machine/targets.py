@@ -43,6 +43,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     capabilities: frozenset[Capability]
     """Declared capabilities. Those of a start may differ, which is a finding."""
+    like: str | None = None
+    """The target that it is like."""
     inline: bool = False
     """True if it is pure Python: it runs in the driver's own process, with its own model and no checkpoint."""
     reference: str = "reference"
@@ -91,7 +93,7 @@ def registry(path: Path | None = None) -> dict[str, Target]:
     found: dict[str, Target] = {}
     for name, entry in entries.items():
         fields = dict(entry)
-        if (like := fields.pop("like", None)) is not None:
+        if (like := fields.get("like")) is not None:
             fields = {**entries[like], "environment": None, **fields}
         fields["capabilities"] = _capabilities(fields["capabilities"], entries)
         found[name] = msgspec.convert({"name": name, **fields}, Target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -284,6 +284,20 @@ class LedgerProblem(msgspec.Struct, frozen=True, kw_only=True):
     next_step: str
 
 
+class Concession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A place where the suite gives way because a stack differs. The head of ``scenarios/concessions.toml`` explains the fields."""
+
+    id: str
+    kind: Literal["capability", "precondition", "check", "translation", "set-up", "patch", "cpu"]
+    place: str
+    name: str
+    stacks: list[str]
+    what: str
+    why: str
+    hides: str = ""
+    take_back: str = ""
+
+
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """May the legacy stack be removed? `reasons` lists every objection, worst first."""
 
@@ -299,6 +313,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     ledger_problems: list[LedgerProblem] = []
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
+    concessions: list[Concession] = []
+    """Those that are for the run's stacks."""
     gate: Gate | None = None
 
     @property
