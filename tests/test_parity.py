@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.checks.base import Check, Evidence, passed
+from harness.checks.base import Check, Evidence, failed, passed
 from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.contract.errors import Blame
 from harness.contract.topology import Topology
@@ -20,7 +20,7 @@ from harness.judging.noise import noise_floors
 from harness.judging.parity import Absent, Judged, Missing, compare
 from harness.records.recording import Call, CallError, Mark, ScenarioTrace
 from harness.records.reference import NoiseRequest, Score, ScoreRequest
-from harness.records.verdict import Conformance, NoiseFloor, Parity, Verdict
+from harness.records.verdict import Concern, Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
 
 BOOK = traces.FakeReference()
@@ -181,6 +181,47 @@ def test_a_side_that_failed_has_told_why_a_check_found_nothing_on_it():
     left = Judged(evidence=Evidence(OLD, BOOK), verdicts=[verdict("pass"), verdict("pass", check="echo")])
     found = compare(SCENARIO, left, side(NEW, "fail", reason="refused"), None, NOISE)
     assert {v.check: v.status for v in found} == {"order": Parity.REGRESSION}
+
+
+# --- beside a failed check --------------------------------------------------------------------------------------------
+
+
+def beside(wrong: list[Concern], right: list[list[int]], label: str | None = None) -> dict[str, Verdict]:
+    """Two rows, `right` on the candidate, which fails a check that found this wrong; facet → verdict."""
+    asked = {"params": GREEDY | {"logprobs": None}, "label": label}
+    old = traces.trace(traces.generate([[5, 6], [7, 8]], [[11, 12], [13, 14]], **asked), target="stack:old")
+    new = traces.trace(traces.generate([[5, 6], [7, 8]], right, **asked), target="stack:new")
+    concerns = [(new.calls[0].id if call == "it" else call, row) for call, row in wrong]
+    fails = [verdict("fail", reason="wrong", blame=Blame.STACK, concerns=concerns)]
+    failing = Judged(evidence=Evidence(new, BOOK), verdicts=fails, own=fails)
+    return {v.check: v for v in compare(SCENARIO, side(old), failing, None, NOISE) if v.check == "outputs.tokens"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "differ"),
+    [
+        ([("it", 0)], [[1, 2], [13, 14]], False),
+        ([("it", 0)], [[1, 2], [13, 9]], True),
+        ([("it", 1)], [[1, 2], [13, 14]], True),
+        ([("it", None)], [[1, 2], [13, 9]], False),
+        ([("asked", None)], [[1, 2], [13, 9]], False),
+        ([("other", None)], [[1, 2], [13, 9]], True),
+        ([], [[1, 2], [13, 14]], True),
+        ([], [[11, 12], [13, 14]], False),
+    ],
+)
+def test_what_a_failed_check_did_not_find_wrong_is_compared_all_the_same(wrong, right, differ):
+    found = beside(wrong, right, label="asked")
+    assert {name: v.status for name, v in found.items()} == ({"outputs.tokens": Parity.OPEN} if differ else {})
+    for one in found.values():
+        assert one.reason == "outputs.tokens differ in generate (the candidate fails order)"
+        assert not one.red
+
+
+def test_a_failed_check_says_all_that_is_wrong_and_shows_three():
+    found = failed(9, "wrong", [{"call": call, "row": row} for call in (1, 2) for row in range(3)] + [{"server": "a"}])
+    assert found.concerns == [(call, row) for call in (1, 2) for row in range(3)]
+    assert len(found.evidence) == 3
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import METHODS, Generation, Message
 from harness.records.recording import Call, Mark, Observation, ScenarioTrace
 from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
-from harness.records.verdict import Cause, Exposure, Margin
+from harness.records.verdict import Cause, Concern, Exposure, Margin
 from harness.records.wire import as_openai
 
 _T = TypeVar("_T")
@@ -41,6 +41,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What a numeric check can detect. A pass that would also let the weakest seeded fault pass becomes `untestable`."""
     exposures: list[Exposure] = []
     """What the check found open to callers without credentials, at any severity."""
+    concerns: list[Concern] = []
+    """All that is wrong, not only what is shown."""
     cause: Cause | None = None
     """Set by the judge if no check ran to its end."""
 
@@ -51,9 +53,17 @@ def passed(facts: int, *, margin: Margin | None = None, **numbers: float) -> Fin
 
 
 def failed(facts: int, reason: str, evidence: Sequence[dict[str, Any]] = (), **numbers: float) -> Finding:
-    """At least one comparison did not hold: the stack is to blame."""
+    """At least one comparison did not hold: the stack is to blame. `evidence` has an item for everything that is wrong, as far
+    as the check knows it; its "call" and "row" say where."""
+    concerns = dict.fromkeys((item["call"], item.get("row")) for item in evidence if item.get("call") is not None)
     return Finding(
-        status="fail", facts=facts, reason=reason, evidence=list(evidence)[:3], blame=Blame.STACK, numbers=numbers
+        status="fail",
+        facts=facts,
+        reason=reason,
+        evidence=list(evidence)[:3],
+        concerns=list(concerns),
+        blame=Blame.STACK,
+        numbers=numbers,
     )
 
 

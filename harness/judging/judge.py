@@ -183,6 +183,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         facts=finding.facts,
         numbers=finding.numbers,
         evidence=finding.evidence,
+        concerns=finding.concerns,
         margin=finding.margin,
         exposures=finding.exposures,
         cause=finding.cause,

@@ -1,7 +1,8 @@
 """Baseline × candidate (× the baseline's twin) → comparison verdicts, by the architecture's verdict table. Pure.
 
-Conformance comes first: outputs are compared only if both sides keep every promise, and two sides that break the same
-promise alike do not pass. A difference that no check condemns is `open`: shown with both sides, not red.
+Conformance comes first. Equal outputs pass only if both sides keep every promise: two sides that break the same promise alike do
+not pass. A difference that no check condemns is `open`: shown with both sides, not red. Beside a failed check outputs are compared
+as well, without the calls and rows that the check found wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, lay_side_by_side
 from harness.records.recording import Call, ScenarioTrace
-from harness.records.verdict import Conformance, NoiseFloor, Parity, Verdict
+from harness.records.verdict import Concern, Conformance, NoiseFloor, Parity, Verdict
 from harness.suite.scenario import Scenario
 
 PAIRED = "calls.paired"
@@ -35,6 +36,18 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     evidence: Evidence
     verdicts: list[Verdict]
+    own: list[Verdict] = []
+    """Those of the compared take alone."""
+
+    @property
+    def broken(self) -> list[str]:
+        """Checks that the compared take fails."""
+        return sorted({v.check for v in self.own if v.status != Conformance.PASS})
+
+    @property
+    def concerns(self) -> frozenset[Concern]:
+        """What these checks found wrong."""
+        return frozenset(concern for v in self.own if v.status != Conformance.PASS for concern in v.concerns)
 
     @property
     def target(self) -> str:
@@ -100,6 +113,8 @@ def compare(
             verdicts = _checks(about, baseline, candidate)
             if baseline.conforms and candidate.conforms:
                 verdicts.extend(_facets(about, baseline, candidate, twin, noise))
+            elif baseline.driven and candidate.driven:
+                verdicts.extend(_beside_failures(about, baseline, candidate, twin, noise))
             return verdicts
         case _:
             raise TypeError(f"not two sides: {baseline!r}, {candidate!r}")
@@ -207,6 +222,27 @@ def _facets(
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
+
+
+def _beside_failures(
+    about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
+) -> list[Verdict]:
+    """Outputs that differ although no failed check found them wrong. Equal ones earn nothing: both sides may be wrong alike."""
+    floor = next((n for n in noise if n.check == LOGPROBS), None)
+    found = lay_side_by_side(
+        baseline.evidence,
+        candidate.evidence,
+        twin,
+        floor.bound if floor else 0.0,
+        aside=(baseline.concerns, candidate.concerns),
+    )
+    fails = [
+        f"the {role} fails {', '.join(side.broken)}"
+        for role, side in (("baseline", baseline), ("candidate", candidate))
+        if side.broken
+    ]
+    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.differences]
+    return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
 def _exact(baseline: Evidence, candidate: Evidence) -> bool:

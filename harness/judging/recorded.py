@@ -121,7 +121,7 @@ class Judging:
             evidence = Evidence(recorded.index.trace(scenario.name, take), recorded.book)
             verdicts = judge_evidence(scenario, evidence)
             self._look(evidence, verdicts)
-            yield Judged(evidence=evidence, verdicts=verdicts), verdicts
+            yield Judged(evidence=evidence, verdicts=verdicts, own=verdicts), verdicts
 
     def _not_there(self, scenario: Scenario, target: str, recorded: Recorded | None) -> tuple[Side, list[Verdict]]:
         able = self._info.declared.get(target) if recorded is None else recorded.index.header.capabilities

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, final
 
 import msgspec
@@ -20,6 +21,7 @@ from harness.judging.noise import common_prefix, deltas
 from harness.judging.pairing import Pairing, pair
 from harness.judging.partings import Parted, explains
 from harness.records.recording import Call, ScenarioTrace
+from harness.records.verdict import Concern
 
 NOT_THERE = "(not there)"
 
@@ -85,8 +87,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Calls with log-probabilities on both sides, but without a common token to compare."""
 
 
-def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrace | None, bound: float) -> Comparison:
-    """Compare every facet of every paired call. `bound` is the allowed difference of log-probabilities, in nats."""
+def lay_side_by_side(
+    baseline: Evidence,
+    candidate: Evidence,
+    twin: ScenarioTrace | None,
+    bound: float,
+    aside: tuple[Collection[Concern], Collection[Concern]] = ((), ()),
+) -> Comparison:
+    """Compare every facet of every paired call. `bound` is the allowed difference of log-probabilities, in nats. `aside`: what checks
+    found wrong on either side; it is not compared."""
     pairing = pair(baseline.trace, candidate.trace)
     again = pair(baseline.trace, twin).partner_of() if twin is not None else {}
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
@@ -99,7 +108,12 @@ def lay_side_by_side(baseline: Evidence, candidate: Evidence, twin: ScenarioTrac
             if not (_given_up(left) and _given_up(right)):
                 errors.append((left, right))
             continue
-        _outputs(left, right, again.get(left.id), bound=bound, parted=parted, facets=facets)
+        covered = [_covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
+        if any(None in rows for rows in covered):
+            continue
+        _outputs(
+            left, right, again.get(left.id), bound=bound, parted=parted, facets=facets, aside=covered[0] | covered[1]
+        )
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
@@ -112,8 +126,29 @@ def _given_up(call: Call) -> bool:
     return call.error is not None and call.error.blame == Blame.HARNESS
 
 
+def _covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
+    """Rows of the call that the concerns are about; None among them: all of it."""
+    return {row for of, row in concerns if of in (call.id, call.label)}
+
+
+_ROW = re.compile(r"(?:row |choices\[)(\d+)")
+
+
+def _is_aside(place: str, rows: Collection[int | None]) -> bool:
+    """True if the place is in one of the rows, or if it is in none and there are any."""
+    found = _ROW.match(place)
+    return bool(rows) and (found is None or int(found[1]) in rows)
+
+
 def _outputs(
-    left: Call, right: Call, again: Call | None, *, bound: float, parted: Parted, facets: dict[str, Facet]
+    left: Call,
+    right: Call,
+    again: Call | None,
+    *,
+    bound: float,
+    parted: Parted,
+    facets: dict[str, Facet],
+    aside: Collection[int | None] = (),
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
@@ -124,6 +159,8 @@ def _outputs(
             facet.facts += len(mine)
             continue
         for place in {**mine, **other}:
+            if _is_aside(place, aside):
+                continue
             a, b = mine.get(place, NOT_THERE), other.get(place, NOT_THERE)
             facet.facts += 1
             if _same(a, b) or (name == BODIES and _near(place, a, b, bound)):

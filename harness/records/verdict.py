@@ -62,6 +62,10 @@ WORST_FIRST: tuple[str, ...] = (
 """All statuses of either kind. The first one among several takes stands for all of them. Reports use this order."""
 
 
+Concern = tuple[int | str, int | None]
+"""(a call's id or label, row of it). Row None: the whole call."""
+
+
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
     """What a numeric check measured, its bound, and what it would have measured under seeded faults.
 
@@ -152,6 +156,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Number of takes that this verdict stands for. It is the worst of them."""
     alike: int = 1
     """Number of these takes with this status."""
+    concerns: list[Concern] = []
+    """Everything that a red check found wrong. A comparison of the two stacks sets it aside."""
     evidence: list[dict[str, Any]] = []
     """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
     exposures: list[Exposure] = []
