@@ -16,7 +16,7 @@ from harness.suite.coverage import State, state_of
 from harness.suite.plan import Plan
 from reports import reproduce
 from reports.pictures import Pictures
-from reports.tables import CONCESSIONS, EXPOSED, GAPS, NOISE, cells
+from reports.tables import CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
 from reports.text import many, one_line, seconds, shown, sides, visible
 from reports.text import number as figure
 from reports.view import (
@@ -73,7 +73,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             repetition=repetition(count(judgement)),
             pictures=pictures or Pictures(),
             trainings=trainings(judgement),
-            tables={"noise": NOISE, "exposed": EXPOSED, "gaps": GAPS, "concessions": CONCESSIONS},
+            tables={"noise": NOISE, "exposed": EXPOSED, "gaps": GAPS, "open": OPEN, "concessions": CONCESSIONS},
         )
     )
 

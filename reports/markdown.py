@@ -23,6 +23,7 @@ from reports.view import (
     gap_rows,
     given_way,
     known_ids,
+    open_causes,
     repetition,
     severities,
     tally,
@@ -204,7 +205,7 @@ def _training(judgement: Judgement) -> Iterable[str]:
 
 def _end(judgement: Judgement) -> str:
     lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    lines += [f"{said}.\n" for said in given_way(judgement)]
+    lines += [f"{text(said)}.\n" for said in (*open_causes(judgement), *given_way(judgement))]
     lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

@@ -62,6 +62,22 @@ EXPOSED = (
 """A row is a verdict and an exposure that it found."""
 
 
+OPEN = (
+    Column("Cause", lambda one: one.cause),
+    Column("Stacks", lambda one: one.pair.replace("~", " ~ ")),
+    Column("Verdicts", lambda one: str(one.verdicts)),
+    Column("Places", lambda one: str(one.places)),
+    Column(
+        "Scenarios",
+        lambda one: (
+            ", ".join(one.scenarios[:3]) + (f" and {len(one.scenarios) - 3} more" if len(one.scenarios) > 3 else "")
+        ),
+    ),
+    Column("Released source", lambda one: one.source or "no entry: it counts against the gate"),
+)
+"""A row is an `OpenCause`."""
+
+
 CONCESSIONS = (
     Column("Kind", lambda one: one.kind),
     Column("Where", lambda one: f"{one.name}, {one.place}"),

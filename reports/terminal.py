@@ -21,6 +21,7 @@ from reports.view import (
     exposures,
     given_way,
     known_ids,
+    open_causes,
     repetition,
     severities,
     tally,
@@ -194,7 +195,7 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
     ]
     if repeated := repetition(counts):
         lines.append(Text(repeated))
-    lines += [Text(said) for said in given_way(judgement)]
+    lines += [Text(one_line(said)) for said in (*open_causes(judgement), *given_way(judgement))]
     if took:
         lines.append(Text(took, style="dim"))
     if report is not None:

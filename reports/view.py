@@ -71,6 +71,16 @@ def repetition(counts: Counts) -> str:
     return f"{many(counts.takes, 'take')} per scenario: {many(counts.repeated, 'verdict')}, {counts.unsteady} varied between takes"
 
 
+def open_causes(judgement: Judgement) -> list[str]:
+    """One line on the open differences: unexplained ones and causes without an entry by name, the rest counted."""
+    if not judgement.open_causes:
+        return []
+    bare = [f"{one.cause} ({one.verdicts})" for one in judgement.open_causes if not one.source]
+    explained = [one for one in judgement.open_causes if one.source]
+    said = [*bare, f"{many(len(explained), 'cause')} with an entry ({sum(one.verdicts for one in explained)})"]
+    return [f"Open differences, verdicts by cause: {', '.join(said)}"]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """One line on the concessions to the run's stacks; none for a run without any."""
     if not judgement.concessions:

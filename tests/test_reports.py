@@ -31,6 +31,7 @@ from harness.records.verdict import (
     Judgement,
     Margin,
     NoiseFloor,
+    OpenCause,
     RunInfo,
     Severity,
 )
@@ -96,8 +97,11 @@ def hostile() -> Judgement:
         base.run, outcome=every, run_id=every, created_at=every, command=every, headers=[header]
     )
     gate = Gate(may_remove_legacy=False, reasons=HOSTILE)
+    odd = [OpenCause(pair=text, cause=text, verdicts=1, places=1, scenarios=[text]) for text in HOSTILE]
     bent = [concession(name=text, what=text, hides=text) for text in HOSTILE]
-    return msgspec.structs.replace(base, run=run, verdicts=[*base.verdicts, *bad], gate=gate, concessions=bent)
+    return msgspec.structs.replace(
+        base, run=run, verdicts=[*base.verdicts, *bad], gate=gate, concessions=bent, open_causes=odd
+    )
 
 
 def concession(**changes: Any) -> Concession:
@@ -360,6 +364,22 @@ def test_every_format_says_how_often_the_suite_gives_way_and_the_page_lists_wher
     bare = written(synthetic.judgement(), tmp_path)
     assert 'id="concessions"' not in bare["report.html"]
     assert "concession" not in bare["report.md"]
+
+
+def test_every_format_names_open_differences_by_cause(tmp_path):
+    known = OpenCause(
+        pair="a~b", cause="no-text", verdicts=2, places=9, scenarios=["m.one", "m.two"], source="x.py:1: it has none"
+    )
+    found = [msgspec.structs.replace(known, cause="unexplained", source="", scenarios=list("abcde")), known]
+    shown = msgspec.structs.replace(synthetic.judgement(), open_causes=found)
+    told = "Open differences, verdicts by cause: unexplained (2), 1 cause with an entry (2)"
+    contents = written(shown, tmp_path)
+    assert told in html.unescape(contents["report.md"])
+    assert told in in_terminal(shown)
+    page = html.unescape(contents["report.html"])
+    assert page.index("no entry: it counts against the gate") < page.index("x.py:1: it has none")
+    assert "a, b, c and 2 more" in page
+    assert 'id="open"' not in written(synthetic.judgement(), tmp_path)["report.html"]
 
 
 def test_every_format_shows_the_gap_between_trainer_and_rollouts_by_step(tmp_path):

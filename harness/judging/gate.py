@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from harness.judging.ledger import Ledger
-from harness.records.verdict import Conformance, Gate, Judgement, Parity, Verdict
+from harness.records.verdict import UNEXPLAINED, Conformance, Gate, Judgement, Parity, Verdict
 from harness.suite.coverage import Column, State, cell
 from harness.suite.plan import Bullet, Plan, Task
 
@@ -28,6 +28,7 @@ def decide(judgement: Judgement, plan: Plan, ledger: Ledger) -> Gate:
                 *(f"ledger entry {p.entry}: {p.problem}" for p in judgement.ledger_problems),
                 *_known(judgement.verdicts, ledger),
                 *_start(judgement),
+                *_unexplained(judgement),
                 *_given_way(judgement),
                 *_unproven(judgement, plan),
             ]
@@ -51,6 +52,14 @@ def _run(judgement: Judgement) -> Iterable[str]:
 def _start(judgement: Judgement) -> Iterable[str]:
     if judgement.run.start != "ray":
         yield f"started by {judgement.run.start}: only a run with --start ray drives the stacks as SkyRL ships them"
+
+
+def _unexplained(judgement: Judgement) -> Iterable[str]:
+    for one in judgement.open_causes:
+        if not one.source:
+            said = f"of {one.pair} (verdicts: {one.verdicts}, first in {one.scenarios[0]})"
+            known = "no cause explains an open difference" if one.cause == UNEXPLAINED else f"no entry for {one.cause}"
+            yield f"{known} {said}"
 
 
 def _given_way(judgement: Judgement) -> Iterable[str]:

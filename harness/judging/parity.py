@@ -8,7 +8,8 @@ as well, without the calls and rows that the check found wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import msgspec
@@ -18,12 +19,13 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
+from harness.judging.causes import Why
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, lay_side_by_side
 from harness.records.recording import Call, ScenarioTrace
-from harness.records.verdict import Concern, Conformance, NoiseFloor, Parity, Verdict
+from harness.records.verdict import UNEXPLAINED, Concern, Conformance, NoiseFloor, Parity, Verdict
 from harness.suite.scenario import Scenario
 
 PAIRED = "calls.paired"
@@ -305,13 +307,20 @@ def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     if facet.differences:
         where = sorted({_kind_of_place(d.call, d.place) for d in facet.differences})
         reason = f"{name} differ in {', '.join(where)}"
-        return about(name, Parity.OPEN, reason, facts=facet.facts, numbers=numbers, evidence=facet.smallest())
+        causes = _causes(difference.why for difference in facet.differences)
+        shown = facet.smallest()
+        return about(name, Parity.OPEN, reason, facts=facet.facts, numbers=numbers, evidence=shown, causes=causes)
     why = [
         *(["where the baseline differs from its own twin as much"] if facet.noisy else []),
         *(["after a token at which rounding decides"] if facet.parted else []),
     ]
     reason = f"differs only {' or '.join(why)}" if why else ""
     return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)
+
+
+def _causes(found: Iterable[tuple[Why, ...]]) -> dict[str, int]:
+    """Cause → number of places that have it."""
+    return dict(Counter(str(why) for whys in found for why in whys or (UNEXPLAINED,)).most_common())
 
 
 def _kind_of_place(call: Call | None, place: str) -> str:
@@ -368,9 +377,12 @@ def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exa
             return [about(LOGPROBS, Parity.UNTESTABLE, useless, Blame.HARNESS, **details)]
     if numbers.one_sided:
         reason = "one side has no log-probability for a token for which the other has one"
-        return [about(LOGPROBS, Parity.OPEN, reason, **details)]
+        causes = {Why.LOGPROBS_UNASKED: numbers.unasked, UNEXPLAINED: numbers.one_sided - numbers.unasked}
+        found_causes = {str(why): count for why, count in causes.items() if count}
+        return [about(LOGPROBS, Parity.OPEN, reason, causes=found_causes, **details)]
     if numbers.beyond:
-        return [about(LOGPROBS, Parity.OPEN, "log-probabilities differ by more than the run's bound", **details)]
+        reason = "log-probabilities differ by more than the run's bound"
+        return [about(LOGPROBS, Parity.OPEN, reason, causes={UNEXPLAINED: len(numbers.beyond)}, **details)]
     return [about(LOGPROBS, Parity.PARITY, **details)]
 
 
@@ -405,7 +417,9 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]
         return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
     if differing:
         kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
-        return [about(ERRORS, Parity.OPEN, f"errors differ (baseline / candidate): {', '.join(kinds)}", **details)]
+        causes = _causes((Why.ERROR_CLASS,) if s.baseline and s.candidate else () for s in differing)
+        reason = f"errors differ (baseline / candidate): {', '.join(kinds)}"
+        return [about(ERRORS, Parity.OPEN, reason, causes=causes, **details)]
     return [about(ERRORS, Parity.PARITY, **details)]
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, final
 
 import msgspec
@@ -16,14 +15,23 @@ from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
 from harness.judging import partings
-from harness.judging.facets import BODIES, PARTITION, deterministic, error_of, outputs, prompt_of, size_of
+from harness.judging.causes import NOT_THERE, Asked, Why, of_place
+from harness.judging.facets import (
+    BODIES,
+    PARTITION,
+    STOP_REASONS,
+    TOKENS,
+    deterministic,
+    error_of,
+    outputs,
+    prompt_of,
+    size_of,
+)
 from harness.judging.noise import common_prefix, deltas
 from harness.judging.pairing import Pairing, pair
-from harness.judging.partings import Parted, explains
+from harness.judging.partings import Parted, explains, row_of
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import Concern
-
-NOT_THERE = "(not there)"
 
 
 @final
@@ -35,6 +43,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Any
     candidate: Any
     size: int
+    why: tuple[Why, ...] = ()
+    """Causes that the recordings tell; without any the difference is unexplained."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -71,6 +81,8 @@ class Numbers(msgspec.Struct, kw_only=True):
     """Largest finite difference, in nats."""
     one_sided: int = 0
     """Tokens with a number on one side only."""
+    unasked: int = 0
+    """Of these, tokens whose request asks for no numbers."""
     beyond: list[Difference] = []
     """Differences beyond the bound."""
 
@@ -112,7 +124,17 @@ def lay_side_by_side(
         if any(None in rows for rows in covered):
             continue
         _outputs(
-            left, right, again.get(left.id), bound=bound, parted=parted, facets=facets, aside=covered[0] | covered[1]
+            left,
+            right,
+            again.get(left.id),
+            bound=bound,
+            parted=parted,
+            facets=facets,
+            aside=covered[0] | covered[1],
+            overlapped={
+                method: _overlaps(left, baseline, method) or _overlaps(right, candidate, method)
+                for method in ("sync_weights", "pause")
+            },
         )
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
@@ -131,13 +153,10 @@ def _covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
     return {row for of, row in concerns if of in (call.id, call.label)}
 
 
-_ROW = re.compile(r"(?:row |choices\[)(\d+)")
-
-
 def _is_aside(place: str, rows: Collection[int | None]) -> bool:
     """True if the place is in one of the rows, or if it is in none and there are any."""
-    found = _ROW.match(place)
-    return bool(rows) and (found is None or int(found[1]) in rows)
+    row = row_of(place)
+    return bool(rows) and (row is None or row in rows)
 
 
 def _outputs(
@@ -149,6 +168,7 @@ def _outputs(
     parted: Parted,
     facets: dict[str, Facet],
     aside: Collection[int | None] = (),
+    overlapped: Mapping[str, bool],
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
@@ -171,9 +191,24 @@ def _outputs(
             if explains(parted, left, place):
                 facet.parted += 1
                 continue
-            facet.differences.append(
-                Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place))
+            asked = Asked(
+                call=left,
+                same_tokens=ours.get(TOKENS, {}).get(place) == theirs.get(TOKENS, {}).get(place),
+                stopped="length"
+                not in (ours.get(STOP_REASONS, {}).get(place), theirs.get(STOP_REASONS, {}).get(place)),
+                synced=overlapped["sync_weights"],
+                paused=overlapped["pause"],
             )
+            why = of_place(name, place, a, b, asked)
+            facet.differences.append(
+                Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place), why=why)
+            )
+
+
+def _overlaps(call: Call, evidence: Evidence, method: str) -> bool:
+    """True if a call of that method overlaps the call."""
+    others = evidence.calls(method)
+    return any(other.started_ns < call.ended_ns and call.started_ns < other.ended_ns for other in others)
 
 
 def _truths(values: dict[str, Any]) -> bool:
@@ -218,6 +253,7 @@ def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
     for delta in differing:
         if math.isinf(delta.size):
             numbers.one_sided += 1
+            numbers.unasked += (left.request.get("sampling_params") or {}).get("logprobs") is None
         else:
             numbers.largest = max(numbers.largest, delta.size)
         if delta.size > bound:
@@ -245,7 +281,8 @@ def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, f
         if session in twins and twins[session] != a:
             facet.noisy += 1
             continue
-        facet.differences.append(Difference(call=None, place=session, baseline=a, candidate=b, size=0))
+        why = () if NOT_THERE in (a, b) else (Why.OTHER_SERVERS,)
+        facet.differences.append(Difference(call=None, place=session, baseline=a, candidate=b, size=0, why=why))
 
 
 def partition(evidence: Evidence) -> dict[str, str]:

@@ -62,6 +62,7 @@ WORST_FIRST: tuple[str, ...] = (
 """All statuses of either kind. The first one among several takes stands for all of them. Reports use this order."""
 
 
+UNEXPLAINED = "unexplained"
 Concern = tuple[int | str, int | None]
 """(a call's id or label, row of it). Row None: the whole call."""
 
@@ -156,6 +157,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Number of takes that this verdict stands for. It is the worst of them."""
     alike: int = 1
     """Number of these takes with this status."""
+    causes: dict[str, int] = {}
+    """Of an open difference: cause → number of places. `UNEXPLAINED` counts the places without a cause."""
     concerns: list[Concern] = []
     """Everything that a red check found wrong. A comparison of the two stacks sets it aside."""
     evidence: list[dict[str, Any]] = []
@@ -304,6 +307,21 @@ class Concession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     take_back: str = ""
 
 
+class OpenCause(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of open differences between two stacks, over a whole run."""
+
+    pair: str
+    """"baseline~candidate"."""
+    cause: str
+    """A cause of `harness/judging/causes.py`, or `UNEXPLAINED`."""
+    verdicts: int
+    places: int
+    """Rows, sessions or fields."""
+    scenarios: list[str]
+    source: str = ""
+    """The released code behind it, from its entry. Empty if it has none: it counts against the gate."""
+
+
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """May the legacy stack be removed? `reasons` lists every objection, worst first."""
 
@@ -319,6 +337,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     ledger_problems: list[LedgerProblem] = []
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
+    open_causes: list[OpenCause] = []
+    """Worst first."""
     concessions: list[Concession] = []
     """Those that are for the run's stacks."""
     gate: Gate | None = None

@@ -19,7 +19,7 @@ from harness.checks.base import Evidence
 from harness.checks.training import GAP
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame, UsageError
-from harness.judging import gate, pace
+from harness.judging import gate, open_differences, pace
 from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
@@ -163,6 +163,7 @@ def _judgement(
         ledger_problems=problems,
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
+        open_causes=open_differences.by_cause(verdicts, open_differences.load()),
         concessions=concessions.of_stacks(concessions.load(), _released(r.target for r in found)),
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))

@@ -1,0 +1,153 @@
+"""Why outputs differ that the contract leaves open, as far as the two recordings tell. Pure.
+
+A cause is told from both values at one place and from what was asked. A difference without a cause is unexplained.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from harness.contract.gym_rule import SPECIAL
+from harness.judging.facets import TEXT, TOKENS
+from harness.records.recording import Call
+
+NOT_THERE = "(not there)"
+"""In place of a value that a side does not have."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Why(StrEnum):
+    """A cause. Each pair of stacks that has one needs an entry in ``scenarios/open_differences.toml``."""
+
+    SPECIAL_TOKENS = "special-tokens-in-text"
+    """One text has special tokens that the other leaves out."""
+    CUT_CHARACTER = "cut-character-in-text"
+    """One text ends with a replacement character for bytes that are no whole character; the other leaves it out."""
+    OUTER_SPACE = "outer-space-in-text"
+    """One text begins or ends with white space that the other leaves out."""
+    SPLIT_CHARACTER = "special-token-within-a-character"
+    """A special token lies between the bytes of a character: the text that leaves it out joins them."""
+    STOP_STRING = "stop-string-in-text"
+    """One text ends with the stop string that ended it; the other leaves it out."""
+    STOP_TOKEN = "stop-token-in-text"
+    """One text ends with the text of the stop token that ended it; the other leaves it out."""
+    PROMPT = "prompt-in-text"
+    """One text begins with the end of the prompt."""
+    OTHER_TOKENS = "text-of-other-tokens"
+    """The tokens behind the texts differ, which is a difference of its own."""
+    NO_TEXT = "no-text"
+    """One stack returns no text for this call."""
+    NULL = "null-or-left-out"
+    """One body has a field that is null; the other leaves it out."""
+    NO_TOKEN_IDS = "no-token-ids-in-body"
+    """One body has the token ids that were asked for; the other leaves them out."""
+    SYNC_IN_FLIGHT = "sync-in-flight"
+    """A weight sync reached the request after another token than on the other stack."""
+    DRAWS = "draws-of-one-seed"
+    """Sampled tokens of a request with a seed: several samples, or a pause in the middle. No release says what a seed draws then."""
+    OTHER_SERVERS = "sessions-on-other-servers"
+    """The stacks spread the same sessions over their servers in different ways."""
+    LOGPROBS_UNASKED = "log-probabilities-not-asked-for"
+    """One stack returns log-probabilities although the request asks for none."""
+    ERROR_CLASS = "error-of-another-class"
+    """Both stacks refuse the call, with errors of different classes or statuses."""
+
+
+def _without_stop_strings(text: str, call: Call) -> str:
+    stops = (call.request.get("sampling_params") or {}).get("stop") or []
+    for stop in [stops] if isinstance(stops, str) else stops:
+        text = text.removesuffix(stop)
+    return text
+
+
+_TEXTS: dict[Why, Callable[[str, Call], str]] = {
+    Why.SPECIAL_TOKENS: lambda text, _: SPECIAL.sub("", text),
+    Why.CUT_CHARACTER: lambda text, _: text.rstrip(REPLACEMENT),
+    Why.OUTER_SPACE: lambda text, _: text.strip(),
+    Why.STOP_STRING: _without_stop_strings,
+}
+"""Cause → the text without what the cause adds to it."""
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def of_texts(baseline: str, candidate: str, call: Call, *, stopped: bool) -> tuple[Why, ...]:
+    """The fewest causes that together make the texts equal; none if all of them do not. `stopped`: True if the answer did not end by
+    its length."""
+    for count in range(1, len(_TEXTS) + 1):
+        for chosen in itertools.combinations(_TEXTS, count):
+            left, right = baseline, candidate
+            for why in chosen:
+                left, right = _TEXTS[why](left, call), _TEXTS[why](right, call)
+            if left == right:
+                return chosen
+    return _of_ends(*(_plain(text) for text in (baseline, candidate)), stopped=stopped) or _of_bytes(
+        baseline, candidate
+    )
+
+
+def _plain(text: str) -> str:
+    """Without what the simple causes add."""
+    return SPECIAL.sub("", text).strip(REPLACEMENT).strip()
+
+
+def _of_ends(one: str, other: str, *, stopped: bool) -> tuple[Why, ...]:
+    shorter, longer = sorted((one, other), key=len)
+    if stopped and longer.startswith(shorter):
+        return (Why.STOP_TOKEN,)
+    return (Why.PROMPT,) if longer.endswith(shorter) else ()
+
+
+def _of_bytes(baseline: str, candidate: str) -> tuple[Why, ...]:
+    if SPECIAL.search(baseline + candidate) is None:
+        return ()
+    left, right = (_NOT_ASCII.sub("", SPECIAL.sub("", text)) for text in (baseline, candidate))
+    return (Why.SPLIT_CHARACTER,) if left == right else ()
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a difference in a call's outputs may come from, beside the values themselves."""
+
+    call: Call
+    same_tokens: bool
+    """True if both sides have the same tokens at this place."""
+    stopped: bool
+    """True if the answer there did not end by its length."""
+    synced: bool
+    """True if a weight sync overlaps the call on either side."""
+    paused: bool
+    """True if a pause overlaps the call on either side."""
+
+
+def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked) -> tuple[Why, ...]:
+    """Causes of a difference at one place."""
+    there = [value for value in (baseline, candidate) if value != NOT_THERE]
+    one_sided = len(there) == 1
+    found: tuple[Why, ...] = ()
+    if facet == TOKENS and not one_sided:
+        found = _of_tokens(asked)
+    elif facet == TEXT:
+        if one_sided:
+            found = (Why.NO_TEXT,)
+        elif not asked.same_tokens:
+            found = (Why.OTHER_TOKENS,)
+        else:
+            found = of_texts(baseline, candidate, asked.call, stopped=asked.stopped)
+    elif one_sided and there[0] is None:
+        found = (Why.NULL,)
+    elif one_sided and "token_ids" in place:
+        found = (Why.NO_TOKEN_IDS,)
+    return found
+
+
+def _of_tokens(asked: Asked) -> tuple[Why, ...]:
+    params = asked.call.request.get("sampling_params") or {}
+    drawn = params.get("seed") is not None and (params.get("temperature") or 0) > 0
+    if asked.synced:
+        return (Why.SYNC_IN_FLIGHT,)
+    return (Why.DRAWS,) if drawn and (asked.paused or asked.call.method == "sample") else ()

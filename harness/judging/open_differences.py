@@ -1,0 +1,66 @@
+"""Open differences of a run by cause, and the entries of ``scenarios/open_differences.toml``. Pure but for `load`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import msgspec
+
+from harness.contract.errors import UsageError
+from harness.judging.causes import Why
+from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cause that a pair of stacks is known to have."""
+
+    cause: Why
+    pair: str
+    """"baseline~candidate"."""
+    source: str
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    difference: list[Entry]
+
+
+def load(path: Path | None = None) -> list[Entry]:
+    """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
+    if path is None:
+        with as_file(files("scenarios") / "open_differences.toml") as shipped:
+            return load(shipped)
+    try:
+        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).difference
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise UsageError(f"{path} holds no open differences: {e}", next_step="its head says what an entry is") from e
+    keys = [(one.cause, one.pair) for one in found]
+    if twice := sorted({f"{cause} of {pair}" for cause, pair in keys if keys.count((cause, pair)) > 1}):
+        raise UsageError(f"{path} has {', '.join(twice)} twice", next_step="keep one of the two")
+    return found
+
+
+def by_cause(verdicts: Iterable[Verdict], entries: Sequence[Entry]) -> list[OpenCause]:
+    """One line per pair and cause: unexplained differences first, then causes without an entry, then by number of verdicts."""
+    sources = {(one.pair, str(one.cause)): one.source for one in entries}
+    found: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for verdict in verdicts:
+        if verdict.status == Parity.OPEN:
+            for cause, places in (verdict.causes or {UNEXPLAINED: 1}).items():
+                found.setdefault((f"{verdict.baseline}~{verdict.target}", cause), []).append((verdict.scenario, places))
+    lines = [
+        OpenCause(
+            pair=pair,
+            cause=cause,
+            verdicts=len(places),
+            places=sum(count for _, count in places),
+            scenarios=sorted({scenario for scenario, _ in places}),
+            source=sources.get((pair, cause), ""),
+        )
+        for (pair, cause), places in found.items()
+    ]
+    return sorted(
+        lines, key=lambda one: (one.cause != UNEXPLAINED, bool(one.source), -one.verdicts, one.pair, one.cause)
+    )

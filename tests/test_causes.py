@@ -1,0 +1,146 @@
+"""Open differences have names: a cause that both recordings tell, an entry with its released source, or a place in the gate."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.contract.errors import UsageError
+from harness.judging.causes import NOT_THERE, Asked, Why, of_place
+from harness.judging.gate import decide
+from harness.judging.open_differences import Entry, by_cause, load
+from harness.records.verdict import UNEXPLAINED
+from harness.suite.plan import load_plan
+from tests import synthetic, traces
+from tests.synthetic import HTTP, LEGACY, verdict
+
+PAIR = f"{LEGACY}~{HTTP}"
+
+
+def why(
+    facet: str, baseline: Any, candidate: Any, *, place: str = "row 0", method: str = "generate", **about: Any
+) -> list[str]:
+    params = about.pop("params", {})
+    call = (
+        traces.generate([[5]], [[6]], params=params)
+        if method == "generate"
+        else traces.call(method, {"sampling_params": params})
+    )
+    known = {"call": call, "same_tokens": True, "stopped": False, "synced": False, "paused": False} | about
+    both = of_place(facet, place, baseline, candidate, Asked(**known))
+    assert set(both) == set(of_place(facet, place, candidate, baseline, Asked(**known))), (
+        "it does not matter which side is which"
+    )
+    return sorted(both)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "about", "causes"),
+    [
+        ("a b", "a <|im_end|>b", {}, [Why.SPECIAL_TOKENS]),
+        ("a b", "a b\N{REPLACEMENT CHARACTER}", {}, [Why.CUT_CHARACTER]),
+        ("a b", "a <|im_end|>b\N{REPLACEMENT CHARACTER}", {}, [Why.CUT_CHARACTER, Why.SPECIAL_TOKENS]),
+        ("a b", " a b", {}, [Why.OUTER_SPACE]),
+        ("a b", "a bSTOP", {"params": {"stop": "STOP"}}, [Why.STOP_STRING]),
+        ("a b", "a bSTOP", {}, []),
+        ("a b", "a b#", {"stopped": True}, [Why.STOP_TOKEN]),
+        ("prompt's end, a b", "a b", {}, [Why.PROMPT]),
+        ("aʹb", "a\N{REPLACEMENT CHARACTER}<|im_end|>\N{REPLACEMENT CHARACTER}b", {}, [Why.SPLIT_CHARACTER]),
+        ("a b", "a c", {}, []),
+        ("a b", "c a b d", {}, []),
+        ("a b", "a c", {"same_tokens": False}, [Why.OTHER_TOKENS]),
+        ("a b", NOT_THERE, {}, [Why.NO_TEXT]),
+    ],
+)
+def test_the_cause_of_two_texts(baseline, candidate, about, causes):
+    assert why("outputs.text", baseline, candidate, **about) == causes
+
+
+SEEDED = {"seed": 3, "temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("about", "causes"),
+    [
+        ({"synced": True}, [Why.SYNC_IN_FLIGHT]),
+        ({"paused": True, "params": SEEDED}, [Why.DRAWS]),
+        ({"method": "sample", "params": SEEDED}, [Why.DRAWS]),
+        ({"params": SEEDED}, []),
+        ({"paused": True, "params": {"seed": 3, "temperature": 0.0}}, []),
+        ({}, []),
+    ],
+)
+def test_the_cause_of_other_tokens(about, causes):
+    assert why("outputs.tokens", [1, 2], [1, 3], **about) == causes
+    assert why("outputs.tokens", [1, 2], NOT_THERE, **about) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "causes"),
+    [
+        ("usage.prompt_tokens_details", None, [Why.NULL]),
+        ("choices[0].token_ids[3]", 7, [Why.NO_TOKEN_IDS]),
+        ("choices[0].index", 7, []),
+    ],
+)
+def test_the_cause_of_a_field_that_one_body_lacks(place, value, causes):
+    assert why("outputs.bodies", NOT_THERE, value, place=place) == causes
+    assert why("outputs.bodies", 1, 2, place=place) == []
+
+
+def opened(name: str, **causes: int):
+    return verdict("ordering", name, "outputs.text", HTTP, baseline=LEGACY, status="open", causes=causes)
+
+
+def test_causes_are_added_up_and_what_is_not_understood_comes_first():
+    found = [
+        opened("a", **{Why.CUT_CHARACTER: 3, Why.SPECIAL_TOKENS: 1}),
+        opened("b", **{Why.CUT_CHARACTER: 2}),
+        opened("c", **{UNEXPLAINED: 4}),
+        verdict("ordering", "d", "evaluation", HTTP, baseline=LEGACY, status="open"),
+        verdict("ordering", "e", "outputs.text", HTTP, baseline=LEGACY, status="parity"),
+    ]
+    entries = [Entry(cause=Why.CUT_CHARACTER, pair=PAIR, source="here")]
+    lines = by_cause(found, entries)
+    assert [(one.cause, one.verdicts, one.places, one.source) for one in lines] == [
+        (UNEXPLAINED, 2, 5, ""),
+        (Why.SPECIAL_TOKENS, 1, 1, ""),
+        (Why.CUT_CHARACTER, 2, 5, "here"),
+    ]
+    assert by_cause(found, [Entry(cause=Why.CUT_CHARACTER, pair="other~pair", source="here")])[-1].source == ""
+
+
+def test_the_gate_names_what_no_entry_explains():
+    made = synthetic.judgement()
+    lines = by_cause([opened("a", **{Why.CUT_CHARACTER: 3, UNEXPLAINED: 1})], [])
+    reasons = decide(msgspec.structs.replace(made, open_causes=lines), load_plan(), synthetic.ledger()).reasons
+    where = f"of {PAIR} (verdicts: 1, first in {lines[0].scenarios[0]})"
+    assert {f"no cause explains an open difference {where}", f"no entry for cut-character-in-text {where}"} <= set(
+        reasons
+    )
+    explained = [msgspec.structs.replace(one, source="here") for one in lines]
+    reasons = decide(msgspec.structs.replace(made, open_causes=explained), load_plan(), synthetic.ledger()).reasons
+    assert not any("no cause" in reason or "no entry" in reason for reason in reasons)
+
+
+def test_each_entry_names_its_source_in_the_release():
+    for one in load():
+        assert re.match(r"\S+\.(?:py|rs):\d+: \w", one.source), one.cause
+        assert re.fullmatch(r"skyrl-(\S+):legacy~skyrl-\1:http", one.pair)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[difference]]\ncause = "nobody knows"\npair = "a~b"\nsource = "x"', "nobody knows"),
+        (2 * '[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x"\n', "no-text of a~b twice"),
+        ("=", "holds no open differences"),
+    ],
+)
+def test_what_is_malformed_is_refused_by_name(tmp_path, text, said):
+    (tmp_path / "d.toml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path / "d.toml")
