@@ -189,7 +189,7 @@ class ExpertsLostInChunks(Engine):
         await super().update_weights(names=names, tensors=tensors)
 
 
-@seeded("experts_misplaced", "anothers", caught_by=["every_parameter"])
+@seeded("experts_misplaced", "anothers", caught_by=["clean_room", "every_parameter"])
 class ExpertsOfAnotherWorker(Engine):
     """With expert parallelism, all workers hold the first one's experts after a sync."""
 
