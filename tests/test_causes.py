@@ -117,8 +117,8 @@ def test_the_gate_names_what_no_entry_explains():
     made = synthetic.judgement()
     lines = by_cause([opened("a", **{Why.CUT_CHARACTER: 3, UNEXPLAINED: 1})], [])
     reasons = decide(msgspec.structs.replace(made, open_causes=lines), load_plan(), synthetic.ledger()).reasons
-    where = f"of {PAIR} (verdicts: 1, first in {lines[0].scenarios[0]})"
-    assert {f"no cause explains an open difference {where}", f"no entry for cut-character-in-text {where}"} <= set(
+    where = f"1 verdict of {PAIR}, first in {lines[0].scenarios[0]}"
+    assert {f"no cause explains an open difference: {where}", f"no entry for cut-character-in-text: {where}"} <= set(
         reasons
     )
     explained = [msgspec.structs.replace(one, source="here") for one in lines]

@@ -26,9 +26,9 @@ def decide(judgement: Judgement, plan: Plan, ledger: Ledger) -> Gate:
                 *_run(judgement),
                 *_red(judgement.verdicts),
                 *(f"ledger entry {p.entry}: {p.problem}" for p in judgement.ledger_problems),
+                *_unexplained(judgement),
                 *_known(judgement.verdicts, ledger),
                 *_start(judgement),
-                *_unexplained(judgement),
                 *_given_way(judgement),
                 *_unproven(judgement, plan),
             ]
@@ -57,9 +57,9 @@ def _start(judgement: Judgement) -> Iterable[str]:
 def _unexplained(judgement: Judgement) -> Iterable[str]:
     for one in judgement.open_causes:
         if not one.source:
-            said = f"of {one.pair} (verdicts: {one.verdicts}, first in {one.scenarios[0]})"
+            count = f"{one.verdicts} verdict{'s' * (one.verdicts != 1)}"
             known = "no cause explains an open difference" if one.cause == UNEXPLAINED else f"no entry for {one.cause}"
-            yield f"{known} {said}"
+            yield f"{known}: {count} of {one.pair}, first in {one.scenarios[0]}"
 
 
 def _given_way(judgement: Judgement) -> Iterable[str]:
