@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
 
+from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.judging.causes import Why
 from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
@@ -29,16 +28,12 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load(path: Path | None = None) -> list[Entry]:
     """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
-    if path is None:
-        with as_file(files("scenarios") / "open_differences.toml") as shipped:
-            return load(shipped)
-    try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).difference
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
-        raise UsageError(f"{path} holds no open differences: {e}", next_step="its head says what an entry is") from e
+    found = data.read(path, "open_differences.toml", _File, holds="open differences").difference
     keys = [(one.cause, one.pair) for one in found]
     if twice := sorted({f"{cause} of {pair}" for cause, pair in keys if keys.count((cause, pair)) > 1}):
-        raise UsageError(f"{path} has {', '.join(twice)} twice", next_step="keep one of the two")
+        raise UsageError(
+            f"{path or 'open_differences.toml'} has {', '.join(twice)} twice", next_step="keep one of the two"
+        )
     return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import msgspec
 
+from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.records.verdict import Concession
 
@@ -22,16 +21,13 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load(path: Path | None = None) -> list[Concession]:
     """All concessions of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
-    if path is None:
-        with as_file(files("scenarios") / "concessions.toml") as shipped:
-            return load(shipped)
-    try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).concession
-    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
-        raise UsageError(f"{path} holds no concessions: {e}", next_step="its head says what an entry is") from e
+    found = data.read(path, "concessions.toml", _File, holds="concessions").concession
     ids = [one.id for one in found]
     if twice := sorted({one for one in ids if ids.count(one) > 1}):
-        raise UsageError(f"{path} names {', '.join(twice)} twice", next_step="give each concession an id of its own")
+        raise UsageError(
+            f"{path or 'concessions.toml'} names {', '.join(twice)} twice",
+            next_step="give each concession an id of its own",
+        )
     return found
 
 
