@@ -107,6 +107,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         "toy_runtime.py": r"from harness.contract.runtime import Runtime; RUNTIME = Runtime(stages={r'step (\d)': r'at step \1'})",
         "scenarios/__init__.py": "",
         "scenarios/plan.toml": PLAN,
+        "scenarios/concessions.toml": "concession = []",
+        "scenarios/open_differences.toml": "difference = []",
         "scenarios/topologies.toml": TOPOLOGIES,
         "scenarios/known_divergences.toml": "",
         "scenarios/wave1/__init__.py": "",
