@@ -29,7 +29,7 @@ def why(
         if method == "generate"
         else traces.call(method, {"sampling_params": params})
     )
-    known = {"call": call, "same_tokens": True, "stopped": False, "synced": False, "paused": False} | about
+    known = {"call": call, "same_tokens": True, "tokens": 5, "stopped": False, "synced": False, "paused": False} | about
     both = of_place(facet, place, baseline, candidate, Asked(**known))
     assert set(both) == set(of_place(facet, place, candidate, baseline, Asked(**known))), (
         "it does not matter which side is which"
@@ -49,6 +49,9 @@ def why(
         ("a b", "a b#", {"stopped": True}, [Why.STOP_TOKEN]),
         ("prompt's end, a b", "a b", {}, [Why.PROMPT]),
         ("aʹb", "a\N{REPLACEMENT CHARACTER}<|im_end|>\N{REPLACEMENT CHARACTER}b", {}, [Why.SPLIT_CHARACTER]),
+        ("", "#", {"stopped": True, "tokens": 1}, [Why.STOP_TOKEN]),
+        ("", "a whole answer", {"stopped": True}, []),
+        ("", "a whole answer", {}, []),
         ("a b", "a c", {}, []),
         ("a b", "c a b d", {}, []),
         ("a b", "a c", {"same_tokens": False}, [Why.OTHER_TOKENS]),

@@ -13,8 +13,7 @@ from harness import PROJECT
 from harness.contract.errors import UsageError
 from harness.contract.messages import METHODS
 from harness.judging.gate import decide
-from harness.machine.targets import registry
-from harness.running.run import _released
+from harness.machine.targets import real_stacks, registry
 from harness.suite.concessions import EVERY_STACK, load, of_stacks
 from harness.suite.plan import load_plan
 from tests import synthetic
@@ -34,12 +33,12 @@ def test_a_concession_says_where_it_stands_and_for_whom(one):
 
 
 def test_those_of_a_run_are_those_of_its_stacks():
-    assert _released(["skyrl-0.2.0:http in a", "local:legacy"]) == {
+    assert real_stacks(["skyrl-0.2.0:http in a", "local:legacy"]) == {
         "skyrl-0.2.0:http",
         "local:legacy",
         "skyrl-0.2.0:legacy",
     }
-    assert of_stacks(CONCESSIONS, _released(["miniature", "miniature:retry"])) == []
+    assert of_stacks(CONCESSIONS, real_stacks(["miniature", "miniature:retry"])) == []
     http, legacy = (of_stacks(CONCESSIONS, [f"skyrl-0.2.0:{kind}"]) for kind in ("http", "legacy"))
     shared = {one.id for one in CONCESSIONS if one.stacks == [EVERY_STACK]}
     assert shared < {one.id for one in http} != {one.id for one in legacy} > shared

@@ -393,11 +393,11 @@ def list_concessions(
       parity concessions
       parity concessions skyrl-0.2.0:http
     """
-    from harness.machine.targets import known
+    from harness.machine.targets import known, real_stacks
     from harness.suite.concessions import load, of_stacks
 
     found = load()
-    chosen = of_stacks(found, [known(name).name for name in stacks]) if stacks else found
+    chosen = of_stacks(found, real_stacks(known(name).name for name in stacks)) if stacks else found
     for one in chosen:
         typer.echo(
             f"{one.id} ({one.kind}): {one.what}\n    {one.name}, {one.place}; for {', '.join(one.stacks)}\n    {one.why}"

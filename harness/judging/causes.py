@@ -76,19 +76,16 @@ _TEXTS: dict[Why, Callable[[str, Call], str]] = {
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def of_texts(baseline: str, candidate: str, call: Call, *, stopped: bool) -> tuple[Why, ...]:
-    """The fewest causes that together make the texts equal; none if all of them do not. `stopped`: True if the answer did not end by
-    its length."""
+def _of_texts(baseline: str, candidate: str, asked: Asked) -> tuple[Why, ...]:
+    """The fewest causes that together make the texts equal; none if all of them do not."""
     for count in range(1, len(_TEXTS) + 1):
         for chosen in itertools.combinations(_TEXTS, count):
             left, right = baseline, candidate
             for why in chosen:
-                left, right = _TEXTS[why](left, call), _TEXTS[why](right, call)
+                left, right = _TEXTS[why](left, asked.call), _TEXTS[why](right, asked.call)
             if left == right:
                 return chosen
-    return _of_ends(*(_plain(text) for text in (baseline, candidate)), stopped=stopped) or _of_bytes(
-        baseline, candidate
-    )
+    return _of_ends(_plain(baseline), _plain(candidate), asked) or _of_bytes(baseline, candidate)
 
 
 def _plain(text: str) -> str:
@@ -96,11 +93,12 @@ def _plain(text: str) -> str:
     return SPECIAL.sub("", text).strip(REPLACEMENT).strip()
 
 
-def _of_ends(one: str, other: str, *, stopped: bool) -> tuple[Why, ...]:
+def _of_ends(one: str, other: str, asked: Asked) -> tuple[Why, ...]:
+    """An empty text begins and ends every other: it tells nothing unless the stop token was the whole answer."""
     shorter, longer = sorted((one, other), key=len)
-    if stopped and longer.startswith(shorter):
+    if asked.stopped and longer.startswith(shorter) and (shorter or asked.tokens == 1):
         return (Why.STOP_TOKEN,)
-    return (Why.PROMPT,) if longer.endswith(shorter) else ()
+    return (Why.PROMPT,) if shorter and longer.endswith(shorter) else ()
 
 
 def _of_bytes(baseline: str, candidate: str) -> tuple[Why, ...]:
@@ -116,6 +114,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     same_tokens: bool
     """True if both sides have the same tokens at this place."""
+    tokens: int
+    """Number of tokens there, on the baseline's side."""
     stopped: bool
     """True if the answer there did not end by its length."""
     synced: bool
@@ -137,7 +137,7 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
         elif not asked.same_tokens:
             found = (Why.OTHER_TOKENS,)
         else:
-            found = of_texts(baseline, candidate, asked.call, stopped=asked.stopped)
+            found = _of_texts(baseline, candidate, asked)
     elif one_sided and there[0] is None:
         found = (Why.NULL,)
     elif one_sided and "token_ids" in place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, final
 
 import msgspec
@@ -131,10 +131,9 @@ def lay_side_by_side(
             parted=parted,
             facets=facets,
             aside=covered[0] | covered[1],
-            overlapped={
-                method: _overlaps(left, baseline, method) or _overlaps(right, candidate, method)
-                for method in ("sync_weights", "pause")
-            },
+            overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
+                _overlaps(left, baseline, method) or _overlaps(right, candidate, method)
+            ),
         )
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
@@ -168,7 +167,7 @@ def _outputs(
     parted: Parted,
     facets: dict[str, Facet],
     aside: Collection[int | None] = (),
-    overlapped: Mapping[str, bool],
+    overlaps: Callable[[str], bool],
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
@@ -196,8 +195,9 @@ def _outputs(
                 same_tokens=ours.get(TOKENS, {}).get(place) == theirs.get(TOKENS, {}).get(place),
                 stopped="length"
                 not in (ours.get(STOP_REASONS, {}).get(place), theirs.get(STOP_REASONS, {}).get(place)),
-                synced=overlapped["sync_weights"],
-                paused=overlapped["pause"],
+                tokens=len(ours.get(TOKENS, {}).get(place) or ()),
+                synced=overlaps("sync_weights"),
+                paused=overlaps("pause"),
             )
             why = of_place(name, place, a, b, asked)
             facet.differences.append(

@@ -10,7 +10,7 @@ import importlib
 import os
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,14 @@ def _capabilities(said: Any, entries: Mapping[str, Mapping[str, Any]]) -> list[s
         return said
     inherited = _capabilities(entries[said["like"]]["capabilities"], entries)
     return sorted({*inherited, *said.get("plus", ())} - {*said.get("minus", ())})
+
+
+def real_stacks(names: Iterable[str]) -> set[str]:
+    """The stacks among these that are not inline, each with the one that it is like. A target that is compared with itself is told
+    apart by its run ("NAME in RUN")."""
+    found = (registry().get(name.partition(" in ")[0]) for name in names)
+    real = [target for target in found if target is not None and not target.inline]
+    return {target.name for target in real} | {target.like for target in real if target.like}
 
 
 def runtimes() -> list[Runtime]:

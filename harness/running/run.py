@@ -24,7 +24,7 @@ from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
 from harness.judging.recorded import Judging, Look, Recorded, with_twins
-from harness.machine.targets import registry
+from harness.machine.targets import real_stacks
 from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
@@ -164,16 +164,9 @@ def _judgement(
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
         open_causes=open_differences.by_cause(verdicts, open_differences.load()),
-        concessions=concessions.of_stacks(concessions.load(), _released(r.target for r in found)),
+        concessions=concessions.of_stacks(concessions.load(), real_stacks(r.target for r in found)),
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
-
-
-def _released(recorded: Iterable[str]) -> set[str]:
-    """The released stacks among the recorded ones; a local stack counts as the release that it is like."""
-    targets = (registry().get(name.partition(" in ")[0]) for name in recorded)
-    real = [target for target in targets if target is not None and not target.inline]
-    return {target.name for target in real} | {target.like for target in real if target.like}
 
 
 def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:
