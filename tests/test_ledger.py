@@ -291,3 +291,15 @@ def test_whatever_was_judged_only_reds_are_explained_and_never_more_than_the_cap
     assert [msg.id for msg in verdicts] == [v.id for v in judged]
     settled = [v for v in judged if v.status in ("pass", "fail")]
     assert bool(explained) or bool(problems) or not settled
+
+
+def test_a_known_reason_does_not_hide_another_one(tmp_path):
+    both = verdict(reason="row 3 keeps the stop string; text is empty", reasons=["row 3 keeps the stop string", "text is empty"])
+    entries = ledger(tmp_path)
+    told, problems = apply(entries, [both], TODAY)
+    assert (known(told), told[0].red, problems) == ([None], True, [])
+    assert told[0].explained == {"row 3 keeps the stop string": "stop-text"}
+
+    more = GOOD.replace('"stop-text"', '"no-text"').replace("row \\\\d+ keeps the stop string", "text is empty")
+    told, problems = apply(ledger(tmp_path, more=more), [both], TODAY)
+    assert (known(told), told[0].red, problems) == (["stop-text"], False, [])

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
 from harness.contract.faults import Fact
@@ -55,15 +55,15 @@ def _judge_effect(evidence: Evidence) -> Finding:
     pairs = {pair: moved for pair, moved in pairs.items() if any(moved) or len(moved) >= ENOUGH}
     if not any(None in pair for pair in pairs):
         return untestable("too few prompts were answered both by the base model and under an adapter")
-    unmoved = [pair for pair, moved in pairs.items() if not any(moved)]
-    if unmoved:
-        reasons = {
-            "an adapter does not change the answers" if one is None else "another version does not change the answers"
-            for one, _ in unmoved
-        }
-        shown = [{"adapter versions": list(pair), "prompts": len(pairs[pair])} for pair in unmoved]
-        return failed(len(pairs), "; ".join(sorted(reasons)), shown)
-    return passed(len(pairs))
+    wrong = [
+        (
+            "an adapter does not change the answers" if one is None else "another version does not change the answers",
+            {"adapter versions": [one, other], "prompts": len(moved)},
+        )
+        for (one, other), moved in pairs.items()
+        if not any(moved)
+    ]
+    return concluded(len(pairs), wrong)
 
 
 ADAPTER_EFFECT = Check(
@@ -190,9 +190,7 @@ def _judge_travels(evidence: Evidence) -> Finding:
             if strange := sorted(name for name in tensors if not any(part in name.lower() for part in FACTORS)):
                 found = {**shown, "server": server, "tensors": strange[:3]}
                 wrong.append(("an adapter came with tensors that are no low-rank factors", found))
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [found for _, found in wrong])
-    return passed(facts, loads=len(loads), bytes=largest)
+    return concluded(facts, wrong, loads=len(loads), bytes=largest)
 
 
 ONLY_ADAPTER_TRAVELS = Check(

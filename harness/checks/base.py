@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import cached_property, wraps
+from itertools import zip_longest
 from typing import Any, Literal, TypeVar, final
 
 import msgspec
@@ -20,6 +21,8 @@ from harness.records.wire import as_openai
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
+SHOWN = 3
+"""Pieces of evidence in a finding; with more reasons than that, one for each."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     facts: int
     reason: str = ""
+    reasons: list[str] = []
+    """If there are several: each alone. The ledger has to explain every one of them."""
     evidence: list[dict[str, Any]] = []
     blame: Blame | None = None
     numbers: dict[str, float] = {}
@@ -60,16 +65,39 @@ def failed(facts: int, reason: str, evidence: Sequence[dict[str, Any]] = (), **n
         status="fail",
         facts=facts,
         reason=reason,
-        evidence=list(evidence)[:3],
+        evidence=list(evidence)[:SHOWN],
         concerns=list(concerns),
         blame=Blame.STACK,
         numbers=numbers,
     )
 
 
+def concluded(
+    facts: int, wrong: Iterable[tuple[str, dict[str, Any]]], *, margin: Margin | None = None, **numbers: float
+) -> Finding:
+    """Passed, or failed with every reason in `wrong`: (reason, evidence) of each comparison that did not hold.
+
+    A check judges on after the first thing that is wrong, since a known error must not hide a new one.
+    """
+    by_reason: dict[str, list[dict[str, Any]]] = {}
+    for reason, shown in wrong:
+        by_reason.setdefault(reason, []).append(shown)
+    if not by_reason:
+        return passed(facts, margin=margin, **numbers)
+    reasons = sorted(by_reason)
+    if len(reasons) == 1:
+        return failed(facts, reasons[0], by_reason[reasons[0]], **numbers)
+    each = [[{"why": reason} | shown for shown in by_reason[reason]] for reason in reasons]
+    in_turn = [
+        shown for turn in zip_longest(*each) for shown in turn if shown is not None
+    ]  # each reason before a second item
+    found = failed(facts, "; ".join(reasons), in_turn, **numbers)
+    return msgspec.structs.replace(found, reasons=reasons, evidence=in_turn[: max(SHOWN, len(reasons))])
+
+
 def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dict[str, Any]] = ()) -> Finding:
     """Nothing could be judged: never a pass."""
-    return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:3])
+    return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:SHOWN])
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):

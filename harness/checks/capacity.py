@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, request, untestable
 from harness.contract.messages import RolloutRequest, StalenessRequest, TrainedRequest
 from harness.records.recording import Call
 
@@ -92,7 +92,7 @@ def _judge(evidence: Evidence) -> Finding:
     wrong += [(LOST, {"rollout": name}) for name in sorted(back - set(used))]
     facts += len(used)
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if not any(_waited(found, slot) for slot in found.slots):
         return untestable(NEVER_FULL)
     ages = _ages(found).values()

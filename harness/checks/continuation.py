@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, passed, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
 from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
@@ -149,7 +149,7 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
         if why := _wrong(row, attempts, len(aborts)):
             wrong.append((why, _shown(row, attempts)))
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if not continued:
         nowhere = f"{NOT_CONTINUED} {' or '.join(moments)}" if moments else NOT_CONTINUED
         return untestable(nowhere if facts else NOTHING_PAUSED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -15,7 +15,7 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
     calls = [c for method in CONTROL_OPS for c in evidence.calls(method) if c.error is None]
     if not calls:
         return untestable("no control call succeeded")
-    reasons: list[tuple[str, dict[str, Any]]] = []
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for call in calls:
         seen = Counter(control.server for control in reached(evidence, call))
         shown = {
@@ -24,13 +24,11 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
             "times by server": {s: seen[s] for s in evidence.header.servers},
         }
         if any(seen[server] == 0 for server in evidence.header.servers):
-            reasons.append((f"{call.method}() did not reach every server", shown))
+            wrong.append((f"{call.method}() did not reach every server", shown))
         elif any(times > 1 for times in seen.values()):
-            reasons.append((f"{call.method}() reached a server more than once", shown))
+            wrong.append((f"{call.method}() reached a server more than once", shown))
     facts = len(calls) * len(evidence.header.servers)
-    if reasons:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in reasons})), [shown for _, shown in reasons])
-    return passed(facts)
+    return concluded(facts, wrong)
 
 
 FAN_OUT = Check(
@@ -85,9 +83,7 @@ def _judge_health_follows(evidence: Evidence) -> Finding:
             wrong.append(("health() is not true while a server works", shown))
         if dead == everyone and call.error is None and call.result != {"healthy": False}:
             wrong.append(("health() is true though every server is dead", shown))
-    if wrong:
-        return failed(len(last), "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(len(last))
+    return concluded(len(last), wrong)
 
 
 def _error(call: Call) -> str | None:

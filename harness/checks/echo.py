@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
@@ -203,11 +203,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     changed = _changed_prompts(evidence)
     facts += len(changed)
     wrong = [("a prompt was changed on the way", item) for item in changed] + wrong
-    if wrong:
-        reasons = sorted({reason for reason, _ in wrong})
-        smallest = [next(item for reason, item in wrong if reason == r) for r in reasons]
-        return failed(facts, "; ".join(reasons), smallest)
-    return passed(facts) if facts else None
+    return concluded(facts, wrong) if facts or wrong else None
 
 
 def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:

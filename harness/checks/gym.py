@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.checks import matching
 from harness.checks.answers import short, unexpected
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import Fact
@@ -62,9 +62,7 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
             facts += judged
             if reason is not None:
                 wrong.append((reason, _shown(trajectory) | shown))
-        if wrong:
-            return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-        return passed(facts)
+        return concluded(facts, wrong)
 
     reads = Fact.ANSWERS | Fact.TEXT
     return Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import EVERY, Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
 from harness.contract.faults import Fact
@@ -76,9 +76,7 @@ def _judge_ends(evidence: Evidence) -> Finding:
         if not aborted and (why := _hollow(row)):
             wrong.append((why, {**row.shown, "finish_reason": row.finish_reason}))
     facts = len(calls) + len(found)
-    if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts, errors=sum(call.error is not None for call in calls))
+    return concluded(facts, wrong, errors=sum(call.error is not None for call in calls))
 
 
 def _bad_error(call: Call) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, request, untestable
 from harness.contract.messages import DeviceMemoryResult, WakeUpRequest
 from harness.records.recording import Call
 from harness.records.verdict import Margin
@@ -177,10 +177,9 @@ def _judge(
     if not cycles:
         return untestable(NOT_READ)
     measured = [(share, reason, cycle) for cycle in cycles for reason, share in shares(cycle).items()]
-    wrong = [(reason, cycle) for share, reason, cycle in measured if share > BOUND]
+    wrong = [(reason, cycle.shown) for share, reason, cycle in measured if share > BOUND]
     if wrong:
-        reasons = "; ".join(sorted({reason for reason, _ in wrong}))
-        return failed(len(cycles), reasons, [cycle.shown for _, cycle in wrong])
+        return concluded(len(cycles), wrong)
     margin = Margin(
         unit=UNIT,
         measured=max(0.0, *(share for share, _, _ in measured)),

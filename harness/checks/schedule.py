@@ -16,7 +16,7 @@ import msgspec
 
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, kept, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, kept, passed, untestable
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -144,7 +144,7 @@ def _judge_stages(evidence: Evidence) -> Finding:
                 shown = {"server": seen.server, "op": seen.data["op"]}
                 wrong.append(("weights move in an engine outside of any sync", shown))
     if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     return passed(facts) if facts else untestable("no weights were synced between generations")
 
 
@@ -194,9 +194,7 @@ def _judge_acknowledged(evidence: Evidence) -> Finding:
                 wrong.append(
                     ("the events of a step come in another order", {"step": number, name: at, next_name: next_at})
                 )
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+    return concluded(facts, wrong)
 
 
 ACKNOWLEDGED = Check(

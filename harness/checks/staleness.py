@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, concluded, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
 from harness.contract.faults import Fact
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
-from harness.records.reference import Query, ScoreRequest, UnansweredQuery
+from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuery
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
@@ -116,7 +116,8 @@ def follow(
     """Judges if each answer follows its weights. The reason is `replaced` if it follows others instead, else `neither`."""
     if not answers:
         return untestable(NO_GREEDY)
-    reasons, shown, scores = set(), [], []
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    scores: list[Score] = []
     facts = 0
     try:
         for answer in answers:
@@ -126,12 +127,12 @@ def follow(
             if at is None:
                 continue
             old = [other for other in others(evidence, answer) if first_doubt(evidence, other) is None]
-            reasons.add(replaced if old else neither)
-            shown.append({**_shown(answer), "follows": [_weights(other) for other in old], "parts at token": at})
+            shown = {**_shown(answer), "follows": [_weights(other) for other in old], "parts at token": at}
+            wrong.append((replaced if old else neither, shown))
     except UnansweredQuery:
         return untestable(NOT_ASKED)
-    if shown:
-        return failed(facts, "; ".join(sorted(reasons)), shown)
+    if wrong:
+        return concluded(facts, wrong)
     return passed(facts, margin=ties.margin(evidence, scores))
 
 

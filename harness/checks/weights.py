@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 from harness.records.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
@@ -118,9 +118,7 @@ def hold_their_version(evidence: Evidence, readings: Iterable[tuple[Call, int]],
         for server in sorted({server for server, _ in workers}):
             if lost := [rank for at, rank in places if at == server and (server, rank) not in workers]:
                 wrong.append(("a worker shows no parameters", {"server": server, "ranks": lost}))
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+    return concluded(facts, wrong)
 
 
 def _of_experts(digests: dict[str, str]) -> dict[str, str]:

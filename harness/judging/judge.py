@@ -180,6 +180,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
     )
     return msgspec.structs.replace(
         about,
+        reasons=finding.reasons,
         facts=finding.facts,
         numbers=finding.numbers,
         evidence=finding.evidence,

@@ -60,12 +60,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pattern = any(c in self.scenario + self.topology for c in "*?[")
         return pattern and any(fnmatchcase(name, self.scenario) for name in scenarios)
 
-    def explains(self, verdict: Verdict) -> bool:
-        """True if the entry describes the verdict, including its whole reason."""
+    def explains(self, verdict: Verdict, reason: str) -> bool:
+        """True if the entry describes the verdict and the whole of this reason of it."""
         return (
             self.about(verdict)
             and (self.status is None or verdict.status == self.status)
-            and re.fullmatch(self.reason, verdict.reason, re.DOTALL) is not None
+            and re.fullmatch(self.reason, reason, re.DOTALL) is not None
         )
 
 
@@ -185,42 +185,51 @@ def apply(
         for entry in ledger.entries
         if entry.expires < today
     ]
+    explained: dict[str, dict[str, str]] = {}
     for verdict in sorted((v for v in verdicts if v.baseline is None and v.red), key=lambda v: v.id):
-        _claim(verdict, live, claims, known, problems)
+        explained[verdict.id] = _claim(verdict, live, claims, problems)
+        known |= _known(verdict, explained[verdict.id])
     stacks = {(v.scenario, v.topology, v.check, v.target): v for v in verdicts if v.baseline is None}
     for verdict in sorted((v for v in verdicts if v.baseline is not None), key=lambda v: v.id):
         covered = _covered_by(verdict, stacks, known)
         if covered is not None:
             known[verdict.id] = covered
         elif verdict.red:
-            _claim(verdict, live, claims, known, problems)
+            explained[verdict.id] = _claim(verdict, live, claims, problems)
+            known |= _known(verdict, explained[verdict.id])
     for entry in live:
         problems.extend(_problems(entry, verdicts, claims[entry.id], known, elsewhere))
-    explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
-    return explained, list(dict.fromkeys(problems))
+    told = [msgspec.structs.replace(v, known=known.get(v.id), explained=explained.get(v.id, {})) for v in verdicts]
+    return told, list(dict.fromkeys(problems))
+
+
+def _known(verdict: Verdict, explained: dict[str, str]) -> dict[str, str]:
+    """The verdict's id and the first entry, if each of its reasons is explained."""
+    entries = [explained.get(reason) for reason in verdict.each_reason]
+    return {verdict.id: entries[0]} if entries[0] is not None and None not in entries else {}
 
 
 def _claim(
-    verdict: Verdict,
-    live: Sequence[Entry],
-    claims: dict[str, list[str]],
-    known: dict[str, str],
-    problems: list[LedgerProblem],
-) -> None:
-    matching = [entry for entry in live if entry.explains(verdict)]
-    if len(matching) > 1:
-        problems.append(
-            LedgerProblem(
-                entry=matching[1].id,
-                problem=f"explains what {matching[0].id!r} explains already",
-                next_step="make the two entries disjoint: write one entry per difference",
+    verdict: Verdict, live: Sequence[Entry], claims: dict[str, list[str]], problems: list[LedgerProblem]
+) -> dict[str, str]:
+    """Reason → entry that explains it, for those of the verdict's reasons that have one within its cap."""
+    found: dict[str, str] = {}
+    for reason in verdict.each_reason:
+        matching = [entry for entry in live if entry.explains(verdict, reason)]
+        if len(matching) > 1:
+            problems.append(
+                LedgerProblem(
+                    entry=matching[1].id,
+                    problem=f"explains what {matching[0].id!r} explains already",
+                    next_step="make the two entries disjoint: write one entry per difference",
+                )
             )
-        )
-    if matching:
-        entry = matching[0]
-        claims[entry.id].append(verdict.id)
-        if len(claims[entry.id]) <= entry.cap:
-            known[verdict.id] = entry.id
+        for entry in matching[:1]:
+            if verdict.id not in claims[entry.id]:
+                claims[entry.id].append(verdict.id)
+            if len(claims[entry.id]) <= entry.cap:
+                found[reason] = entry.id
+    return found
 
 
 def _covered_by(

@@ -189,9 +189,9 @@ def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
     status = _TABLE[_CONFORMS[left.status], _CONFORMS[right.status]]
     match status:
         case Parity.REGRESSION:
-            return about(name, status, right.reason, right.blame, **details)
+            return about(name, status, right.reason, right.blame, reasons=right.reasons, **details)
         case Parity.BASELINE_DEFECT:
-            return about(name, status, left.reason, left.blame, **details)
+            return about(name, status, left.reason, left.blame, reasons=left.reasons, **details)
         case Parity.BOTH_WRONG if left.reason == right.reason:
             return about(name, status, f"both: {right.reason}", right.blame, **details)
         case Parity.BOTH_WRONG:
