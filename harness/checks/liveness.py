@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, failed, passed, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
 from harness.contract.faults import Fact
@@ -15,26 +15,22 @@ def _judge(evidence: Evidence) -> Finding:
     calls = evidence.calls()
     if not calls:
         return untestable("the scenario made no call")
-    broken = [call for call in calls if call.error is not None]
-    if broken:
-        methods = ", ".join(sorted({call.method for call in broken}))
-        shown = [
-            {"call": c.id, "method": c.method, "kind": c.error.kind, "message": c.error.message[:300]}
-            for c in broken
-            if c.error is not None
-        ]
-        return failed(len(calls), f"a call failed: {methods}", shown)
-    refused = [c for c in calls if c.result and isinstance(c.result.get("body"), dict) and is_error(c.result["body"])]
-    if refused:
-        methods = ", ".join(sorted({call.method for call in refused}))
-        shown = [{"call": c.id, "method": c.method, "body": (c.result or {})["body"]} for c in refused]
-        return failed(len(calls), f"a call was answered with an error: {methods}", shown)
-    found = rows(evidence)
-    unfinished = [r for r in found if r.finish_reason not in {"stop", "length"} or r.tokens == ()]
-    if unfinished:
-        shown = [{**r.shown, "state": r.state, "finish_reason": r.finish_reason} for r in unfinished]
-        return failed(len(calls) + len(found), "a request did not come to its end", shown)
-    return passed(len(calls) + len(found))
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in calls:
+        body = (call.result or {}).get("body")
+        if call.error is not None:
+            shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
+            wrong.append((f"a call failed: {call.method}", shown))
+        elif isinstance(body, dict) and is_error(body):
+            wrong.append((f"a call was answered with an error: {call.method}", {"call": call.id, "body": body}))
+    broken = {shown["call"] for _, shown in wrong}
+    found = [row for row in rows(evidence) if row.call.id not in broken]
+    wrong += [
+        ("a request did not come to its end", {**row.shown, "state": row.state, "finish_reason": row.finish_reason})
+        for row in found
+        if row.finish_reason not in {"stop", "length"} or row.tokens == ()
+    ]
+    return concluded(len(calls) + len(found), wrong)
 
 
 ALL_COMPLETE = Check(

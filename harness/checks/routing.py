@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
@@ -56,14 +56,12 @@ def _judge_sticky(evidence: Evidence) -> Finding:
     turns = {session: places for session, places in sessions.items() if len(places) > 1}
     if not turns:
         return untestable(UNSEEN)
-    moved = [
-        (session, places) for (_, session), places in turns.items() if len({s for _, at in places for s in at}) > 1
+    wrong = [
+        (f"a session moved between servers: its id is {family(session)}", {"session": session, "turns": _turns(places)})
+        for (_, session), places in turns.items()
+        if len({s for _, at in places for s in at}) > 1
     ]
-    if moved:
-        families = sorted({family(session) for session, _ in moved})
-        evidence_of = [{"session": session, "turns": _turns(places)} for session, places in moved]
-        return failed(len(turns), f"a session moved between servers: its id is {', '.join(families)}", evidence_of)
-    return passed(len(turns))
+    return concluded(len(turns), wrong)
 
 
 def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
@@ -176,13 +174,11 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
             of_prompt[row.prompt].add(unit)
     kind = "identical requests" if len(of_prompt) == 1 else "requests"
     found = _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
-    for same in of_prompt.values() if found.status == "pass" else ():
-        alike = _spread(
-            evidence, [units[unit] for unit in same], "identical requests without a session leave a server without any"
-        )
-        if alike.status == "fail":
-            return alike
-    return found
+    if found.status != "pass":
+        return found
+    reason = "identical requests without a session leave a server without any"
+    alike = (_spread(evidence, [units[unit] for unit in same], reason) for same in of_prompt.values())
+    return together([found, *(one for one in alike if one.status == "fail")])
 
 
 SESSIONLESS_SPREAD = Check(
