@@ -166,8 +166,8 @@ def unexpected(call: Call) -> Finding:
     assert call.error is not None
     error = call.error
     reason, blame = f"{call.method}() failed with {error.kind}", Blame(error.blame)
-    shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
-    shown["request"] = short(call.request)
+    told = {"error": error.kind, "message": error.message, "status": error.status}
+    shown = {"call": call.label or call.id, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
 
 

@@ -75,16 +75,36 @@ def _judge_ends(evidence: Evidence) -> Finding:
     return concluded(facts, wrong, errors=sum(call.error is not None for call in calls))
 
 
+GONE = (
+    "connect",
+    "server",
+    "actor",
+    "engine",
+    "worker",
+    "dead",
+    "died",
+    "unavailable",
+    "refused",
+    "reset",
+    "closed",
+    "eof",
+)
+"""Words of an error that says that the other side is gone. A status from 500 on says so too."""
+
+
 def _bad_error(call: Call) -> str | None:
-    """What is wrong with a call's error; None if the call succeeded, or its error has a name and a message."""
+    """What is wrong with a call's error; None if the call succeeded, or its error says that a server or the way to it is gone."""
     if call.error is None:
         return None
     if call.error.kind in GAVE_UP:
         return "did not end"
     if call.error.kind == DEAD:
         return "ended only because the whole stack was given up"
-    nameless = call.error.kind in NAMELESS or not call.error.message.strip()
-    return "failed with an error that has no name or no message" if nameless else None
+    if call.error.kind in NAMELESS or not call.error.message.strip():
+        return "failed with an error that has no name or no message"
+    said = f"{call.error.kind} {call.error.message}".lower()
+    tells = (call.error.status or 0) >= 500 or any(word in said for word in GONE)
+    return None if tells else f"failed with {call.error.kind}, which does not say that a server is gone"
 
 
 def _hollow(row: Row) -> str | None:
@@ -96,7 +116,7 @@ def _hollow(row: Row) -> str | None:
 
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
-    fault="a call waits forever for a dead server, or comes back as if nothing had happened",
+    fault="a call waits forever for a dead server, comes back as if nothing had happened, or fails for a reason that tells nothing",
     reads=Fact.ANSWERS | Fact.ERRORS,
     errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
