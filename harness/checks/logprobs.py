@@ -51,7 +51,7 @@ def _wrong_shape(row: Answer) -> str | None:
 
 
 def _numbers(_: Evidence, rows: list[Answer]) -> Finding:
-    unasked = [row for row in rows if not _asked(row) and row.call.method == "generate"]
+    unasked = [row for row in rows if not _asked(row)]
     facts = len(unasked) + sum(len(row.tokens) for row in rows if _asked(row))
     came = [
         ("log-probabilities came that were not asked for", row.shown()) for row in unasked if row.logprobs is not None

@@ -47,7 +47,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
 def _made(row: Answer, execution: Execution) -> bool:
     made = list(execution.tokens)
     # vLLM's frontend finds stop strings, so the engine may run a step further.
-    ran_on = row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
+    ran_on = bool(row.params.get("stop")) and row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
     # A client may continue what pause(abort) cut short; `continuation` judges how.
     went_on = execution.finish_reason == "abort" and made != [] and row.tokens[: len(made)] == made
     return made == row.tokens or ran_on or went_on
