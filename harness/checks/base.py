@@ -89,14 +89,13 @@ def concluded(
 
 
 def together(findings: Iterable[Finding]) -> Finding:
-    """Several findings of one check as one: all that fails; else what is untestable; else the last one. At least one is needed."""
-    *_, last = found = list(findings)
+    """Several findings of one check as one: all that fails; else what is untestable; else the first. At least one is needed."""
+    first, *_ = found = list(findings)
     facts = sum(one.facts for one in found)
     wrong = [one for one in found if one.status == "fail"]
+    untold = [one for one in found if one.status == "untestable"]
     if len(wrong) < 2:
-        return next((msgspec.structs.replace(one, facts=facts) for one in wrong), None) or next(
-            (one for one in found if one.status == "untestable"), last
-        )
+        return untold[0] if untold and not wrong else msgspec.structs.replace((wrong or [first])[0], facts=facts)
     reasons = sorted({reason for one in wrong for reason in one.reasons or [one.reason]})
     told = [[{"why": one.reason} | shown for shown in one.evidence] for one in wrong]
     in_turn = [shown for turn in zip_longest(*told) for shown in turn if shown is not None]
