@@ -16,6 +16,9 @@ from harness.records.verdict import Margin
 ALPHA = 1e-6
 """A spread is judged only if the probability that a fair choice leaves out a server is at most this."""
 
+UNNOTICED = 1e-3
+"""Sessions are judged only if a router that ignores them keeps all their turns together with at most this probability."""
+
 UNSEEN = "no engine execution could be matched with a request, so its server is unknown"
 
 
@@ -56,12 +59,23 @@ def _judge_sticky(evidence: Evidence) -> Finding:
     turns = {session: places for session, places in sessions.items() if len(places) > 1}
     if not turns:
         return untestable(UNSEEN)
+    choices = sum(len(places) - 1 for places in turns.values())
     wrong = [
         (f"a session moved between servers: its id is {family(session)}", {"session": session, "turns": _turns(places)})
         for (_, session), places in turns.items()
         if len({s for _, at in places for s in at}) > 1
     ]
-    return concluded(len(turns), wrong)
+    return concluded(len(turns), wrong) if wrong else _told(evidence, len(turns), choices)
+
+
+def _told(evidence: Evidence, facts: int, choices: int) -> Finding:
+    """A pass, unless a router that ignores the sessions could have made the same `choices` of a server by chance."""
+    servers = len(evidence.header.servers)
+    if servers < 2:
+        return untestable("there is one server: no session can leave it", Blame.SETUP)
+    if servers**-choices > UNNOTICED:
+        return untestable("too few turns: a router that ignores sessions could have kept them together by chance")
+    return passed(facts, choices=choices, unnoticed=servers**-choices)
 
 
 def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
@@ -97,7 +111,7 @@ def _judge_alias(evidence: Evidence) -> Finding:
             for name in sorted(parted)
         ]
         return failed(len(both), "an integer session id and its text are not the same session", shown)
-    return passed(len(both))
+    return _told(evidence, len(both), len(both))
 
 
 SAME_SESSION = Check(
