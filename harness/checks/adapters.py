@@ -63,7 +63,7 @@ def _judge_effect(evidence: Evidence) -> Finding:
         for (one, other), moved in pairs.items()
         if not any(moved)
     ]
-    return concluded(len(pairs), wrong)
+    return concluded(len(pairs), wrong, pairs=len(pairs), prompts=max(map(len, pairs.values())))
 
 
 ADAPTER_EFFECT = Check(
@@ -169,7 +169,7 @@ def _judge_travels(evidence: Evidence) -> Finding:
     loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
     if not loads:
         return untestable("no adapter was loaded")
-    facts, largest, wrong = 0, 0, []
+    facts, largest, wrong, unseen = 0, 0, [], False
     for load in loads:
         seen = within(evidence, load)
         loaded = {s.server: s for s in seen if s.data["op"] == LOAD and s.data["error"] is None}
@@ -184,13 +184,16 @@ def _judge_travels(evidence: Evidence) -> Finding:
         for server, one in loaded.items():
             tensors = _tensors(one)
             if tensors is None:
-                return untestable("the tap could not see what was loaded")
+                unseen = True
+                continue
             facts += len(tensors)
             largest = max(largest, sum(tensors.values()))
             if strange := sorted(name for name in tensors if not any(part in name.lower() for part in FACTORS)):
                 found = {**shown, "server": server, "tensors": strange[:3]}
                 wrong.append(("an adapter came with tensors that are no low-rank factors", found))
-    return concluded(facts, wrong, loads=len(loads), bytes=largest)
+    if unseen and not wrong:
+        return untestable("the tap could not see what was loaded")
+    return concluded(facts, wrong, loads=len(loads), bytes=largest, servers=len(evidence.header.servers))
 
 
 ONLY_ADAPTER_TRAVELS = Check(
