@@ -15,7 +15,16 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
-from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
+from harness.checks.staleness import (
+    Again,
+    Answered,
+    after_hits,
+    asked_again,
+    follow,
+    greedy_answers,
+    overlap,
+    questions,
+)
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
@@ -85,16 +94,18 @@ def _judge_isolated(evidence: Evidence) -> Finding:
     base = _base_answers(evidence)
     if not any(load.ended_ns <= answer.row.call.ended_ns for load in loads for answer in base):
         return untestable("nothing was answered without an adapter once one was loaded")
-    found = follow(
+    under = [call for call in evidence.calls("generate") if call.request.get("lora_adapter") is not None]
+    beside = sum(any(overlap(answer.row.call, call) for call in under) for answer in base)
+    after = sum(any(load.ended_ns <= answer.row.call.ended_ns for load in loads) for answer in base)
+    return follow(
         evidence,
         base,
         other_adapters,
         replaced="an answer without an adapter was made under one",
         neither="an answer without an adapter is not the base model's",
+        after_a_load=after,
+        beside_an_adapter=beside,
     )
-    under = [call for call in evidence.calls("generate") if call.request.get("lora_adapter") is not None]
-    beside = sum(any(overlap(answer.row.call, call) for call in under) for answer in base)
-    return msgspec.structs.replace(found, numbers={**found.numbers, "beside an adapter": beside})
 
 
 ADAPTER_ISOLATED = Check(
@@ -107,25 +118,16 @@ ADAPTER_ISOLATED = Check(
 )
 
 
-def _again(evidence: Evidence) -> list[Answered]:
+def _again(evidence: Evidence) -> list[Again]:
     """Answers to prompts longer than a cache block that another adapter, or the base model, answered before."""
-    seen: dict[Any, set[int | None]] = defaultdict(set)
-    found = []
-    for answer in greedy_answers(evidence):
-        asked = (answer.row.prompt, answer.version)
-        if len(answer.row.prompt or ()) <= BLOCK:
-            continue
-        if seen[asked] - {answer.adapter}:
-            found.append(answer)
-        seen[asked].add(answer.adapter)
-    return found
+    return asked_again(evidence, greedy_answers(evidence), lambda a: (a.row.prompt, a.version), lambda a: a.adapter)
 
 
 def _judge_cache(evidence: Evidence) -> Finding:
     again = _again(evidence)
     if not again:
         return untestable("no prompt longer than a prefix-cache block was answered under two adapters")
-    return follow(
+    return after_hits(
         evidence,
         again,
         other_adapters,
@@ -135,7 +137,7 @@ def _judge_cache(evidence: Evidence) -> Finding:
 
 
 def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
-    return questions(evidence, _again(evidence), other_adapters)
+    return questions(evidence, [one.answer for one in _again(evidence)], other_adapters)
 
 
 FRESH_ADAPTER_CACHE = Check(

@@ -106,7 +106,10 @@ def _judge_world_size(evidence: Evidence) -> Finding:
         return untestable("world_size() gave no answer")
     expected = evidence.header.topology.world_size
     wrong = [
-        ("world_size() is not the number of inference workers", {"call": c.id, "result": c.result, "expected": expected})
+        (
+            "world_size() is not the number of inference workers",
+            {"call": c.id, "result": c.result, "expected": expected},
+        )
         for c in answers
         if c.result != {"world_size": expected}
     ]

@@ -30,15 +30,14 @@ def _probes(evidence: Evidence) -> list[ProbeSecurityResult]:
     return [msgspec.convert(result, ProbeSecurityResult) for result in found]
 
 
-def _finding(facts: int, exposures: Sequence[Exposure], reason: str, unclear: Finding | None = None, **numbers: float) -> Finding:
+def _finding(
+    facts: int, exposures: Sequence[Exposure], reason: str, unclear: Finding | None = None, **numbers: float
+) -> Finding:
     """Red if an exposure's severity is in `RED`; milder ones are shown. Else `unclear`, if given."""
     red = [one for one in exposures if one.severity in RED]
     shown = [{"severity": one.severity, "where": one.where, "what": one.what, "by": one.by} for one in red]
-    if red:
-        finding = failed(facts, reason, shown)
-    else:
-        finding = unclear or passed(facts, **numbers)
-    return msgspec.structs.replace(finding, exposures=list(exposures))
+    judged = failed(facts, reason, shown) if red else unclear or passed(facts, margin=None, **numbers)
+    return msgspec.structs.replace(judged, exposures=list(exposures))
 
 
 # --- routes ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,18 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, generation, kept, passed, untestable
+from harness.checks.base import (
+    Check,
+    Evidence,
+    Execution,
+    Finding,
+    Tap,
+    concluded,
+    generation,
+    kept,
+    passed,
+    untestable,
+)
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
@@ -110,10 +121,11 @@ def _busy(evidence: Evidence, pause: Pause, waiting: Sequence[Call]) -> set[str]
     return {
         e.server
         for e in evidence.executions
-        if (row := _row_of(evidence).get((e.server, e.request_id))) is not None
-        and row.call.id in calls
-        or e.started_ns <= pause.to_ns
-        and (e.ended_ns is None or e.ended_ns > (pause.asked_ns if e.finish_reason == "abort" else pause.from_ns))
+        if ((row := _row_of(evidence).get((e.server, e.request_id))) is not None and row.call.id in calls)
+        or (
+            e.started_ns <= pause.to_ns
+            and (e.ended_ns is None or e.ended_ns > (pause.asked_ns if e.finish_reason == "abort" else pause.from_ns))
+        )
     }
 
 

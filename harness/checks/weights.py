@@ -12,8 +12,8 @@ from harness.records.reference import ExpectedDigestsRequest, ExpertShard, Unans
 
 NOT_READ = "no parameter digests were read in the scenario"
 NOTHING_BETWEEN = "nothing that could move a parameter happened between two readings of a version"
-MOVING = ("sync_weights", "sleep", "load_lora_adapter")
-"""Calls that may move a parameter."""
+MOVES_PARAMETERS = ("sync_weights", "sleep", "load_lora_adapter")
+"""Calls that may move a parameter, on purpose or not."""
 OF_EXPERTS = ".experts."
 """In the name of each parameter that holds one expert or several."""
 
@@ -227,7 +227,7 @@ def _judge_same_again(evidence: Evidence) -> Finding:
             first[version] = call
             continue
         before = {(server, rank): digests for server, rank, digests in _ranks(first[version])}
-        again += any(change.started_ns >= first[version].ended_ns for change in _changes(evidence, call))
+        again += any(change.started_ns >= first[version].ended_ns for change in moved_before(evidence, call))
         for server, rank, digests in _ranks(call):
             facts += len(digests)
             earlier = before.get((server, rank), {})
@@ -243,10 +243,13 @@ def _judge_same_again(evidence: Evidence) -> Finding:
     return concluded(facts, wrong, readings_after_a_change=again)
 
 
-def _changes(evidence: Evidence, reading: Call) -> list[Call]:
-    """Calls before this one that may move a parameter: syncs, sleeps and loads of adapters."""
+def moved_before(evidence: Evidence, reading: Call) -> list[Call]:
+    """Calls before this one that may have moved a parameter."""
     return [
-        call for method in MOVING for call in evidence.calls(method) if call.error is None and call.ended_ns <= reading.started_ns
+        call
+        for method in MOVES_PARAMETERS
+        for call in evidence.calls(method)
+        if call.error is None and call.ended_ns <= reading.started_ns
     ]
 
 

@@ -27,7 +27,7 @@ def _raw(evidence: Evidence) -> list[Any]:
 
 
 def _judge_status(evidence: Evidence) -> Finding:
-    calls = [c for c in _raw(evidence) if c.request["path"] in ROUTES and not streams(c.result)]
+    calls = [call for call in _raw(evidence) if call.request["path"] in ROUTES]
     if not calls:
         return untestable("no http() call was answered")
     wrong = []
@@ -42,6 +42,8 @@ def _judge_status(evidence: Evidence) -> Finding:
 def _status(call: Any) -> str | None:
     """What is wrong with an answer's status, given its body; None if nothing is."""
     status, body = call.result["status"], body_of(call.result["body"])
+    if streams(call.result):
+        return "a stream came with the status of an error" if status >= CLIENT_ERROR else None
     if status < CLIENT_ERROR:
         if not body:
             return "an answer of status 200 has no body that an OpenAI client can read"
