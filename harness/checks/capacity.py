@@ -80,7 +80,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts, wrong = 0, []
     for slot in found.slots:
         at = slot.ended_ns
-        shown: dict[str, Any] = {"rollout": slot.request["rollout"], "step": found.step_at(at)}
+        shown: dict[str, Any] = {"call": slot.id, "rollout": slot.request["rollout"], "step": found.step_at(at)}
         facts += 2
         if found.begun(at) > found.ahead(at):
             wrong.append((TOO_EARLY, {**shown, "begun": found.begun(at), "at most": found.ahead(at)}))
@@ -93,13 +93,15 @@ def _judge(evidence: Evidence) -> Finding:
     facts += len(used)
     if wrong:
         return concluded(facts, wrong)
-    if not any(_waited(found, slot) for slot in found.slots):
+    waited = sum(_waited(found, slot) for slot in found.slots)
+    if not waited:
         return untestable(NEVER_FULL)
     ages = _ages(found).values()
     if not ages:
         return untestable(UNUSED)
     over = sum(age > found.limits.max_staleness_steps for age in ages)
-    return passed(facts, oldest_steps=max(ages), older_than_meant=over, mean_steps=sum(ages) / len(ages))
+    mean = sum(ages) / len(ages)
+    return passed(facts, waited=waited, oldest_steps=max(ages), older_than_meant=over, mean_steps=mean)
 
 
 def _waited(found: Rollouts, slot: Call) -> bool:

@@ -134,7 +134,7 @@ def _shown(row: Row, attempts: list[Execution]) -> dict[str, Any]:
 
 
 def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
-    facts, continued = 0, 0
+    facts, continued, interrupted = 0, 0, 0
     wrong: list[tuple[str, dict[str, Any]]] = []
     for row in assignment(evidence).rows:
         aborts = _aborts(evidence, row)
@@ -142,6 +142,7 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
             continue
         attempts = _attempts(evidence, row)
         facts += 1 + len(attempts)
+        interrupted += len(aborts)
         if moments:
             continued += len(attempts) > 1 and caught_at(evidence, row, *moments) > 0
         else:
@@ -153,7 +154,7 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
     if not continued:
         nowhere = f"{NOT_CONTINUED} {' or '.join(moments)}" if moments else NOT_CONTINUED
         return untestable(nowhere if facts else NOTHING_PAUSED)
-    return passed(facts, continued=continued)
+    return passed(facts, interrupted=interrupted, continued=continued)
 
 
 def continuation(*moments: Moment) -> Check:
@@ -179,7 +180,7 @@ def same_as_uninterrupted(*moments: Moment) -> Check:
     def judge(evidence: Evidence) -> Finding:
         return same(
             evidence,
-            lambda paused: any(caught_at(evidence, row, *moments) for row in paused),
+            lambda row: caught_at(evidence, row, *moments) > 0,
             f"the pause met no request {' or '.join(moments)}",
         )
 

@@ -46,8 +46,7 @@ def _judge(evidence: Evidence) -> Finding:
     found = rows(evidence)
     cut = [row for row in found if row.finish_reason not in {"stop", "length"} or row.tokens == ()]
     wrong += [("a request did not come to its end after a sync that failed", row.shown) for row in cut]
-    facts = len(calls) + len(found)
-    return concluded(facts, wrong)
+    return concluded(len(calls) + len(found), wrong, interrupted=len(broken))
 
 
 FAILED_SYNC = Check(

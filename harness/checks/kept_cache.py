@@ -117,7 +117,8 @@ def _judge(evidence: Evidence) -> Finding:
         return concluded(facts, wrong)
     if not all(told.values()):
         return untestable(ALIKE)
-    return passed(facts, margin=ties.margin(evidence, scores))
+    frozen = len({(rest.row.call.id, rest.row.index) for rest in rests})
+    return passed(facts, margin=ties.margin(evidence, scores), interrupted=frozen, syncs=len(syncs))
 
 
 KEPT_CACHE = Check(
