@@ -60,6 +60,7 @@ def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement) -> None:
 def _details(verdict: Verdict, judgement: Judgement) -> list[str]:
     lines = [
         ("promise", verdict.promise),
+        ("because of", verdict.because or ""),
         ("blame", verdict.blame or ""),
         ("fault", verdict.fault),
         ("source", verdict.source),

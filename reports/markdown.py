@@ -19,6 +19,7 @@ from reports.view import (
     bounds,
     count,
     divergences,
+    explained,
     exposures,
     gap_rows,
     given_way,
@@ -48,7 +49,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
-        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(len(red), 'cause')}\n")
+        causes = sum(not d.below for d in red)
+        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(causes, 'cause')}\n")
     blocks += _fitting([*map(_problem, judgement.ledger_problems), *(_divergence(d, judgement) for d in red)], used)
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     known = [d for d in found if not d.red and d.known]
@@ -143,6 +145,9 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
     cause, first = divergence.cause, divergence.first
     where = f"{first.scenario} @ {first.topology}"
     more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
+    if divergence.below:
+        what = f"**{text(divergence.check)}** {text(divergence.status)}: {text(shortened(divergence.reason, 300))}"
+        return f"- because of {text(first.head.because or '')}: {what} (in {text(where)}{more})\n"
     lines = [
         f"#### {text(divergence.status)} · {text(divergence.check)}\n",
         f"{text(shortened(divergence.reason, 600)) or '_no reason given_'}\n",
@@ -150,6 +155,8 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
         f"- promise: {text(cause.promise)}",
         f"- source: {text(cause.source)}",
     ]
+    if divergence.explains:
+        lines.append(f"- explains {text(explained(divergence))}")
     if cause.blame:
         lines.append(f"- blame: {cause.blame}")
     if divergence.known:

@@ -18,6 +18,7 @@ from reports.view import (
     Divergence,
     count,
     divergences,
+    explained,
     exposures,
     given_way,
     known_ids,
@@ -102,21 +103,24 @@ def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
 
 def _reds(reds: list[Divergence]) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    if reds:
-        lines += [Text(), Text(f"Red: {many(len(reds), 'cause')}", style="bold red")]
-    for divergence in reds[:SHOWN]:
+    causes = [d for d in reds if not d.below]
+    if causes:
+        more = f", {many(len(reds) - len(causes), 'consequence')}" if len(causes) < len(reds) else ""
+        lines += [Text(), Text(f"Red: {many(len(causes), 'cause')}{more}", style="bold red")]
+    for divergence in causes[:SHOWN]:
         cause, first = divergence.cause, divergence.first
         more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
         lines.append(_line((f"✗ {one_line(divergence.status)} ", "bold red"), (one_line(divergence.check), "bold")))
         facts = [
             shortened(one_line(divergence.reason), 400),
             f"in {one_line(first.scenario)} @ {one_line(first.topology)}{more}",
+            f"explains {one_line(said)}" if (said := explained(divergence)) else "",
             f"blame: {cause.blame}" if cause.blame else "",
             f"next: {one_line(cause.next_step)}" if cause.next_step else "",
         ]
         lines += [Padding(Text(fact), (0, 0, 0, 4)) for fact in facts if fact]
-    if len(reds) > SHOWN:
-        lines.append(Text(f"  … and {len(reds) - SHOWN} more causes in the report", style="red"))
+    if len(causes) > SHOWN:
+        lines.append(Text(f"  … and {len(causes) - SHOWN} more causes in the report", style="red"))
     return lines
 
 

@@ -14,11 +14,12 @@ import msgspec
 from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, failed, kept, untestable
 from harness.contract.errors import Blame
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import CHOICES, LISTS
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
 from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
+from harness.records.verdict import Cause
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,8 @@ def of_answers(
     labels: Sequence[str] = (),
     methods: Sequence[str] = LISTS,
     reads: Fact = Fact.ANSWERS,
+    falsifies: Fact = NOTHING,
+    next_step: str = "",
 ) -> Check:
     """A check of the answers of the calls with these `labels` (empty: all calls). The labels become part of its name."""
 
@@ -94,7 +97,16 @@ def of_answers(
             yield from asks(evidence, answers(evidence, calls))
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
-    return Check(name=full_name, fault=fault, source=source, reads=reads, judge=judge, queries=queries)
+    return Check(
+        name=full_name,
+        fault=fault,
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        next_step=next_step,
+        judge=judge,
+        queries=queries,
+    )
 
 
 def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:
@@ -129,6 +141,8 @@ def unexpected(call: Call) -> Finding:
         facts=1,
         reason=f"{call.method}() failed with {error.kind}",
         evidence=[{**shown, "request": short(call.request)}],
+        concerns=[(call.id, None)],
+        cause=Cause.CALL_FAILED,
         blame=Blame(error.blame),
     )
 

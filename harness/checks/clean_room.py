@@ -11,7 +11,7 @@ import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, untestable
 from harness.checks.weights import about_versions, hold_their_version
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, Fact
 from harness.records.recording import Call
 from harness.records.reference import Query
 
@@ -46,6 +46,7 @@ CLEAN_ROOM = Check(
     name="clean_room",
     fault="a scenario is judged although it began on weights that another one left behind, or on another checkpoint",
     reads=Fact.POLICY | Fact.ADAPTERS,
+    falsifies=~NOTHING,
     source="architecture, rule 4: a clean room per scenario; parameter digests are read, not assumed",
     judge=_judge,
     queries=_queries,

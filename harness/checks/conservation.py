@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
 from harness.checks.matching import WITH_ROWS, Assignment, Row, assignment, queries
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"
@@ -72,6 +72,7 @@ CONSERVATION = Check(
     name="conservation",
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=ROWS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
     tap=Tap.READ,
     judge=_judge,

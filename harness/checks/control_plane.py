@@ -37,6 +37,7 @@ FAN_OUT = Check(
     name="fan_out",
     fault="a control call reaches only some servers, or one of them twice",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES | Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #904, "Control plane (fan-out)"; SkyRL #899, "Control plane fan-out … hit all servers"',
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_fan_out,

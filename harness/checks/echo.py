@@ -232,6 +232,7 @@ ECHO = Check(
     name="echo",
     fault="an argument is dropped or changed between the caller and the engine",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
     tap=Tap.READ,
     judge=_judge,

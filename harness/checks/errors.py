@@ -40,6 +40,7 @@ def names_error(label: str, *says: str) -> Check:
         name=f"errors.named:{label}",
         fault="bad input is accepted, returns nothing, hangs, kills a server, or fails without a reason",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
         judge=judge,
@@ -103,6 +104,7 @@ def returns_error(label: str) -> Check:
         name=f"errors.returned:{label}",
         fault="an exception where a dict was promised, half a result beside the error, an error without its fields",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source='SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a '
         'CompletionResponse or an ErrorResponse."',
@@ -130,6 +132,7 @@ def nothing_for_nothing(label: str) -> Check:
         name=f"errors.empty:{label}",
         fault="an empty batch hangs, fails without a name, or returns results",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL API reference, InferenceEngineInterface.generate",
         judge=judge,

@@ -14,7 +14,7 @@ from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
@@ -51,7 +51,7 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
     return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
 
 
-def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
+def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: Fact = NOTHING) -> Check:
     def judge(evidence: Evidence) -> Finding:
         found = _rows(evidence)
         if isinstance(found, Finding):
@@ -68,7 +68,14 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
 
     reads = Fact.ANSWERS | Fact.TEXT
     return Check(
-        name=name, fault=fault, source=source, reads=reads, tap=Tap.READ, judge=judge, queries=matching.queries
+        name=name,
+        fault=fault,
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        tap=Tap.READ,
+        judge=judge,
+        queries=matching.queries,
     )
 
 
@@ -94,7 +101,10 @@ def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
 
 
 ORDER = _check(
-    "gym.order", "trajectories come back in another order than their prompts, or under another prompt", _order
+    "gym.order",
+    "trajectories come back in another order than their prompts, or under another prompt",
+    _order,
+    falsifies=ROWS,
 )
 
 
@@ -112,6 +122,7 @@ TOKENS = _check(
     "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
     _tokens,
     f'{SOURCE}: "token-in-token-out"',
+    falsifies=ROWS,
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from harness.checks.base import EVERY, Check, Evidence, Finding, failed, passed, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call
 
 
@@ -41,6 +41,7 @@ ALL_COMPLETE = Check(
     name="all_complete",
     fault="a call fails, hangs, or returns a response that was cut short",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.PAUSES,
+    falsifies=ROWS,
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
     judge=_judge,
     queries=queries,
@@ -104,6 +105,7 @@ EVERY_CALL_ENDS = Check(
     name="every_call_ends",
     fault="a call waits forever for a dead server, or comes back as if nothing had happened",
     reads=Fact.ANSWERS | Fact.ERRORS,
+    falsifies=ROWS,
     errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
     judge=_judge_ends,

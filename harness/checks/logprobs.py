@@ -70,6 +70,7 @@ def are_numbers(*labels: str) -> Check:
         "logprobs.numbers",
         fault="log-probabilities are NaN, missing, doubled or shifted, and a comparison of the shorter side lets them pass",
         reads=Fact.ANSWERS | Fact.LOGPROBS,
+        falsifies=Fact.LOGPROBS,
         source=SOURCE,
         rule=_numbers,
         labels=labels,

@@ -52,6 +52,7 @@ NUMBERS = Check(
     name="numbers_are_numbers",
     fault="NaN, missing, doubled or shifted log-probabilities reach the trainer's loss",
     reads=Fact.ANSWERS | Fact.LOGPROBS,
+    falsifies=Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineOutput.response_logprobs",
     judge=_judge,
 )

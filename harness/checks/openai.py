@@ -8,7 +8,7 @@ from typing import Any, Literal
 from harness.checks import matching
 from harness.checks.answers import answers, choices, select, trouble
 from harness.checks.base import Check, Evidence, Finding, failed, passed
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.recording import Call
 from harness.records.reference import Query
 
@@ -43,7 +43,12 @@ def envelope(method: Method, *labels: str) -> Check:
         return passed(facts)
 
     return _check(
-        f"{method}.envelope", method, labels, judge, "a body that an OpenAI client cannot read, or of another model"
+        f"{method}.envelope",
+        method,
+        labels,
+        judge,
+        "a body that an OpenAI client cannot read, or of another model",
+        ROWS,
     )
 
 
@@ -96,13 +101,21 @@ def usage(method: Method, *labels: str) -> Check:
     )
 
 
-def _check(name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str) -> Check:
+def _check(
+    name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, falsifies: Fact = NOTHING
+) -> Check:
     def queries(evidence: Evidence) -> Iterator[Query]:
         return matching.queries(evidence)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
     return Check(
-        name=full_name, fault=fault, source=SOURCE.format(method), reads=Fact.ANSWERS, judge=judge, queries=queries
+        name=full_name,
+        fault=fault,
+        source=SOURCE.format(method),
+        reads=Fact.ANSWERS,
+        falsifies=falsifies,
+        judge=judge,
+        queries=queries,
     )
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.contract.faults import ROWS
 
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 
@@ -40,6 +41,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
         fault="results are swapped within a batch, dropped, or returned to another caller",
         source=SOURCE,
         rule=rule,
+        falsifies=ROWS,
         labels=labels,
     )
 

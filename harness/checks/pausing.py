@@ -14,7 +14,7 @@ import msgspec
 from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, kept, passed, untestable
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -144,6 +144,7 @@ FROZEN = Check(
     name="frozen_while_paused",
     fault="pause() returns before generation has stopped, or a server generates during the pause",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_frozen,
@@ -373,6 +374,7 @@ HELD = Check(
     name="held_until_resume",
     fault="a request that arrives during a pause is answered, refused or forgotten",
     reads=Fact.ANSWERS | Fact.PAUSES,
+    falsifies=ROWS,
     source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
     judge=_judge_held,
 )

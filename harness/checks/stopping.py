@@ -115,6 +115,7 @@ def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
         "stopping.text",
         fault="text keeps the stop string, loses it although it was requested, or continues after it",
         reads=Fact.ANSWERS | Fact.TEXT,
+        falsifies=Fact.ANSWERS | Fact.TEXT,
         source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
         "include_stop_str_in_output: whether to include the stop strings in output text",
         rule=_stop_text,

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import CHOICES, SessionId
 from harness.records.reference import DecodeRequest, EncodeRequest, Query
 
@@ -125,6 +125,8 @@ TURNS_KEEP_TOKENS = Check(
     name="turns_keep_tokens",
     fault="between two turns token ids become text and then other ids",
     reads=Fact.ANSWERS,
+    falsifies=ROWS,
+    falsifies=ROWS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
     tap=Tap.READ,
     judge=_judge,

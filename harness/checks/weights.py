@@ -172,6 +172,7 @@ EVERY_PARAMETER = Check(
     name="every_parameter",
     fault="one server misses a sync, one parameter is never updated, or one is corrupted on the way",
     reads=Fact.POLICY | Fact.ADAPTERS,
+    falsifies=Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #1014, tasks 1 to 3: "Weight sync … completes", "works"; SkyRL #904, weight sync (fan-out)',
     judge=_judge_every_parameter,
     queries=_queries,
@@ -217,6 +218,7 @@ UNIFORM_SERVERS = Check(
     name="uniform_servers",
     fault="servers drift apart: one holds other parameters than the rest",
     reads=Fact.POLICY,
+    falsifies=Fact.POLICY,
     source="SkyRL #904: update_weights is fanned out to all servers",
     judge=_judge_uniform,
 )

@@ -59,6 +59,7 @@ STATUS = Check(
     name="wire.status",
     fault="a client takes an error for an answer, or cannot name it",
     reads=Fact.ERRORS,
+    falsifies=Fact.ERRORS | Fact.ANSWERS,
     source=SOURCE,
     judge=_judge_status,
 )
@@ -97,6 +98,7 @@ STREAMS = Check(
     name="wire.streams",
     fault="a stream breaks off, never ends, or is no stream",
     source=f"{SOURCE}: streaming",
+    falsifies=Fact.ANSWERS | Fact.TEXT,
     judge=_judge_stream,
 )
 

@@ -423,7 +423,8 @@ def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledge
     together, _ = ledger.apply(known, [*beside, *verdicts], datetime.now(UTC).date())
     explained = together[len(beside) :]
     if red := [v for v in explained if v.red]:
-        pytest.fail("\n\n".join(_told(v) for v in red), pytrace=False)
+        causes_first = sorted(red, key=lambda v: v.because is not None)
+        pytest.fail("\n\n".join(_told(v) for v in causes_first), pytrace=False)
     if entries := sorted({v.known for v in explained if v.known is not None}):
         pytest.xfail(f"known divergence: {', '.join(entries)}")
     if explained and all(v.status == "missing" for v in explained):
@@ -432,7 +433,8 @@ def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledge
 
 def _told(verdict: Verdict) -> str:
     lines = [
-        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}",
+        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}"
+        + (f" (because of {verdict.because})" if verdict.because else ""),
         f"  promise: {verdict.promise}",
         f"  blame: {verdict.blame}   facts: {verdict.facts}   source: {verdict.source}",
     ]

@@ -96,6 +96,8 @@ class Cause(StrEnum):
     """The scenario did not reach its end."""
     RAISED = "raised"
     """The check itself broke."""
+    CALL_FAILED = "call failed"
+    """A call that the check judges failed, or gave no rows."""
     NOT_OFFERED = "not offered"
     """The target lacks a capability that the scenario needs."""
     NOT_HERE = "untestable here"
@@ -170,6 +172,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """Where the rule is written."""
     next_step: str = ""
+    because: str | None = None
+    """Name of the red check of the same scenario, topology and stack that explains this red verdict."""
     known: str | None = None
     """Id of the ledger entry that explains this verdict."""
 
