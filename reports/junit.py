@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Conformance, Judgement, Verdict
 from reports import reproduce
 from reports.text import exact, one_line, seconds, shortened, visible
@@ -67,7 +68,7 @@ def _details(verdict: Verdict, judgement: Judgement) -> list[str]:
         ("next step", verdict.next_step),
         ("reproduce", reproduce.command(verdict, judgement.run)),
     ]
-    evidence = [f"evidence: {shortened(exact(item), 4_000)}" for item in verdict.evidence]
+    evidence = [f"evidence: {shortened(exact(around_the_difference(item)), 4_000)}" for item in verdict.evidence]
     return [visible(f"{name}: {text}") for name, text in lines if text] + evidence
 
 

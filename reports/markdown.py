@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.judging.ledger import Ledger
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, LedgerProblem, Verdict
 from harness.suite.coverage import State
 from harness.suite.plan import Plan
@@ -180,7 +181,10 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
     for verdict in verdicts:
         for item in verdict.evidence[:1]:
             yield "compared:" if verdict.baseline else f"{one_line(verdict.target)}:"
-            yield from (f"  {one_line(str(key))}: {shortened(exact(value))}" for key, value in item.items())
+            yield from (
+                f"  {one_line(str(key))}: {shortened(exact(value))}"
+                for key, value in around_the_difference(item).items()
+            )
 
 
 def _security(judgement: Judgement) -> Iterable[str]:

@@ -19,7 +19,9 @@ from harness.contract.messages import CHOICES, LISTS
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
 from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
-from harness.records.verdict import Cause
+
+TOKENS = 64
+"""Most tokens of a prompt or an answer that evidence shows."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,14 +56,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return {"version": self.version, "adapter": self.adapter, "quantization": self.quantization}
 
     def shown(self, **more: Any) -> dict[str, Any]:
-        """The smallest input that shows this row's fault, with its result."""
+        """The smallest input that shows this row's fault, with its result: the first tokens, or those around `position`."""
+        first = max(0, more.get("position", 0) - TOKENS // 2)
         return {
             "call": self.call.label or self.call.id,
             "method": self.call.method,
             "row": self.index,
-            "prompt": self.prompt[:64],
+            "prompt": self.prompt[:TOKENS],
             "sampling_params": self.params,
-            "tokens": self.tokens[:64],
+            **({"tokens from": first} if first else {}),
+            "tokens": self.tokens[first : first + TOKENS],
             "finish_reason": self.finish_reason,
             **more,
         }
@@ -142,7 +146,6 @@ def unexpected(call: Call) -> Finding:
         reason=f"{call.method}() failed with {error.kind}",
         evidence=[{**shown, "request": short(call.request)}],
         concerns=[(call.id, None)],
-        cause=Cause.CALL_FAILED,
         blame=Blame(error.blame),
     )
 

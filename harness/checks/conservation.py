@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
 from harness.checks.matching import WITH_ROWS, Assignment, Row, assignment, queries
 from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"
@@ -18,6 +19,10 @@ STRANGER = "an engine executed a prompt that nobody asked for"
 
 def _execution(execution: Execution) -> dict[str, object]:
     return {"server": execution.server, "prompt": list(execution.prompt[:16]), "tokens": list(execution.tokens[:16])}
+
+
+def _altered(row: Row, execution: Execution) -> dict[str, object]:
+    return {**row.shown, "server": execution.server, **parting(got=row.tokens or (), engine=execution.tokens)}
 
 
 def _surplus(evidence: Evidence) -> list[dict[str, object]]:
@@ -58,9 +63,9 @@ def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str,
     faults: list[tuple[str, list[dict[str, object]]]] = [
         (LOST, [row.shown for row in found.rows if row.state == "lost"]),
         (EXTRA, _surplus(evidence)),
-        (EMPTIED, [{**row.shown, "engine": _execution(e)} for row, e in other if _empty(row) and e.tokens]),
+        (EMPTIED, [_altered(row, e) for row, e in other if _empty(row) and e.tokens]),
         (EMPTY, [row.shown for row in unserved if _empty(row)]),
-        (ALTERED, [{**row.shown, "tokens": list(row.tokens or ())[:16], "engine": _execution(e)} for row, e in other]),
+        (ALTERED, [_altered(row, e) for row, e in other]),
         (UNSERVED, [row.shown for row in unserved]),
         (REPEATED, [_execution(e) for e in found.repeated]),
         (STRANGER, [_execution(e) for e in found.strangers]),

@@ -10,6 +10,7 @@ from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -223,7 +224,7 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
                 None,
                 stranger.tokens,
             ):
-                items.append({**row.shown, "engine": list(stranger.prompt[:16])})
+                items.append({**row.shown, **parting(given=row.prompt, engine=stranger.prompt)})
                 break
     return items
 

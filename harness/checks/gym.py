@@ -15,6 +15,7 @@ from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, u
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import NOTHING, ROWS, Fact
+from harness.records.differing import parting
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
@@ -85,13 +86,9 @@ def _shown(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _both(expected: Any, got: Any) -> dict[str, Any]:
-    """Both sides; lists from shortly before their first difference."""
-    if not isinstance(expected, list) or not isinstance(got, list):
-        return {"expected": expected, "got": got}
-    at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
-    part = slice(max(0, at - 2), at + 6)
-    lengths = {"length expected": len(expected), "length": len(got)}
-    return {**lengths, "first difference": at, "expected": expected[part], "got": got[part]}
+    """Both sides; lists where they part."""
+    lists = isinstance(expected, list) and isinstance(got, list)
+    return parting(expected=expected, got=got) if lists else {"expected": expected, "got": got}
 
 
 def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:

@@ -48,7 +48,7 @@ def envelope(method: Method, *labels: str) -> Check:
         labels,
         judge,
         "a body that an OpenAI client cannot read, or of another model",
-        ROWS,
+        falsifies=ROWS,
     )
 
 
@@ -102,7 +102,7 @@ def usage(method: Method, *labels: str) -> Check:
 
 
 def _check(
-    name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, falsifies: Fact = NOTHING
+    name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, *, falsifies: Fact = NOTHING
 ) -> Check:
     def queries(evidence: Evidence) -> Iterator[Query]:
         return matching.queries(evidence)

@@ -15,6 +15,7 @@ from harness.checks import ties
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, kept, passed, untestable
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
 from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -173,14 +174,9 @@ def _caught(evidence: Evidence) -> dict[tuple[int, int], list[Pause]]:
 
 
 def _shown(plain: Row, paused: Row) -> dict[str, Any]:
-    one, other = plain.tokens or (), paused.tokens or ()
-    part = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return {
-        **paused.shown,
-        "first difference": part,
-        "uninterrupted": {"length": len(one), "tokens": list(one[part : part + 8]), "reason": plain.finish_reason},
-        "paused": {"length": len(other), "tokens": list(other[part : part + 8]), "reason": paused.finish_reason},
-    }
+    reasons = {"uninterrupted": plain.finish_reason, "paused": paused.finish_reason}
+    both = parting(uninterrupted=plain.tokens or (), paused=paused.tokens or ())
+    return {**paused.shown, "finish reasons": reasons, **both}
 
 
 def _different(evidence: Evidence) -> list[tuple[Row, Row]]:

@@ -15,6 +15,7 @@ from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
 from harness.contract.faults import Fact
 from harness.contract.topology import Quantization
+from harness.records.differing import parting
 from harness.records.recording import Call
 from harness.records.reference import Query, ScoreRequest, UnansweredQuery
 
@@ -207,7 +208,7 @@ def _judge_same_output(evidence: Evidence) -> Finding:
                 continue
             facts += 1
             if before.tokens != row.tokens or before.finish_reason != row.finish_reason:
-                both = {"before": list(before.tokens or ())[:16], "after": list(row.tokens or ())[:16]}
+                both = parting(before=before.tokens or (), after=row.tokens or ())
                 return failed(facts, "a policy version answers otherwise the second time", [{**_shown(answer), **both}])
     return passed(facts) if facts else untestable("no prompt was answered twice by the same version")
 

@@ -9,6 +9,7 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.stopping import decoded, stop_strings
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
@@ -31,7 +32,10 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
         wrong = [(row, why) for row in rows if (why := _wrong(evidence, row))]
         if wrong:
             causes = sorted({why for _, why in wrong})
-            shown = {why: row.shown(text=row.text, decoded=_expected(evidence, row)) for row, why in reversed(wrong)}
+            shown = {
+                why: row.shown(**parting(text=row.text or "", decoded=_expected(evidence, row)))
+                for row, why in reversed(wrong)
+            }
             return failed(len(rows), "; ".join(causes), [shown[why] for why in causes])
         return passed(len(rows))
 

@@ -11,6 +11,7 @@ from harness.checks.base import Check, Evidence, Finding, failed, passed, untest
 from harness.checks.sampling import draws_repeat
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.reference import Query
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
@@ -65,6 +66,12 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     )
 
 
+def _both(facet: str, rows: dict[str, Answer]) -> dict[str, Any]:
+    """A facet of two rows; tokens and texts where they part."""
+    values = {label: getattr(row, facet) for label, row in rows.items()}
+    return values if facet == "finish_reason" or None in values.values() else parting(**values)
+
+
 def same_output(first: str, second: str) -> Check:
     """Call(s) `second` returned the rows of call(s) `first` again, to the token, with the same end and text."""
 
@@ -77,7 +84,7 @@ def same_output(first: str, second: str) -> Check:
                 continue
             for facet in ("tokens", "finish_reason", "text"):
                 if getattr(one, facet) != getattr(other, facet):
-                    both = {first: getattr(one, facet), second: getattr(other, facet)}
+                    both = _both(facet, {first: one, second: other})
                     return failed(number, f"{facet} differ between {first} and {second}", [one.shown(**both)])
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
         if all(one.tokens == other.tokens for one, other in drawn):
@@ -85,7 +92,7 @@ def same_output(first: str, second: str) -> Check:
         margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], evidence.noise.rms)
         if margin.measured > margin.bound:
             one, other = next(pair for pair in drawn if pair[0].tokens != pair[1].tokens)
-            both = {first: one.tokens, second: other.tokens}
+            both = _both("tokens", {first: one, second: other})
             return failed(len(pairs), f"tokens differ between {first} and {second}", [one.shown(**both)])
         return passed(3 * len(pairs), margin=margin)
 

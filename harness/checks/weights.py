@@ -218,7 +218,6 @@ UNIFORM_SERVERS = Check(
     name="uniform_servers",
     fault="servers drift apart: one holds other parameters than the rest",
     reads=Fact.POLICY,
-    falsifies=Fact.POLICY,
     source="SkyRL #904: update_weights is fanned out to all servers",
     judge=_judge_uniform,
 )

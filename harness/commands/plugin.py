@@ -32,6 +32,7 @@ from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
 from harness.machine.targets import default_pair, interpreters, known, resolve
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, Verdict
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
@@ -439,7 +440,8 @@ def _told(verdict: Verdict) -> str:
         f"  blame: {verdict.blame}   facts: {verdict.facts}   source: {verdict.source}",
     ]
     lines += [f"  {name} = {value:.3g}" for name, value in verdict.numbers.items()]
-    lines += [f"  evidence: {msgspec.json.encode(piece).decode()[:600]}" for piece in verdict.evidence[:2]]
+    shown = [around_the_difference(piece) for piece in verdict.evidence[:2]]
+    lines += [f"  evidence: {msgspec.json.encode(piece).decode()[:600]}" for piece in shown]
     if verdict.next_step:
         lines.append(f"  next: {verdict.next_step}")
     return "\n".join(lines)

@@ -31,19 +31,23 @@ class _Red(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What falsifies more facts than it reads comes first; a verdict that is not the check's own finding comes last."""
 
     def explains(self, other: _Red) -> bool:
-        if self.verdict.reason == other.verdict.reason and self.order < other.order:
-            return self.covers(other.wrong) or not (self.wrong or other.wrong)
-        false = self.falsified & other.check.reads
-        return self.order[:2] < other.order[:2] and bool(false if self.covers(other.wrong) else false & ~OF_ROWS)
-
-    @property
-    def falsified(self) -> Fact:
+        if self.order >= other.order:
+            return False
+        alike = self.verdict.reason == other.verdict.reason
         own = self.verdict.status == Conformance.FAIL and self.verdict.cause is None
-        return self.check.falsifies if own else NOTHING
+        false = self.check.falsifies & other.check.reads if own else NOTHING
+        if self.covers(other.wrong):
+            return alike or bool(false)
+        if alike and not self.wrong and not other.wrong:
+            return True
+        return self.order[:2] < other.order[:2] and bool(false & ~OF_ROWS)
 
     def covers(self, wrong: frozenset[Concern]) -> bool:
-        """True if there is something in `wrong`, and this verdict found all of it wrong too."""
-        return bool(wrong) and all((call, row) in self.wrong or (call, None) in self.wrong for call, row in wrong)
+        """True if there is something in `wrong`, and this verdict found all of it wrong too; of a whole call, a row of it."""
+        calls = {call for call, _ in self.wrong}
+        return bool(wrong) and all(
+            {(call, row), (call, None)} & self.wrong or (row is None and call in calls) for call, row in wrong
+        )
 
 
 def with_causes(judged: Sequence[tuple[Check, Verdict]], calls: Iterable[Call] = ()) -> list[Verdict]:

@@ -96,8 +96,6 @@ class Cause(StrEnum):
     """The scenario did not reach its end."""
     RAISED = "raised"
     """The check itself broke."""
-    CALL_FAILED = "call failed"
-    """A call that the check judges failed, or gave no rows."""
     NOT_OFFERED = "not offered"
     """The target lacks a capability that the scenario needs."""
     NOT_HERE = "untestable here"
