@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.records.verdict import Judgement, Severity
+from harness.records.verdict import Judgement, RunInfo, Severity
 from harness.suite.coverage import State
 from harness.suite.plan import Plan, load_plan
+from reports import reproduce
 from reports.tables import NOISE, cells
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
@@ -52,7 +53,7 @@ def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[Render
     return [
         *_head(judgement),
         _tasks(judgement, plan),
-        *_reds([d for d in found if d.red]),
+        *_reds([d for d in found if d.red], judgement.run),
         *_ledger(judgement),
         *_security(judgement),
         *_training(judgement),
@@ -101,7 +102,7 @@ def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
     return Padding(table, (1, 0, 0, 0))
 
 
-def _reds(reds: list[Divergence]) -> list[RenderableType]:
+def _reds(reds: list[Divergence], run: RunInfo) -> list[RenderableType]:
     lines: list[RenderableType] = []
     causes = [d for d in reds if not d.below]
     if causes:
@@ -117,6 +118,7 @@ def _reds(reds: list[Divergence]) -> list[RenderableType]:
             f"explains {one_line(said)}" if (said := explained(divergence)) else "",
             f"blame: {cause.blame}" if cause.blame else "",
             f"next: {one_line(cause.next_step)}" if cause.next_step else "",
+            f"again: {one_line(reproduce.command(first.head, run))}",
         ]
         lines += [Padding(Text(fact), (0, 0, 0, 4)) for fact in facts if fact]
     if len(causes) > SHOWN:

@@ -45,6 +45,7 @@ def _queries(evidence: Evidence) -> Iterator[Query]:
 CLEAN_ROOM = Check(
     name="clean_room",
     fault="a scenario is judged although it began on weights that another one left behind, or on another checkpoint",
+    next_step="drive this scenario alone: if it begins clean, the scenario driven before it left the weights in the evidence behind",
     reads=Fact.POLICY | Fact.ADAPTERS,
     falsifies=~NOTHING,
     source="architecture, rule 4: a clean room per scenario; parameter digests are read, not assumed",

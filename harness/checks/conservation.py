@@ -76,6 +76,8 @@ def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str,
 CONSERVATION = Check(
     name="conservation",
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
+    next_step="follow the row in the evidence from the call to its engine and back: the first layer that drops, "
+    "repeats or changes it is the place",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     falsifies=ROWS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",

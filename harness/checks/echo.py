@@ -232,6 +232,7 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
 ECHO = Check(
     name="echo",
     fault="an argument is dropped or changed between the caller and the engine",
+    next_step="find the hop that drops or changes the argument: in the evidence `given` is the caller's, `engine` the engine's",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
     falsifies=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",

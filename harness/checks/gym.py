@@ -71,6 +71,8 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: F
     return Check(
         name=name,
         fault=fault,
+        next_step="compare the trajectory in the evidence turn by turn with the executions of its session: the first "
+        "turn that differs is the place",
         source=source,
         reads=reads,
         falsifies=falsifies,
@@ -219,6 +221,8 @@ def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
 LOGPROBS = Check(
     name="gym.logprobs",
     fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
+    next_step="look at how the turns' numbers are joined: `position` in the evidence tells the turn, or the "
+    "observation between two turns",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     tap=Tap.READ,

@@ -40,6 +40,7 @@ def _judge(evidence: Evidence) -> Finding:
 ALL_COMPLETE = Check(
     name="all_complete",
     fault="a call fails, hangs, or returns a response that was cut short",
+    next_step="read the error in the evidence, then the stack's log at that time (logs/ in the run's folder)",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.PAUSES,
     falsifies=Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
@@ -104,6 +105,7 @@ def _hollow(row: Row) -> str | None:
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
     fault="a call waits forever for a dead server, or comes back as if nothing had happened",
+    next_step="look at what tells pending calls that a server is gone: the router, the client's connection, or only a timeout",
     reads=Fact.ANSWERS | Fact.ERRORS,
     falsifies=ROWS,
     errors_of=EVERY,

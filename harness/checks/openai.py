@@ -111,6 +111,7 @@ def _check(
     return Check(
         name=full_name,
         fault=fault,
+        next_step="send the request in the evidence to a server itself: if its answer is right, the router or the client changes it",
         source=SOURCE.format(method),
         reads=Fact.ANSWERS,
         falsifies=falsifies,

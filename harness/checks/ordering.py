@@ -39,6 +39,8 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
     return of_answers(
         "ordering",
         fault="results are swapped within a batch, dropped, or returned to another caller",
+        next_step="look at where the results of several servers or requests are put together again: each has to go "
+        "back to its own row and caller",
         source=SOURCE,
         rule=rule,
         falsifies=ROWS,

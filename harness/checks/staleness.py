@@ -152,6 +152,8 @@ def _judge_current(evidence: Evidence) -> Finding:
 CURRENT_POLICY = Check(
     name="current_policy",
     fault="a server answers with the weights from before the sync",
+    next_step="look at the version that the answer `follows`, and at whether the sync had returned from its server "
+    "before the call began",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     falsifies=Fact.POLICY,
     source="SkyRL #1014, tasks 1 to 3: weight sync; the answer must be the synced policy's",
@@ -180,6 +182,7 @@ def _judge_fresh_cache(evidence: Evidence) -> Finding:
 FRESH_CACHE = Check(
     name="fresh_prefix_cache",
     fault="after a sync and a cache reset, attention still reads keys and values of the old policy",
+    next_step="look at whether the reset of the prefix cache reached the server after the sync, and before this prompt",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     falsifies=Fact.POLICY,
     source="SkyRL API reference, reset_prefix_cache; SkyRL's trainers reset it with every sync",
@@ -216,6 +219,7 @@ def _judge_same_output(evidence: Evidence) -> Finding:
 SAME_VERSION_SAME_OUTPUT = Check(
     name="same_version_same_output",
     fault="a sync of the current weights, or a sleep, changes the engines' answers",
+    next_step="look at what came between the two answers in the evidence: a sync, another adapter, or a cache that was not reset",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
@@ -239,6 +243,7 @@ def _judge_forced(evidence: Evidence) -> Finding:
 FORCED_EFFECT = Check(
     name="forced_effect",
     fault="a sync reports success and has no effect",
+    next_step="look at whether the engine loads what the sync sends: the outputs do not change with the version",
     reads=Fact.POLICY,
     source="architecture, forced effect: a weight version made large enough must change the output",
     judge=_judge_forced,
@@ -351,6 +356,7 @@ def _judge_whole(evidence: Evidence) -> Finding:
 WHOLE_VERSION = Check(
     name="whole_version",
     fault="requests that waited for a sync in chunks see half of it, or the old policy answers them",
+    next_step="look at when requests may run during a sync: the answer was made while only a part of the new weights was there",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     falsifies=Fact.POLICY,
     source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',

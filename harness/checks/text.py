@@ -42,6 +42,7 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
     return of_answers(
         "text",
         fault="text is of other tokens, has special tokens that should be skipped, or lacks those that should be kept",
+        next_step="look at who turns tokens into text, and with which tokenizer and skip_special_tokens",
         reads=Fact.ANSWERS | Fact.TEXT,
         source="SkyRL, InferenceEngineOutput: "
         "tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses; "

@@ -94,6 +94,7 @@ def _round_trip(evidence: Evidence) -> Finding:
 ENCODED = Check(
     name="tokenize",
     fault="another tokenizer, special tokens added or left out, texts mixed up or dropped",
+    next_step="compare the tokenizer and the options of the stack's own tokenize() with the checkpoint's",
     reads=Fact.TOKENIZER,
     falsifies=Fact.TOKENIZER,
     source=SOURCE,
@@ -103,6 +104,7 @@ ENCODED = Check(
 DECODED = Check(
     name="detokenize",
     fault="another tokenizer, special tokens dropped, rows mixed up or dropped",
+    next_step="compare the tokenizer and the options of the stack's own detokenize() with the checkpoint's",
     reads=Fact.TOKENIZER,
     falsifies=Fact.TOKENIZER,
     source=SOURCE,

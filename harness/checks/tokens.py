@@ -57,6 +57,8 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     return of_answers(
         "tokens.greedy",
         fault="tokens are of another prompt, other weights or a stale cache, or tokens are doubled, dropped or cut off",
+        next_step="look at `position`: if the engine made the same token, its weights or cache are wrong; if not, the "
+        "result was changed on the way",
         reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
         source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
         rule=_greedy,
@@ -99,6 +101,7 @@ def same_output(first: str, second: str) -> Check:
     return Check(
         name=f"tokens.same:{first}={second}",
         fault="an output depends on its place in a batch, on the load, or on earlier requests",
+        next_step="look at `first difference`, and at what ran beside each of the two calls: batch, load, cache, retries",
         reads=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,

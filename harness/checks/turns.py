@@ -118,6 +118,7 @@ def _judge(evidence: Evidence) -> Finding:
 TURNS_KEEP_TOKENS = Check(
     name="turns_keep_tokens",
     fault="between two turns token ids become text and then other ids",
+    next_step="look at where the turns are joined: the ids at `first difference` went through text",
     reads=Fact.ANSWERS,
     falsifies=ROWS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
@@ -175,6 +176,7 @@ def _judge_text(evidence: Evidence) -> Finding:
 TEXT_TURNS = Check(
     name="text_turns",
     fault="earlier turns of a conversation are left out, put in another order, or rendered by another template",
+    next_step="look at the text that is rendered for the later turn: the tokens at `first difference` show what was left out or added",
     reads=Fact.ANSWERS | Fact.TEXT,
     falsifies=ROWS,
     source='SkyRL #1014, task 6: "Chat template applied correctly"; SkyRL 0.1.0, _generate_single_with_retry: the text path '

@@ -18,7 +18,7 @@ from harness.records.recording import Call
 from harness.records.verdict import Concern, Conformance, Verdict
 
 OF_ROWS = ROWS | Fact.ERRORS
-"""Facts of single rows: false only for the rows that the check found wrong. All other facts are of the whole stack."""
+"""Facts of single rows. A check that falsifies no others says something only about the rows that it found wrong."""
 
 
 @final
@@ -40,7 +40,8 @@ class _Red(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return alike or bool(false)
         if alike and not self.wrong and not other.wrong:
             return True
-        return self.order[:2] < other.order[:2] and bool(false & ~OF_ROWS)
+        of_the_stack = bool(self.check.falsifies & ~OF_ROWS)
+        return of_the_stack and bool(false) and self.order[:2] < other.order[:2]
 
     def covers(self, wrong: frozenset[Concern]) -> bool:
         """True if there is something in `wrong`, and this verdict found all of it wrong too; of a whole call, a row of it."""
@@ -54,7 +55,7 @@ def with_causes(judged: Sequence[tuple[Check, Verdict]], calls: Iterable[Call] =
     """The verdicts of one scenario on one stack, in their order; `because` names the check that explains a red one.
 
     `calls` are the scenario's, to find those that a label stands for. A failed check explains what reads a fact that it
-    falsifies: about the same rows, or anywhere if the fact is of the whole stack. Of red verdicts with one reason about the same
+    falsifies: about the same rows, or anywhere if the check is about the whole stack. Of red verdicts with one reason about the same
     things, the first explains the others. An explained verdict explains nothing: its own cause does.
     """
     named: dict[int | str, list[Call]] = defaultdict(list)
