@@ -78,7 +78,9 @@ def _judge_effect(evidence: Evidence) -> Finding:
 ADAPTER_EFFECT = Check(
     name="adapter_effect",
     fault="an adapter is accepted and ignored, or loading another version under its name has no effect",
+    next_step="compare the adapter's name in the request with the one that the engine ran, then the version that it was loaded from",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source=f"{SOURCE}; architecture, forced effect",
     judge=_judge_effect,
 )
@@ -111,7 +113,10 @@ def _judge_isolated(evidence: Evidence) -> Finding:
 ADAPTER_ISOLATED = Check(
     name="adapter_isolated",
     fault="an adapter leaks into answers of the base model, in the same batch or afterwards",
+    next_step="look at the requests beside the one in the evidence: which adapter ran in the same batch or filled "
+    "the same prefix-cache block",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source=f"{SOURCE}: requests without an adapter are served by the base model",
     judge=_judge_isolated,
     queries=lambda evidence: questions(evidence, _base_answers(evidence), other_adapters),
@@ -143,7 +148,9 @@ def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
 FRESH_ADAPTER_CACHE = Check(
     name="fresh_adapter_cache",
     fault="keys and values computed under one adapter are read under another, or under its next version",
+    next_step="look at the key of the prefix cache: it has to hold the adapter and its version",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
     queries=_ask_cache,
@@ -201,7 +208,9 @@ def _judge_travels(evidence: Evidence) -> Finding:
 ONLY_ADAPTER_TRAVELS = Check(
     name="only_adapter_travels",
     fault="loading an adapter also sends weights of the model, or does not reach every server",
+    next_step="look at what the weight sync of the adapter sends: the evidence names tensors or calls beyond the adapter's own",
     reads=Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source='SkyRL #1014, task 11: "Only LoRA weights synced"',
     tap=Tap.READ,
     judge=_judge_travels,

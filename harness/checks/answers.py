@@ -14,11 +14,14 @@ import msgspec
 from harness.checks import matching
 from harness.checks.base import Check, Evidence, Finding, concluded, failed, kept, together, untestable
 from harness.contract.errors import Blame
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import CHOICES, LISTS
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
 from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
+
+TOKENS = 64
+"""Most tokens of a prompt or an answer that evidence shows."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +56,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return {"version": self.version, "adapter": self.adapter, "quantization": self.quantization}
 
     def shown(self, **more: Any) -> dict[str, Any]:
-        """The smallest input that shows this row's fault, with its result."""
+        """The smallest input that shows this row's fault, with its result: the first tokens, or those around `position`."""
+        first = max(0, more.get("position", 0) - TOKENS // 2)
         return {
             "call": self.call.label or self.call.id,
             "method": self.call.method,
             "row": self.index,
-            "prompt": self.prompt[:64],
+            "prompt": self.prompt[:TOKENS],
             "sampling_params": self.params,
-            "tokens": self.tokens[:64],
+            **({"tokens from": first} if first else {}),
+            "tokens": self.tokens[first : first + TOKENS],
             "finish_reason": self.finish_reason,
             **more,
         }
@@ -80,6 +85,8 @@ def of_answers(
     labels: Sequence[str] = (),
     methods: Sequence[str] = LISTS,
     reads: Fact = Fact.ANSWERS,
+    falsifies: Fact = NOTHING,
+    next_step: str = "",
 ) -> Check:
     """A check of the answers of the calls with these `labels` (empty: all calls). The labels become part of its name."""
 
@@ -97,7 +104,16 @@ def of_answers(
             yield from asks(evidence, rows)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
-    return Check(name=full_name, fault=fault, source=source, reads=reads, judge=judge, queries=queries)
+    return Check(
+        name=full_name,
+        fault=fault,
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        next_step=next_step,
+        judge=judge,
+        queries=queries,
+    )
 
 
 def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:
@@ -165,10 +181,22 @@ def unexpected(call: Call) -> Finding:
     """The finding for a call that failed and should not have. Its reason names the error; the message varies and is evidence."""
     assert call.error is not None
     error = call.error
+<<<<<<< HEAD
     reason, blame = f"{call.method}() failed with {error.kind}", Blame(error.blame)
     told = {"error": error.kind, "message": error.message, "status": error.status}
     shown = {"call": call.label or call.id, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
+=======
+    shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
+    return Finding(
+        status="fail" if error.blame == Blame.STACK else "untestable",
+        facts=1,
+        reason=f"{call.method}() failed with {error.kind}",
+        evidence=[{**shown, "request": short(call.request)}],
+        concerns=[(call.id, None)],
+        blame=Blame(error.blame),
+    )
+>>>>>>> causes
 
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:

@@ -316,6 +316,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
     reads: Fact = NOTHING
     """Facts that must be true for the check to pass. A fault that corrupts one of them may turn the check red."""
+    falsifies: Fact = NOTHING
+    """Facts that are false if the check fails: other checks that read them may be red for that reason alone."""
+    next_step: str = ""
+    """What to look at first if the check fails, in one sentence. If empty, reports give the advice for the blame."""
     tap: Tap = Tap.UNREAD
     errors_of: str | None = None
     """Label of the calls whose errors it judges ("" for calls without one), `EVERY` for all; None if it judges none."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded
 from harness.checks.matching import WITH_ROWS, Assignment, Row, assignment, queries
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"
@@ -23,7 +24,15 @@ def _execution(execution: Execution) -> dict[str, Any]:
     return {"server": execution.server, "prompt": list(execution.prompt[:16]), "tokens": list(execution.tokens[:16])}
 
 
+<<<<<<< HEAD
 def _surplus(evidence: Evidence) -> list[dict[str, Any]]:
+=======
+def _altered(row: Row, execution: Execution) -> dict[str, object]:
+    return {**row.shown, "server": execution.server, **parting(got=row.tokens or (), engine=execution.tokens)}
+
+
+def _surplus(evidence: Evidence) -> list[dict[str, object]]:
+>>>>>>> causes
     """Calls whose result holds more rows than were submitted."""
     asked: dict[int, int] = {}
     for row in assignment(evidence).rows:
@@ -57,6 +66,7 @@ def _wrong(evidence: Evidence, found: Assignment) -> Iterator[tuple[str, dict[st
     returned = [row for row in found.rows if row.state == "returned"]
     unserved = [row for row in returned if not found.of(row) and (row.call.id, row.index) not in altered]
     other = [(row, execution) for row, execution in found.altered if row.state == "returned"]
+<<<<<<< HEAD
     yield from ((LOST, row.shown) for row in found.rows if row.state == "lost")
     yield from ((EXTRA, shown) for shown in _surplus(evidence))
     for row, execution in other:
@@ -65,12 +75,28 @@ def _wrong(evidence: Evidence, found: Assignment) -> Iterator[tuple[str, dict[st
     yield from ((EMPTY if _empty(row) else UNSERVED, row.shown) for row in unserved)
     yield from ((REPEATED, _execution(execution)) for execution in found.repeated)
     yield from ((STRANGER, _execution(execution)) for execution in found.strangers)
+=======
+    faults: list[tuple[str, list[dict[str, object]]]] = [
+        (LOST, [row.shown for row in found.rows if row.state == "lost"]),
+        (EXTRA, _surplus(evidence)),
+        (EMPTIED, [_altered(row, e) for row, e in other if _empty(row) and e.tokens]),
+        (EMPTY, [row.shown for row in unserved if _empty(row)]),
+        (ALTERED, [_altered(row, e) for row, e in other]),
+        (UNSERVED, [row.shown for row in unserved]),
+        (REPEATED, [_execution(e) for e in found.repeated]),
+        (STRANGER, [_execution(e) for e in found.strangers]),
+    ]
+    return next(((reason, seen) for reason, seen in faults if seen), None)
+>>>>>>> causes
 
 
 CONSERVATION = Check(
     name="conservation",
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
+    next_step="follow the row in the evidence from the call to its engine and back: the first layer that drops, "
+    "repeats or changes it is the place",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=ROWS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
     tap=Tap.READ,
     judge=_judge,

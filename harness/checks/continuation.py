@@ -163,6 +163,7 @@ def continuation(*moments: Moment) -> Check:
     return Check(
         name="continuation",
         fault="a request that continues after an abort loses or doubles tokens, gets its whole budget again, or shows the abort",
+        next_step="compare the attempts in the evidence: what each one was given has to be the prompt and all tokens made before it",
         reads=Fact.ANSWERS | Fact.PAUSES,
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
         tap=Tap.READ,

@@ -34,7 +34,9 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
 FAN_OUT = Check(
     name="fan_out",
     fault="a control call reaches only some servers, or one of them twice",
+    next_step="look at `times by server` in the evidence, and at how the client sends this call to the server with 0 or with several",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES | Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #904, "Control plane (fan-out)"; SkyRL #899, "Control plane fan-out … hit all servers"',
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_fan_out,
@@ -62,6 +64,7 @@ def _judge_healthy(evidence: Evidence) -> Finding:
 HEALTHY = Check(
     name="healthy",
     fault="a stack that serves requests reports itself unhealthy",
+    next_step="ask each server's own /health: if all say 200, the stack's summary of them is wrong",
     reads=Fact.ERRORS,
     source="SkyRL #899, review of /health: true if at least one engine is healthy",
     judge=_judge_healthy,
@@ -94,6 +97,7 @@ def _error(call: Call) -> str | None:
 HEALTH_FOLLOWS_SERVERS = Check(
     name="health_follows_servers",
     fault="health() is true whatever the servers do, or false as soon as one of them is dead",
+    next_step="look at what health() asks: the servers at that moment, or an earlier answer of theirs",
     reads=Fact.ERRORS,
     source='SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"',
     judge=_judge_health_follows,
@@ -151,6 +155,7 @@ def _judge_pause_states(evidence: Evidence) -> Finding:
 PAUSE_STATES = Check(
     name="pause_states",
     fault="is_paused() leaves out a server, or shows a wrong state",
+    next_step="look at where is_paused() reads its answer: every engine's own state, or a flag of the client",
     reads=Fact.PAUSES,
     source="SkyRL #899, review of /is_paused: a mapping from server to is_paused state of each engine",
     judge=_judge_pause_states,

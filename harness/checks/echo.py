@@ -10,6 +10,7 @@ from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -221,7 +222,7 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
                 None,
                 stranger.tokens,
             ):
-                items.append({**row.shown, "engine": list(stranger.prompt[:16])})
+                items.append({**row.shown, **parting(given=row.prompt, engine=stranger.prompt)})
                 break
     return items
 
@@ -229,7 +230,9 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
 ECHO = Check(
     name="echo",
     fault="an argument is dropped or changed between the caller and the engine",
+    next_step="find the hop that drops or changes the argument: in the evidence `given` is the caller's, `engine` the engine's",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
     tap=Tap.READ,
     judge=_judge,

@@ -36,7 +36,10 @@ def names_error(label: str, *says: str) -> Check:
     return Check(
         name=f"errors.named:{label}",
         fault="bad input is accepted, returns nothing, hangs, kills a server, or fails without a reason",
+        next_step="find where the server's own error becomes the caller's: its status and message have to survive the "
+        "router and the client",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
         judge=judge,
@@ -89,7 +92,9 @@ def returns_error(label: str) -> Check:
     return Check(
         name=f"errors.returned:{label}",
         fault="an exception where a dict was promised, half a result beside the error, an error without its fields",
+        next_step="look at what the client does with a status of 400 or more: the server's body has to be returned as it came",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source='SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a '
         'CompletionResponse or an ErrorResponse."',
@@ -122,6 +127,7 @@ def nothing_for_nothing(label: str) -> Check:
         name=f"errors.empty:{label}",
         fault="an empty batch hangs, fails without a name, or returns results",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL API reference, InferenceEngineInterface.generate",
         judge=judge,

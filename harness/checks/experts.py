@@ -140,6 +140,8 @@ def routed_experts(*labels: str) -> Check:
     return of_answers(
         "routed_experts",
         fault="experts are missing or belong to another token, layer or weights: the trainer replays wrong routing",
+        next_step="look at `position` and `layer` in the evidence: a shift by one token is in the reading, other "
+        "experts are in the weights",
         reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
         rule=_rule,

@@ -52,6 +52,7 @@ def _judge(evidence: Evidence) -> Finding:
 FAILED_SYNC = Check(
     name="failed_sync",
     fault="a failed sync is reported as done or never ends, or the stack accepts no sync after it",
+    next_step="look at what the stack undoes after a sync that failed: pause, locks, and the transfer's group of processes",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
     judge=_judge,

@@ -14,8 +14,13 @@ from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
+<<<<<<< HEAD
 from harness.contract.faults import Fact
 from harness.records.recording import Call
+=======
+from harness.contract.faults import NOTHING, ROWS, Fact
+from harness.records.differing import parting
+>>>>>>> causes
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
@@ -55,7 +60,7 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
     return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
 
 
-def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
+def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: Fact = NOTHING) -> Check:
     def judge(evidence: Evidence) -> Finding:
         found = _rows(evidence)
         if isinstance(found, Finding):
@@ -70,7 +75,16 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
 
     reads = Fact.ANSWERS | Fact.TEXT
     return Check(
-        name=name, fault=fault, source=source, reads=reads, tap=Tap.READ, judge=judge, queries=matching.queries
+        name=name,
+        fault=fault,
+        next_step="compare the trajectory in the evidence turn by turn with the executions of its session: the first "
+        "turn that differs is the place",
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        tap=Tap.READ,
+        judge=judge,
+        queries=matching.queries,
     )
 
 
@@ -80,13 +94,9 @@ def _shown(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _both(expected: Any, got: Any) -> dict[str, Any]:
-    """Both sides; lists from shortly before their first difference."""
-    if not isinstance(expected, list) or not isinstance(got, list):
-        return {"expected": expected, "got": got}
-    at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
-    part = slice(max(0, at - 2), at + 6)
-    lengths = {"length expected": len(expected), "length": len(got)}
-    return {**lengths, "first difference": at, "expected": expected[part], "got": got[part]}
+    """Both sides; lists where they part."""
+    lists = isinstance(expected, list) and isinstance(got, list)
+    return parting(expected=expected, got=got) if lists else {"expected": expected, "got": got}
 
 
 def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
@@ -96,7 +106,10 @@ def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
 
 
 ORDER = _check(
-    "gym.order", "trajectories come back in another order than their prompts, or under another prompt", _order
+    "gym.order",
+    "trajectories come back in another order than their prompts, or under another prompt",
+    _order,
+    falsifies=ROWS,
 )
 
 
@@ -114,6 +127,7 @@ TOKENS = _check(
     "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
     _tokens,
     f'{SOURCE}: "token-in-token-out"',
+    falsifies=ROWS,
 )
 
 
@@ -218,6 +232,8 @@ def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
 LOGPROBS = Check(
     name="gym.logprobs",
     fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
+    next_step="look at how the turns' numbers are joined: `position` in the evidence tells the turn, or the "
+    "observation between two turns",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     tap=Tap.READ,

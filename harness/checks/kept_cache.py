@@ -124,6 +124,7 @@ def _judge(evidence: Evidence) -> Finding:
 KEPT_CACHE = Check(
     name="kept_cache",
     fault="frozen requests continue with the weights from before a sync, or their cache is dropped and read again",
+    next_step="look at whether pause or resume clears the prefix cache, and at which weights made the blocks that were kept",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL 0.2.0, RemoteInferenceClient.pause, KEEP: "They resume where they left off on /resume. KV cache is preserved."',
     judge=_judge,

@@ -7,7 +7,7 @@ from typing import Any
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call
 
 
@@ -36,7 +36,9 @@ def _judge(evidence: Evidence) -> Finding:
 ALL_COMPLETE = Check(
     name="all_complete",
     fault="a call fails, hangs, or returns a response that was cut short",
+    next_step="read the error in the evidence, then the stack's log at that time (logs/ in the run's folder)",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.PAUSES,
+    falsifies=Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
     judge=_judge,
     queries=queries,
@@ -116,8 +118,14 @@ def _hollow(row: Row) -> str | None:
 
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
+<<<<<<< HEAD
     fault="a call waits forever for a dead server, comes back as if nothing had happened, or fails for a reason that tells nothing",
+=======
+    fault="a call waits forever for a dead server, or comes back as if nothing had happened",
+    next_step="look at what tells pending calls that a server is gone: the router, the client's connection, or only a timeout",
+>>>>>>> causes
     reads=Fact.ANSWERS | Fact.ERRORS,
+    falsifies=ROWS,
     errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
     judge=_judge_ends,

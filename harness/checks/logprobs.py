@@ -69,7 +69,9 @@ def are_numbers(*labels: str) -> Check:
     return of_answers(
         "logprobs.numbers",
         fault="log-probabilities are NaN, missing, doubled or shifted, and a comparison of the shorter side lets them pass",
+        next_step="look at where the client takes the numbers out of the engine's answer: one for each token, of the sampled token",
         reads=Fact.ANSWERS | Fact.LOGPROBS,
+        falsifies=Fact.LOGPROBS,
         source=SOURCE,
         rule=_numbers,
         labels=labels,
@@ -197,6 +199,8 @@ def of_reference(*labels: str) -> Check:
     return of_answers(
         "logprobs.reference",
         fault="log-probabilities are of other weights, of another token or position, or after temperature and filters",
+        next_step="look at `position` in the evidence: numbers are shifted by a token, of other weights, or taken "
+        "before or after the temperature",
         reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY | Fact.ADAPTERS,
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,

@@ -220,6 +220,8 @@ def _judge_released(evidence: Evidence) -> Finding:
 RELEASED = Check(
     name="memory.released",
     fault="sleep() is accepted and the engines keep their memory, or a part of it",
+    next_step="compare the memory of each worker before and after sleep(): what stays is held by a process that "
+    "was not asked, or by a reference",
     source='vLLM documentation, Sleep Mode: "release most GPU memory used by a model, including model weights and KV cache"; '
     "SkyRL #1014, task 1",
     judge=_judge_released,
@@ -238,6 +240,7 @@ def _judge_by_tags(evidence: Evidence) -> Finding:
 BY_TAGS = Check(
     name="memory.by_tags",
     fault="waking the weights for a sync takes the cache back as well, and the trainer runs out of memory",
+    next_step="compare what each tag of wake_up() gave back, worker by worker, in the evidence",
     source="vLLM documentation, Sleep Mode, wake_up(tags); SkyRL #1014, task 1",
     judge=_judge_by_tags,
 )
@@ -255,6 +258,7 @@ def _judge_awake_again(evidence: Evidence) -> Finding:
 AWAKE_AGAIN = Check(
     name="memory.awake_again",
     fault="wake_up() is accepted and takes nothing back, or each sleep leaks memory until the device is full",
+    next_step="look at the last wake_up(): which tags and which servers it reached",
     source="vLLM documentation, Sleep Mode; SkyRL #1014, task 1",
     judge=_judge_awake_again,
 )

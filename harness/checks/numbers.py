@@ -48,7 +48,9 @@ def _judge(evidence: Evidence) -> Finding | None:
 NUMBERS = Check(
     name="numbers_are_numbers",
     fault="NaN, missing, doubled or shifted log-probabilities reach the trainer's loss",
+    next_step="look at where the client takes the numbers out of the engine's answer, and at the row that the evidence names",
     reads=Fact.ANSWERS | Fact.LOGPROBS,
+    falsifies=Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineOutput.response_logprobs",
     judge=_judge,
 )

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from harness.checks import matching
+<<<<<<< HEAD
 from harness.checks.answers import answered, answers, choices, select, trouble
 from harness.checks.base import Check, Evidence, Finding, concluded, together
 from harness.contract.faults import Fact
+=======
+from harness.checks.answers import answers, choices, select, trouble
+from harness.checks.base import Check, Evidence, Finding, failed, passed
+from harness.contract.faults import NOTHING, ROWS, Fact
+>>>>>>> causes
 from harness.records.recording import Call
 from harness.records.reference import Query
 
@@ -40,7 +46,12 @@ def envelope(method: Method, *labels: str) -> Check:
         return together([*([found] if found else []), concluded(facts, wrong)])
 
     return _check(
-        f"{method}.envelope", method, labels, judge, "a body that an OpenAI client cannot read, or of another model"
+        f"{method}.envelope",
+        method,
+        labels,
+        judge,
+        "a body that an OpenAI client cannot read, or of another model",
+        falsifies=ROWS,
     )
 
 
@@ -92,13 +103,22 @@ def usage(method: Method, *labels: str) -> Check:
     )
 
 
-def _check(name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str) -> Check:
+def _check(
+    name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, *, falsifies: Fact = NOTHING
+) -> Check:
     def queries(evidence: Evidence) -> Iterator[Query]:
         return matching.queries(evidence)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
     return Check(
-        name=full_name, fault=fault, source=SOURCE.format(method), reads=Fact.ANSWERS, judge=judge, queries=queries
+        name=full_name,
+        fault=fault,
+        next_step="send the request in the evidence to a server itself: if its answer is right, the router or the client changes it",
+        source=SOURCE.format(method),
+        reads=Fact.ANSWERS,
+        falsifies=falsifies,
+        judge=judge,
+        queries=queries,
     )
 
 

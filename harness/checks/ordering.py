@@ -5,7 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from harness.checks.answers import Answer, of_answers
+<<<<<<< HEAD
 from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
+=======
+from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.contract.faults import ROWS
+>>>>>>> causes
 
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 
@@ -38,8 +43,11 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
     return of_answers(
         "ordering",
         fault="results are swapped within a batch, dropped, or returned to another caller",
+        next_step="look at where the results of several servers or requests are put together again: each has to go "
+        "back to its own row and caller",
         source=SOURCE,
         rule=rule,
+        falsifies=ROWS,
         labels=labels,
     )
 

@@ -25,7 +25,8 @@ from harness.checks.base import (
     untestable,
 )
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -189,7 +190,9 @@ def _judge_frozen(evidence: Evidence) -> Finding:
 FROZEN = Check(
     name="frozen_while_paused",
     fault="pause() returns before generation has stopped, or a server generates during the pause",
+    next_step="look at what pause() waits for on the server in the evidence: it returned before the engine's last step",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_frozen,
@@ -218,14 +221,9 @@ def _caught(evidence: Evidence) -> dict[tuple[int, int], list[Pause]]:
 
 
 def _shown(plain: Row, paused: Row) -> dict[str, Any]:
-    one, other = plain.tokens or (), paused.tokens or ()
-    part = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return {
-        **paused.shown,
-        "first difference": part,
-        "uninterrupted": {"length": len(one), "tokens": list(one[part : part + 8]), "reason": plain.finish_reason},
-        "paused": {"length": len(other), "tokens": list(other[part : part + 8]), "reason": paused.finish_reason},
-    }
+    reasons = {"uninterrupted": plain.finish_reason, "paused": paused.finish_reason}
+    both = parting(uninterrupted=plain.tokens or (), paused=paused.tokens or ())
+    return {**paused.shown, "finish reasons": reasons, **both}
 
 
 def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
@@ -287,6 +285,7 @@ def same(evidence: Evidence, met: Callable[[Row], bool], otherwise: str) -> Find
 SAME_AS_UNINTERRUPTED = Check(
     name="pause_changes_nothing",
     fault="tokens are lost, doubled or changed where a pause interrupted a request",
+    next_step="look at the tokens at `first difference`: the pause fell there; see what was continued, retried or computed again",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE | Fact.PAUSES,
     source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
     tap=Tap.READ_EVERYWHERE,
@@ -333,6 +332,7 @@ def _judge_aborted(evidence: Evidence) -> Finding:
 ABORTED = Check(
     name="abort_returns_partial",
     fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
+    next_step="look at what becomes of an aborted request between engine and caller: its tokens so far, its finish reason, or a retry",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
     tap=Tap.READ_EVERYWHERE,
@@ -374,6 +374,7 @@ def _judge_waited(evidence: Evidence) -> Finding:
 WAITED = Check(
     name="wait_lets_finish",
     fault="pause(wait) does not wait, or cuts requests short",
+    next_step="look at which mode reached the engines: with `wait` they finish what they run before pause() returns",
     reads=Fact.PAUSES,
     source='vLLM documentation, /pause: "wait": wait for in-flight requests to complete',
     tap=Tap.READ_EVERYWHERE,
@@ -408,7 +409,9 @@ def _not_held(call: Call, pause: Pause) -> str | None:
 HELD = Check(
     name="held_until_resume",
     fault="a request that arrives during a pause is answered, refused or forgotten",
+    next_step="look at where new requests wait during a pause: in the client, at the router, or in the engine's queue",
     reads=Fact.ANSWERS | Fact.PAUSES,
+    falsifies=ROWS,
     source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
     judge=_judge_held,
 )

@@ -88,6 +88,7 @@ def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
 STICKY = Check(
     name="sticky_sessions",
     fault="a session moves to another server on a later turn, and its KV cache is lost",
+    next_step="look at how the session id travels and what picks the server: the evidence has the session and the servers that ran it",
     reads=Fact.ROUTES,
     source='SkyRL #899, "Session-aware hashing: Sticky routing for multi-turn conversations"; SkyRL #934',
     tap=Tap.READ,
@@ -117,6 +118,7 @@ def _judge_alias(evidence: Evidence) -> Finding:
 SAME_SESSION = Check(
     name="integer_is_its_text",
     fault='the session ids 7 and "7", which the type allows side by side, are routed as two sessions',
+    next_step="look at where the session id becomes text: on one path it does not",
     reads=Fact.ROUTES,
     source="SkyRL #899, review of the session id: hash_with_sha256(str(session_id))",
     tap=Tap.READ,
@@ -168,6 +170,7 @@ def _judge_sessions_spread(evidence: Evidence) -> Finding:
 SESSIONS_SPREAD = Check(
     name="sessions_spread",
     fault="every session is hashed to the same server",
+    next_step="look at the hash that picks a server: the evidence has the sessions of each one",
     reads=Fact.ROUTES,
     source="SkyRL #899, session-aware hashing; SkyRL #934: hash_with_sha256(session_id) % num_engines",
     tap=Tap.READ,
@@ -198,6 +201,7 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
 SESSIONLESS_SPREAD = Check(
     name="sessionless_spread",
     fault="all requests without a session run on one server",
+    next_step="look at what picks a server for a request without a session id: a constant in its place sends all to one",
     reads=Fact.ROUTES,
     source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',
     tap=Tap.READ,

@@ -16,6 +16,7 @@ from harness.checks.tokens import RESHAPING
 from harness.checks.weights import MOVES_PARAMETERS, moved_before
 from harness.contract.faults import Fact
 from harness.contract.topology import Quantization
+from harness.records.differing import parting
 from harness.records.recording import Call
 from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuery
 
@@ -168,7 +169,10 @@ def _judge_current(evidence: Evidence) -> Finding:
 CURRENT_POLICY = Check(
     name="current_policy",
     fault="a server answers with the weights from before the sync",
+    next_step="look at the version that the answer `follows`, and at whether the sync had returned from its server "
+    "before the call began",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source="SkyRL #1014, tasks 1 to 3: weight sync; the answer must be the synced policy's",
     judge=_judge_current,
     queries=_queries,
@@ -233,7 +237,9 @@ def cached_tokens(evidence: Evidence) -> dict[tuple[str, str], int]:
 FRESH_CACHE = Check(
     name="fresh_prefix_cache",
     fault="after a sync and a cache reset, attention still reads keys and values of the old policy",
+    next_step="look at whether the reset of the prefix cache reached the server after the sync, and before this prompt",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source="SkyRL API reference, reset_prefix_cache; SkyRL's trainers reset it with every sync",
     judge=_judge_fresh_cache,
     queries=_queries,
@@ -264,6 +270,7 @@ def _judge_same_output(evidence: Evidence) -> Finding:
             facts += 1
             between |= {c.id for c in changes if before.call.started_ns < c.started_ns < row.call.ended_ns}
             if before.tokens != row.tokens or before.finish_reason != row.finish_reason:
+<<<<<<< HEAD
                 both = {"before": list(before.tokens or ())[:16], "after": list(row.tokens or ())[:16]}
                 wrong.append(("a policy version answers otherwise the second time", {**_shown(answer), **both}))
     if not facts:
@@ -271,11 +278,17 @@ def _judge_same_output(evidence: Evidence) -> Finding:
     if not between and not wrong:
         return untestable(NOTHING_BETWEEN)
     return concluded(facts, wrong, changes_between=len(between))
+=======
+                both = parting(before=before.tokens or (), after=row.tokens or ())
+                return failed(facts, "a policy version answers otherwise the second time", [{**_shown(answer), **both}])
+    return passed(facts) if facts else untestable("no prompt was answered twice by the same version")
+>>>>>>> causes
 
 
 SAME_VERSION_SAME_OUTPUT = Check(
     name="same_version_same_output",
     fault="a sync of the current weights, or a sleep, changes the engines' answers",
+    next_step="look at what came between the two answers in the evidence: a sync, another adapter, or a cache that was not reset",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
@@ -303,6 +316,7 @@ def _judge_forced(evidence: Evidence) -> Finding:
 FORCED_EFFECT = Check(
     name="forced_effect",
     fault="a sync reports success and has no effect",
+    next_step="look at whether the engine loads what the sync sends: the outputs do not change with the version",
     reads=Fact.POLICY,
     source="architecture, forced effect: a weight version made large enough must change the output",
     judge=_judge_forced,
@@ -414,7 +428,9 @@ def _judge_whole(evidence: Evidence) -> Finding:
 WHOLE_VERSION = Check(
     name="whole_version",
     fault="requests that waited for a sync in chunks see half of it, or the old policy answers them",
+    next_step="look at when requests may run during a sync: the answer was made while only a part of the new weights was there",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',
     judge=_judge_whole,
     queries=_ask_parts,

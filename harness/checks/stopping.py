@@ -58,6 +58,7 @@ def ends_as_asked(
     return of_answers(
         "stopping",
         fault="a stop condition or length is ignored, met late or invented, or a finish reason is wrong",
+        next_step="compare `expected_length` and `expected_cause` with the stop parameters that reached the engine",
         source=SOURCE,
         rule=rule,
         asks=_asks,
@@ -112,7 +113,9 @@ def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     return of_answers(
         "stopping.text",
         fault="text keeps the stop string, loses it although it was requested, or continues after it",
+        next_step="look at which side cuts the text at the stop string: the engine does so if include_stop_str_in_output is false",
         reads=Fact.ANSWERS | Fact.TEXT,
+        falsifies=Fact.ANSWERS | Fact.TEXT,
         source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
         "include_stop_str_in_output: whether to include the stop strings in output text",
         rule=_stop_text,

@@ -168,7 +168,9 @@ def _problems(digests: dict[str, str], version: int, known: dict[int, dict[str, 
 EVERY_PARAMETER = Check(
     name="every_parameter",
     fault="one server misses a sync, one parameter is never updated, or one is corrupted on the way",
+    next_step="look up the parameter in the evidence in what the sync sent, and whether this server and rank acknowledged it",
     reads=Fact.POLICY | Fact.ADAPTERS,
+    falsifies=Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #1014, tasks 1 to 3: "Weight sync … completes", "works"; SkyRL #904, weight sync (fan-out)',
     judge=_judge_every_parameter,
     queries=_queries,
@@ -211,6 +213,7 @@ def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
 UNIFORM_SERVERS = Check(
     name="uniform_servers",
     fault="servers drift apart: one holds other parameters than the rest",
+    next_step="compare what the two servers in the evidence were sent: one was missed, or loaded something else",
     reads=Fact.POLICY,
     source="SkyRL #904: update_weights is fanned out to all servers",
     judge=_judge_uniform,
@@ -256,6 +259,7 @@ def moved_before(evidence: Evidence, reading: Call) -> list[Call]:
 SAME_VERSION_SAME_PARAMETERS = Check(
     name="same_version_same_parameters",
     fault="a sync is not idempotent, or its result depends on the earlier weights",
+    next_step="look at what the sync adds to or keeps of the earlier weights of the parameters in the evidence",
     reads=Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync: syncing the weights that are there moves no digest",
     judge=_judge_same_again,

@@ -57,7 +57,9 @@ def _status(call: Any) -> str | None:
 STATUS = Check(
     name="wire.status",
     fault="a client takes an error for an answer, or cannot name it",
+    next_step="send the request to a server itself: if status and body agree there, the router or the client changed one of them",
     reads=Fact.ERRORS,
+    falsifies=Fact.ERRORS | Fact.ANSWERS,
     source=SOURCE,
     judge=_judge_status,
 )
@@ -94,7 +96,9 @@ def _stream(call: Any) -> tuple[str | None, int]:
 STREAMS = Check(
     name="wire.streams",
     fault="a stream breaks off, never ends, or is no stream",
+    next_step="look at the end of the stream in the evidence, and at who closed it: the server, the router or the client",
     source=f"{SOURCE}: streaming",
+    falsifies=Fact.ANSWERS | Fact.TEXT,
     judge=_judge_stream,
 )
 

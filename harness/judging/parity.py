@@ -20,6 +20,7 @@ from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
 from harness.judging.causes import Why
+from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
@@ -103,11 +104,12 @@ def compare(
     match baseline, candidate:
         case (Absent() as side, _) | (_, Absent() as side):
             reason = f"{_role(side, baseline)}: {side.reason}"
-            return [about(c.name, Parity.UNTESTABLE, reason, side.blame) for c in scenario.checks]
+            return with_causes([(c, about(c.name, Parity.UNTESTABLE, reason, side.blame)) for c in scenario.checks])
         case Missing(), Missing():
             return []
         case Judged(), Missing():
-            return [about(c.name, Parity.MISSING, candidate.reason, Blame.STACK) for c in scenario.checks]
+            reason = candidate.reason
+            return with_causes([(c, about(c.name, Parity.MISSING, reason, Blame.STACK)) for c in scenario.checks])
         case Missing(), Judged():
             reason = f"the baseline {baseline.reason}"
             return [about(c.name, Parity.ADDED, reason) for c in scenario.checks]
@@ -133,7 +135,13 @@ class _About:
         self.scenario, self.baseline, self.candidate, self.topology = scenario, baseline, candidate, topology
 
     def __call__(
-        self, check: str, status: Parity, reason: str = "", blame: Blame | None = None, **details: Any
+        self,
+        check: str,
+        status: Parity,
+        reason: str = "",
+        blame: Blame | None = None,
+        next_step: str = "",
+        **details: Any,
     ) -> Verdict:
         return Verdict(
             scenario=self.scenario.name,
@@ -147,7 +155,7 @@ class _About:
             status=status,
             blame=blame,
             reason=reason,
-            next_step=NEXT_STEP[blame] if blame else "",
+            next_step=next_step or (NEXT_STEP[blame] if blame else ""),
             **details,
         )
 
@@ -183,6 +191,10 @@ def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
         "fault": right.fault,
         "source": right.source,
     }
+    if wrong := [v for v in (left, right) if v.status != Conformance.PASS]:
+        because = {v.because for v in wrong}
+        details["because"] = because.pop() if len(because) == 1 else None
+        details["next_step"] = (untold[0][1] if untold else wrong[-1]).next_step
     if untold:
         reason = "; ".join(f"{role}: {v.reason}" for role, v in untold)
         return about(name, Parity.UNTESTABLE, reason, untold[0][1].blame or Blame.HARNESS, **details)

@@ -27,9 +27,10 @@ from harness.judging.facets import (
     prompt_of,
     size_of,
 )
-from harness.judging.noise import common_prefix, deltas
+from harness.judging.noise import deltas
 from harness.judging.pairing import Pairing, pair
 from harness.judging.partings import Parted, explains, row_of
+from harness.records.differing import common_prefix
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import Concern
 

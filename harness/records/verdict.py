@@ -172,6 +172,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """Where the rule is written."""
     next_step: str = ""
+    because: str | None = None
+    """Name of the red check of the same scenario, topology and stack that explains this red verdict."""
     known: str | None = None
     """Id of the ledger entry that explains this verdict; with several reasons, of the entry for the first."""
     explained: dict[str, str] = {}
