@@ -242,6 +242,37 @@ def test_two_entries_for_one_verdict_are_a_problem(tmp_path):
     assert any(p.entry == "wider" and "explains what 'stop-text'" in p.problem for p in problems)
 
 
+LOCAL = "local:http"
+
+
+def test_an_entry_holds_for_a_stack_that_is_its_release_under_another_name(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", "cap = 1"))
+    judged = [verdict(), verdict(target=LOCAL), verdict(target=LOCAL, baseline=LEGACY, status="regression", reason="")]
+    assert known(apply(entries, judged, TODAY)[0]) == ["stop-text", None, None]
+    assert known(apply(entries.holding_for({LOCAL: None}), judged, TODAY)[0]) == ["stop-text", None, None]
+    verdicts, problems = apply(entries.holding_for({LOCAL: HTTP}), judged, TODAY)
+    assert (known(verdicts), problems) == (["stop-text"] * 3, []), "each has a cap of its own"
+    verdicts, problems = apply(entries.holding_for({LOCAL: HTTP}), [verdict(n, target=LOCAL) for n in "ab"], TODAY)
+    assert known(verdicts) == ["stop-text", None]
+    assert "matches 2 verdicts, its cap is 1" in problems[0].problem
+
+
+def test_an_entry_about_a_pair_holds_where_either_side_is_a_release_under_another_name(tmp_path):
+    pair = ledger(tmp_path, ('["skyrl-0.2.0:http"]', f'["{LEGACY}~{HTTP}"]'))
+    held = pair.holding_for({LOCAL: HTTP, "local:legacy": LEGACY})
+    for baseline, target in ((LEGACY, LOCAL), ("local:legacy", LOCAL), ("local:legacy", HTTP), (LEGACY, HTTP)):
+        judged = [verdict(target=target, baseline=baseline, status="regression")]
+        assert known(apply(held, judged, TODAY)[0]) == ["stop-text"]
+    assert known(apply(held, [verdict(target=LEGACY, baseline=LOCAL, status="regression")], TODAY)[0]) == [None]
+
+
+def test_an_own_stack_that_mended_a_difference_does_not_make_its_entry_stale(tmp_path):
+    held = ledger(tmp_path).holding_for({LOCAL: HTTP})
+    mended = verdict(target=LOCAL, status="pass", reason="")
+    assert apply(held, [mended], TODAY)[1] == []
+    assert len(apply(held, [mended, verdict(status="pass", reason="")], TODAY)[1]) == 1, "the release has to have it"
+
+
 EXPLAINED = {
     "fail": {None, "fail"},
     "untestable": {None, "untestable"},

@@ -10,9 +10,10 @@ import datetime
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import as_file, files
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -24,6 +25,8 @@ from harness.records.verdict import Conformance, LedgerProblem, Parity, Verdict
 IDENTITY = re.compile(r"[a-z0-9][a-z0-9.-]*")
 SOURCE = re.compile(r"[\w./-]+\.\w+:\d+.*\s\S.*", re.DOTALL)
 """A file and line of the released source, and words about it."""
+Claims = dict[tuple[str, ...], list[str]]
+"""An entry's id and targets → the verdicts that it explains, also those beyond its cap."""
 UNLIKELY = "\x00a reason that no check gives\x00"
 
 
@@ -55,6 +58,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             and (verdict.target in self.targets or pair in self.targets)
         )
 
+    def settled_by(self, verdict: Verdict) -> bool:
+        """True if the verdict is about the entry and shows whether its difference is still there."""
+        if not self.about(verdict) or self.status == "untestable":
+            return self.about(verdict)
+        return verdict.status != Conformance.UNTESTABLE and (
+            verdict.red or verdict.known is not None or verdict.status != Conformance.MISSING
+        )
+
     def may_be_about(self, scenarios: Iterable[str]) -> bool:
         """True if the scenario or the topology is a pattern and the scenario covers one of these."""
         pattern = any(c in self.scenario + self.topology for c in "*?[")
@@ -74,9 +85,29 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """All entries, in the order of the file."""
 
     entries: tuple[Entry, ...] = ()
+    borrowed: tuple[Entry, ...] = ()
+    """Copies for targets that are a release under another name (`holding_for`). They explain, and are never stale."""
 
     def get(self, entry_id: str | None) -> Entry | None:
         return next((entry for entry in self.entries if entry.id == entry_id), None)
+
+    def holding_for(self, released: Mapping[str, str | None]) -> Ledger:
+        """The ledger whose entries also hold for these: target → the released target that it is (None: no entry holds).
+
+        Each stack or pair gets a copy of the entry with its share of the cap. A pair may have one side under its own name.
+        """
+        names: dict[str, list[str]] = {}
+        for target, release in released.items():
+            if release is not None:
+                names.setdefault(release, []).append(target)
+        borrowed = (
+            msgspec.structs.replace(entry, targets=[other], cap=-(-entry.cap // len(entry.targets)))
+            for entry in self.entries
+            for target in entry.targets
+            for sides in product(*([side, *names.get(side, ())] for side in target.split("~")))
+            if (other := "~".join(sides)) != target
+        )
+        return msgspec.structs.replace(self, borrowed=tuple(borrowed))
 
 
 def load(path: Path | None = None) -> Ledger:
@@ -173,9 +204,9 @@ def apply(
     gives the same answer. Entries without a judged verdict in this run are left alone. `elsewhere` names scenarios that
     were not driven in each of their topologies; an entry whose pattern covers one of them is called neither stale nor changed.
     """
-    live = [entry for entry in ledger.entries if entry.expires >= today]
+    live = [entry for entry in (*ledger.entries, *ledger.borrowed) if entry.expires >= today]
     known: dict[str, str] = {}
-    claims: dict[str, list[str]] = {entry.id: [] for entry in live}
+    claims: Claims = {(entry.id, *entry.targets): [] for entry in live}
     problems = [
         LedgerProblem(
             entry=entry.id,
@@ -195,7 +226,10 @@ def apply(
         elif verdict.red:
             _claim(verdict, live, claims, known, problems)
     for entry in live:
-        problems.extend(_problems(entry, verdicts, claims[entry.id], known, elsewhere))
+        claimed = claims[entry.id, *entry.targets]
+        problems.extend(_over_cap(entry, claimed))
+        if not claimed and entry in ledger.entries and not entry.may_be_about(elsewhere):
+            problems.extend(_stale(entry, verdicts, known))
     explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
     return explained, list(dict.fromkeys(problems))
 
@@ -203,7 +237,7 @@ def apply(
 def _claim(
     verdict: Verdict,
     live: Sequence[Entry],
-    claims: dict[str, list[str]],
+    claims: Claims,
     known: dict[str, str],
     problems: list[LedgerProblem],
 ) -> None:
@@ -218,8 +252,9 @@ def _claim(
         )
     if matching:
         entry = matching[0]
-        claims[entry.id].append(verdict.id)
-        if len(claims[entry.id]) <= entry.cap:
+        claimed = claims[entry.id, *entry.targets]
+        claimed.append(verdict.id)
+        if len(claimed) <= entry.cap:
             known[verdict.id] = entry.id
 
 
@@ -247,9 +282,7 @@ def _covered_by(
     return explained[0] if explained and all(explained) else None
 
 
-def _problems(
-    entry: Entry, verdicts: Sequence[Verdict], claimed: Sequence[str], known: dict[str, str], elsewhere: Sequence[str]
-) -> Iterable[LedgerProblem]:
+def _over_cap(entry: Entry, claimed: Sequence[str]) -> Iterable[LedgerProblem]:
     if len(claimed) > entry.cap:
         yield LedgerProblem(
             entry=entry.id,
@@ -257,12 +290,10 @@ def _problems(
             f"not explained: {', '.join(claimed[entry.cap :][:5])}",
             next_step=f"{entry.owner}: find out why there are more; raise the cap only for the same cause",
         )
-    if claimed or entry.may_be_about(elsewhere):
-        return
-    about = [v for v in verdicts if entry.about(v)]
-    settled = [v for v in about if v.status != Conformance.UNTESTABLE and (v.red or v.status != Conformance.MISSING)]
-    if entry.status == "untestable":
-        settled = about
+
+
+def _stale(entry: Entry, verdicts: Sequence[Verdict], known: dict[str, str]) -> Iterable[LedgerProblem]:
+    settled = [v for v in verdicts if entry.settled_by(v)]
     changed = [v for v in settled if v.red and v.id not in known]
     if changed:
         now = " | ".join(sorted({f"{v.status}: {v.reason}" for v in changed})[:3])
