@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.contract.errors import Blame, LedgerError
-from harness.judging.ledger import Ledger, apply, load
+from harness.judging.ledger import Ledger, apply, load, uses
 from harness.records.verdict import Conformance, Parity, Verdict
 
 TODAY = datetime.date(2026, 5, 1)
@@ -271,6 +271,28 @@ def test_an_own_stack_that_mended_a_difference_does_not_make_its_entry_stale(tmp
     mended = verdict(target=LOCAL, status="pass", reason="")
     assert apply(held, [mended], TODAY)[1] == []
     assert len(apply(held, [mended, verdict(status="pass", reason="")], TODAY)[1]) == 1, "the release has to have it"
+
+
+def test_runs_together_show_what_each_entry_explains(tmp_path):
+    more = GOOD.replace("stop-text", "gone").replace("stops.text", "stops.gone")
+    more += GOOD.replace("stop-text", "idle").replace("stops.text", "stops.idle")
+    entries = ledger(tmp_path, more=more)
+    monday, _ = apply(entries, [verdict(), compared(), verdict(check="stops.gone", status="pass", reason="")], TODAY)
+    tuesday, _ = apply(entries, [verdict("b", status="pass", reason="")], TODAY)
+    blind = verdict(check="stops.idle", status="untestable", reason="tap is blind")
+    found = uses(entries, {"monday": monday, "tuesday": [*tuesday, blind]})
+    assert [(use.entry, use.judged, use.explained, use.runs) for use in found] == [
+        ("stop-text", 3, 2, ["monday"]),
+        ("gone", 1, 0, []),
+        ("idle", 0, 0, []),
+    ]
+    assert [use.stale for use in found] == [False, True, False]
+
+
+def test_a_run_that_was_judged_with_another_ledger_is_refused(tmp_path):
+    judged, _ = apply(ledger(tmp_path), [verdict()], TODAY)
+    with pytest.raises(LedgerError, match="run monday was judged with entries that the ledger lacks: stop-text"):
+        uses(Ledger(), {"monday": judged})
 
 
 EXPLAINED = {

@@ -1,7 +1,7 @@
 """The ledger of known divergences: executed, reason-matched, capped, owned, expiring. Stale entries are red.
 
-Read from ``scenarios/known_divergences.toml``. `apply` is pure: it returns the verdicts with `known` set, and the problems
-of the entries that this run shows.
+Read from ``scenarios/known_divergences.toml``. `apply` and `uses` are pure. `apply` returns one run's verdicts with `known` set, and
+the problems of the entries that this run shows. `uses` adds up what each entry explained in several runs.
 """
 
 from __future__ import annotations
@@ -232,6 +232,49 @@ def apply(
             problems.extend(_stale(entry, verdicts, known))
     explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
     return explained, list(dict.fromkeys(problems))
+
+
+@final
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """What several runs together show about an entry."""
+
+    entry: str
+    judged: int
+    """Number of verdicts that show whether its difference is still there."""
+    explained: int
+    """Number of verdicts that it explains, comparisons included."""
+    runs: list[str]
+    """The runs in which it explains something."""
+
+    @property
+    def stale(self) -> bool:
+        """True if verdicts about it were judged and none needs it."""
+        return self.judged > 0 and not self.explained
+
+
+def uses(ledger: Ledger, runs: Mapping[str, Sequence[Verdict]]) -> list[Use]:
+    """Each entry with its use in these runs (name → verdicts to which the ledger was applied), in the order of the file.
+
+    Raises `LedgerError` for a verdict that is explained by an entry that the ledger does not have.
+    """
+    for run, verdicts in runs.items():
+        if lost := sorted({v.known for v in verdicts if v.known and ledger.get(v.known) is None}):
+            raise LedgerError(
+                f"run {run} was judged with entries that the ledger lacks: {', '.join(lost)}",
+                next_step=f"judge it again with this ledger: parity judge {run}",
+            )
+    return [_use(entry, runs) for entry in ledger.entries]
+
+
+def _use(entry: Entry, runs: Mapping[str, Sequence[Verdict]]) -> Use:
+    explained = {run: sum(v.known == entry.id for v in verdicts) for run, verdicts in runs.items()}
+    settled = (v for verdicts in runs.values() for v in verdicts if v.known == entry.id or entry.settled_by(v))
+    return Use(
+        entry=entry.id,
+        judged=sum(1 for _ in settled),
+        explained=sum(explained.values()),
+        runs=[run for run, count in explained.items() if count],
+    )
 
 
 def _claim(
