@@ -253,6 +253,10 @@ def prove(
     batch_invariant: BatchInvariant = False,
     engine: Engine = EngineChoice.AUTO,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one per core).")] = 0,
+    beside_ledger: Annotated[
+        bool,
+        typer.Option("--ledger", help="Also drive the ledger's entries under other faults, which have to stay red."),
+    ] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
     """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
@@ -264,6 +268,8 @@ def prove(
       parity prove --stack miniature --fault 'session_moves*'
     The faults of the real stacks, on the wire:
       parity prove --stack skyrl-0.2.0:http --stack skyrl-0.2.0:legacy --start fork
+    Does an entry of the ledger hide other faults?
+      parity prove --stack skyrl-0.2.0:http --start fork --ledger
 
     It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
     names, every check is killed by a fault, and the correct stacks are green; 1 something is red, or Ctrl-C; 2 a named error.
@@ -287,6 +293,7 @@ def prove(
         dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
         cuda_graphs=cuda_graphs,
         batch_invariant=batch_invariant,
+        ledger=beside_ledger,
         jobs=jobs,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )

@@ -50,13 +50,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
-        pair = f"{verdict.baseline}~{verdict.target}" if verdict.baseline else None
-        return (
-            fnmatchcase(verdict.scenario, self.scenario)
-            and fnmatchcase(verdict.check, self.check)
-            and fnmatchcase(verdict.topology, self.topology)
-            and (verdict.target in self.targets or pair in self.targets)
+        stacks = [verdict.target] + [f"{verdict.baseline}~{verdict.target}"] * bool(verdict.baseline)
+        return fnmatchcase(verdict.check, self.check) and any(
+            self.at(verdict.scenario, verdict.topology, stack) for stack in stacks
         )
+
+    def at(self, scenario: str, topology: str, stack: str) -> bool:
+        """True if the entry has this scenario, topology, and stack or pair."""
+        return stack in self.targets and fnmatchcase(scenario, self.scenario) and fnmatchcase(topology, self.topology)
 
     def settled_by(self, verdict: Verdict) -> bool:
         """True if the verdict is about the entry and shows whether its difference is still there."""
