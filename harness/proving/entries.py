@@ -62,7 +62,8 @@ class LedgerProof(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: list[EntryProof]
     untried: list[str]
-    """Entries with no fault that may turn their check red, or whose scenario ends the stack or is not selected."""
+    """Entries with no fault that may turn their check red, or whose scenario ends the stack, is not selected, or is driven in
+    another topology."""
     problems: list[str]
     """Everything that is red."""
 
@@ -82,16 +83,16 @@ def to_try(
 ) -> list[tuple[Topology, dict[str, set[str]]]]:
     """The scenarios of the entries about a target, by topology, each with the faults that may turn an entry's check red there.
 
-    `scenarios`: those that the target can drive. Each is driven in the first topology that the entry is about. Scenarios that end
-    the stack are left out.
+    `scenarios`: those that the target can drive. Each is driven in its first topology, as under its own faults. Scenarios that
+    end the stack are left out.
     """
     found: dict[str, tuple[Topology, dict[str, set[str]]]] = {}
     for scenario in (one for one in scenarios if not one.spoils):
         for entry in ledger.entries:
-            places = [place for place in scenario.driven_in(engines) if entry.at(scenario.name, place.name, target)]
+            place = scenario.driven_in(engines)[0]
             ids = {fault.id for fault in faults if _may_turn(fault, entry, reads)}
-            if places and ids:
-                names = found.setdefault(places[0].name, (places[0], {}))[1]
+            if ids and entry.at(scenario.name, place.name, target):
+                names = found.setdefault(place.name, (place, {}))[1]
                 names.setdefault(scenario.name, set()).update(ids)
     return list(found.values())
 
