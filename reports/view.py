@@ -86,7 +86,7 @@ def held_entries(judgement: Judgement) -> list[str]:
     return [
         f"the ledger's entries about {release} hold for {name}: its recordings name that version"
         if release
-        else f"no entry of the ledger holds for {name}: its version was not released"
+        else f"no entry of the ledger holds for {name}: no released target has its version"
         for name, release in judgement.released.items()
     ]
 

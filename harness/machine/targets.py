@@ -121,8 +121,8 @@ def real_stacks(names: Iterable[str], released: Mapping[str, str | None] | None 
 def released(packages: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str | None]:
     """Target → the released target that it is, for each that has another name ("local:http", "skyrl-0.2.0:http in RUN").
 
-    `packages`: the target of each recording, with the versions in its environment. None: a version that was not released, or
-    recordings of several. Inline and unknown targets are left out.
+    `packages`: the target of each recording, with the versions in its environment. None: no released target has that version, or
+    the recordings name several. Inline and unknown targets are left out.
     """
     found: dict[str, set[str | None]] = {}
     for name, versions in packages:
