@@ -181,22 +181,10 @@ def unexpected(call: Call) -> Finding:
     """The finding for a call that failed and should not have. Its reason names the error; the message varies and is evidence."""
     assert call.error is not None
     error = call.error
-<<<<<<< HEAD
     reason, blame = f"{call.method}() failed with {error.kind}", Blame(error.blame)
     told = {"error": error.kind, "message": error.message, "status": error.status}
     shown = {"call": call.label or call.id, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
-=======
-    shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
-    return Finding(
-        status="fail" if error.blame == Blame.STACK else "untestable",
-        facts=1,
-        reason=f"{call.method}() failed with {error.kind}",
-        evidence=[{**shown, "request": short(call.request)}],
-        concerns=[(call.id, None)],
-        blame=Blame(error.blame),
-    )
->>>>>>> causes
 
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:

@@ -66,15 +66,10 @@ def _queries(evidence: Evidence) -> Iterator[Query]:
 
 CLEAN_ROOM = Check(
     name="clean_room",
-<<<<<<< HEAD
     fault="a scenario is judged although it began on weights or a cache that another one left behind, or paused on some server",
+    next_step="drive this scenario alone: if it begins clean, the scenario driven before it left behind what the evidence shows",
     reads=Fact.POLICY | Fact.ADAPTERS | Fact.PAUSES,
-=======
-    fault="a scenario is judged although it began on weights that another one left behind, or on another checkpoint",
-    next_step="drive this scenario alone: if it begins clean, the scenario driven before it left the weights in the evidence behind",
-    reads=Fact.POLICY | Fact.ADAPTERS,
     falsifies=~NOTHING,
->>>>>>> causes
     source="architecture, rule 4: a clean room per scenario; parameter digests are read, not assumed",
     judge=_judge,
     queries=_queries,

@@ -24,15 +24,11 @@ def _execution(execution: Execution) -> dict[str, Any]:
     return {"server": execution.server, "prompt": list(execution.prompt[:16]), "tokens": list(execution.tokens[:16])}
 
 
-<<<<<<< HEAD
-def _surplus(evidence: Evidence) -> list[dict[str, Any]]:
-=======
-def _altered(row: Row, execution: Execution) -> dict[str, object]:
+def _altered(row: Row, execution: Execution) -> dict[str, Any]:
     return {**row.shown, "server": execution.server, **parting(got=row.tokens or (), engine=execution.tokens)}
 
 
-def _surplus(evidence: Evidence) -> list[dict[str, object]]:
->>>>>>> causes
+def _surplus(evidence: Evidence) -> list[dict[str, Any]]:
     """Calls whose result holds more rows than were submitted."""
     asked: dict[int, int] = {}
     for row in assignment(evidence).rows:
@@ -66,28 +62,13 @@ def _wrong(evidence: Evidence, found: Assignment) -> Iterator[tuple[str, dict[st
     returned = [row for row in found.rows if row.state == "returned"]
     unserved = [row for row in returned if not found.of(row) and (row.call.id, row.index) not in altered]
     other = [(row, execution) for row, execution in found.altered if row.state == "returned"]
-<<<<<<< HEAD
     yield from ((LOST, row.shown) for row in found.rows if row.state == "lost")
     yield from ((EXTRA, shown) for shown in _surplus(evidence))
     for row, execution in other:
-        shown = {**row.shown, "tokens": list(row.tokens or ())[:16], "engine": _execution(execution)}
-        yield EMPTIED if _empty(row) and execution.tokens else ALTERED, shown
+        yield EMPTIED if _empty(row) and execution.tokens else ALTERED, _altered(row, execution)
     yield from ((EMPTY if _empty(row) else UNSERVED, row.shown) for row in unserved)
     yield from ((REPEATED, _execution(execution)) for execution in found.repeated)
     yield from ((STRANGER, _execution(execution)) for execution in found.strangers)
-=======
-    faults: list[tuple[str, list[dict[str, object]]]] = [
-        (LOST, [row.shown for row in found.rows if row.state == "lost"]),
-        (EXTRA, _surplus(evidence)),
-        (EMPTIED, [_altered(row, e) for row, e in other if _empty(row) and e.tokens]),
-        (EMPTY, [row.shown for row in unserved if _empty(row)]),
-        (ALTERED, [_altered(row, e) for row, e in other]),
-        (UNSERVED, [row.shown for row in unserved]),
-        (REPEATED, [_execution(e) for e in found.repeated]),
-        (STRANGER, [_execution(e) for e in found.strangers]),
-    ]
-    return next(((reason, seen) for reason, seen in faults if seen), None)
->>>>>>> causes
 
 
 CONSERVATION = Check(

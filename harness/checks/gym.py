@@ -14,13 +14,9 @@ from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
-<<<<<<< HEAD
-from harness.contract.faults import Fact
-from harness.records.recording import Call
-=======
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.differing import parting
->>>>>>> causes
+from harness.records.recording import Call
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 

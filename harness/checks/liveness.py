@@ -118,12 +118,8 @@ def _hollow(row: Row) -> str | None:
 
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
-<<<<<<< HEAD
     fault="a call waits forever for a dead server, comes back as if nothing had happened, or fails for a reason that tells nothing",
-=======
-    fault="a call waits forever for a dead server, or comes back as if nothing had happened",
     next_step="look at what tells pending calls that a server is gone: the router, the client's connection, or only a timeout",
->>>>>>> causes
     reads=Fact.ANSWERS | Fact.ERRORS,
     falsifies=ROWS,
     errors_of=EVERY,

@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from harness.checks import matching
-<<<<<<< HEAD
 from harness.checks.answers import answered, answers, choices, select, trouble
 from harness.checks.base import Check, Evidence, Finding, concluded, together
-from harness.contract.faults import Fact
-=======
-from harness.checks.answers import answers, choices, select, trouble
-from harness.checks.base import Check, Evidence, Finding, failed, passed
 from harness.contract.faults import NOTHING, ROWS, Fact
->>>>>>> causes
 from harness.records.recording import Call
 from harness.records.reference import Query
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from harness.checks.answers import Answer, of_answers
-<<<<<<< HEAD
 from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
-=======
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
 from harness.contract.faults import ROWS
->>>>>>> causes
 
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 

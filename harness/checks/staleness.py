@@ -270,19 +270,13 @@ def _judge_same_output(evidence: Evidence) -> Finding:
             facts += 1
             between |= {c.id for c in changes if before.call.started_ns < c.started_ns < row.call.ended_ns}
             if before.tokens != row.tokens or before.finish_reason != row.finish_reason:
-<<<<<<< HEAD
-                both = {"before": list(before.tokens or ())[:16], "after": list(row.tokens or ())[:16]}
+                both = parting(before=before.tokens or (), after=row.tokens or ())
                 wrong.append(("a policy version answers otherwise the second time", {**_shown(answer), **both}))
     if not facts:
         return untestable("no prompt was answered twice by the same version")
     if not between and not wrong:
         return untestable(NOTHING_BETWEEN)
     return concluded(facts, wrong, changes_between=len(between))
-=======
-                both = parting(before=before.tokens or (), after=row.tokens or ())
-                return failed(facts, "a policy version answers otherwise the second time", [{**_shown(answer), **both}])
-    return passed(facts) if facts else untestable("no prompt was answered twice by the same version")
->>>>>>> causes
 
 
 SAME_VERSION_SAME_OUTPUT = Check(

@@ -29,24 +29,12 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
             return untestable("no output had a text to compare")
         if special and not any(_has_special(evidence, row) for row in rows):
             return untestable("no special token occurred within an output")
-<<<<<<< HEAD
         wrong = [
-            (why, row.shown(text=row.text, decoded=_expected(evidence, row)))
+            (why, row.shown(**parting(text=row.text or "", decoded=_expected(evidence, row))))
             for row in rows
             if (why := _wrong(evidence, row))
         ]
         return concluded(len(rows), wrong)
-=======
-        wrong = [(row, why) for row in rows if (why := _wrong(evidence, row))]
-        if wrong:
-            causes = sorted({why for _, why in wrong})
-            shown = {
-                why: row.shown(**parting(text=row.text or "", decoded=_expected(evidence, row)))
-                for row, why in reversed(wrong)
-            }
-            return failed(len(rows), "; ".join(causes), [shown[why] for why in causes])
-        return passed(len(rows))
->>>>>>> causes
 
     return of_answers(
         "text",

@@ -83,24 +83,14 @@ def same_output(first: str, second: str) -> Check:
         pairs = _pairs(evidence, first, second)
         if isinstance(pairs, Finding):
             return pairs
-<<<<<<< HEAD
         wrong: list[tuple[str, dict[str, Any]]] = []
         for one, other in pairs:
             differ = [f for f in ("tokens", "finish_reason", "text") if getattr(one, f) != getattr(other, f)]
             for facet in differ[:1] if not _rounding_parts(evidence, one, other) else ():
-                both = {first: getattr(one, facet), second: getattr(other, facet)}
+                both = _both(facet, {first: one, second: other})
                 wrong.append((f"{facet} differ between {first} and {second}", one.shown(**both)))
         if wrong:
             return concluded(3 * len(pairs), wrong)
-=======
-        for number, (one, other) in enumerate(pairs, start=1):
-            if _rounding_parts(evidence, one, other):
-                continue
-            for facet in ("tokens", "finish_reason", "text"):
-                if getattr(one, facet) != getattr(other, facet):
-                    both = _both(facet, {first: one, second: other})
-                    return failed(number, f"{facet} differ between {first} and {second}", [one.shown(**both)])
->>>>>>> causes
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
         if all(one.tokens == other.tokens for one, other in drawn):
             return passed(3 * len(pairs))

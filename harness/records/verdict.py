@@ -345,6 +345,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     run: RunInfo
     verdicts: list[Verdict]
     ledger_problems: list[LedgerProblem] = []
+    released: dict[str, str | None] = {}
+    """Stack that is a release under another name → the released target whose ledger entries hold for it; None: no released target
+    has its version, and no entry holds."""
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
     open_causes: list[OpenCause] = []
