@@ -57,6 +57,10 @@ class Why(StrEnum):
     """One stack returns log-probabilities although the request asks for none."""
     ERROR_CLASS = "error-of-another-class"
     """Both stacks refuse the call, with errors of different classes or statuses."""
+    CLIENT_METHOD = "other-client-method"
+    """The clients offer the call under different names, or with different arguments."""
+    NO_CLIENT_METHOD = "no-client-method"
+    """One client has no method for the call: its adapter finds the answer elsewhere."""
 
 
 def _without_stop_strings(text: str, call: Call) -> str:
@@ -143,6 +147,19 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     elif one_sided and "token_ids" in place:
         found = (Why.NO_TOKEN_IDS,)
     return found
+
+
+def of_methods(baseline: str, candidate: str) -> tuple[Why, ...]:
+    """Causes of other calls to the clients."""
+    return (Why.NO_CLIENT_METHOD,) if "none" in (baseline, candidate) else (Why.CLIENT_METHOD,)
+
+
+def of_form(baseline: str, candidate: str) -> tuple[Why, ...]:
+    """Causes of a difference between two forms."""
+    both = (baseline, candidate)
+    if all(form.startswith("raises ") for form in both):
+        return (Why.ERROR_CLASS,)
+    return (Why.NULL,) if set(both) == {"None", NOT_THERE} else ()
 
 
 def _of_tokens(asked: Asked) -> tuple[Why, ...]:
