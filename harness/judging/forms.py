@@ -7,18 +7,22 @@ sampling may give both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import final
 
 import msgspec
 
-from harness.judging.causes import NOT_THERE, Why, of_form, of_methods
+from harness.contract.messages import DATA_PLANE
+from harness.judging.causes import NOT_THERE, WITH, Why, of_form, of_methods
 from harness.judging.facets import deterministic
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
 
 FORM = "outputs.form"
 METHODS = "client.methods"
+Forms = Mapping[str, str]
+"""Place → form."""
 _ITEMS = ("[]", ".*")
 _BY_CHANCE = {"None", "int", "str"}
 """Forms of fields like stop_reason, which an answer has or not."""
@@ -26,22 +30,18 @@ _BY_CHANCE = {"None", "int", "str"}
 
 @final
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of one pair of calls. `twin` is the value of the baseline's twin, None without one."""
+    """One place of one pair of calls."""
 
     facet: str
     place: str
     baseline: str
     candidate: str
-    twin: str | None
+    noisy: bool
+    """True if the baseline differs from its own twin there."""
 
     @property
     def differs(self) -> bool:
         return self.baseline != self.candidate
-
-    @property
-    def noisy(self) -> bool:
-        """True if the baseline differs from its own twin there."""
-        return self.twin not in (None, self.baseline)
 
     @property
     def why(self) -> tuple[Why, ...]:
@@ -60,18 +60,20 @@ def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
         place=left.method,
         baseline=_called(ours),
         candidate=_called(theirs),
-        twin=_called(twins) if twins else None,
+        noisy=bool(twins) and _called(twins) != _called(ours),
     )
+    sampled = left.method in DATA_PLANE and not deterministic(left)
     renamed = len(ours) == len(theirs) == 1
     for (name, mine), other in zip(ours.items(), theirs.values(), strict=True) if renamed else _shared(ours, theirs):
         begin = left.method if len(ours) == 1 else f"{left.method}: {name}"
-        for place in _places(mine.forms, other.forms, by_chance=not deterministic(left)):
+        a, b = _told_apart(mine.forms, other.forms)
+        for place in _places(a, b, by_chance=sampled):
             yield Compared(
                 facet=FORM,
                 place=begin + place,
-                baseline=mine.forms.get(place, NOT_THERE),
-                candidate=other.forms.get(place, NOT_THERE),
-                twin=twins[name].forms.get(place, NOT_THERE) if name in twins else None,
+                baseline=a.get(place, NOT_THERE),
+                candidate=b.get(place, NOT_THERE),
+                noisy=name in twins and twins[name].forms.get(place) != mine.forms.get(place),
             )
 
 
@@ -90,7 +92,19 @@ def _shared(ours: Mapping[str, Raw], theirs: Mapping[str, Raw]) -> list[tuple[tu
     return [((name, raw), theirs[name]) for name, raw in ours.items() if name in theirs]
 
 
-def _places(mine: Mapping[str, str], other: Mapping[str, str], *, by_chance: bool) -> Iterator[str]:
+def _told_apart(mine: Forms, other: Forms) -> tuple[Forms, Forms]:
+    """The same forms; results that have fields and share none are told apart by their fields."""
+    fields = [[place for place in forms if re.fullmatch(r"\.[^.[]+", place)] for forms in (mine, other)]
+    if not all(fields) or set(fields[0]) & set(fields[1]):
+        return mine, other
+    a, b = (
+        {**forms, "": f"{forms['']}{WITH}{', '.join(names)}"}
+        for forms, names in zip((mine, other), fields, strict=True)
+    )
+    return a, b
+
+
+def _places(mine: Forms, other: Forms, *, by_chance: bool) -> Iterator[str]:
     """Places of both sides, outer ones first, without those within a place that differs."""
     closed: set[str] = set()
     for place in sorted({**mine, **other}, key=lambda place: (len(place), place)):
