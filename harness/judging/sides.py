@@ -150,8 +150,16 @@ def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]
         facet.facts += 1
         facet.noisy += found.differs and found.noisy
         if found.differs and not found.noisy:
-            sides = {"baseline": found.baseline, "candidate": found.candidate}
-            facet.differences.append(Difference(call=left, place=found.place, size=0, why=found.why, **sides))
+            facet.differences.append(
+                Difference(
+                    call=left,
+                    place=found.place,
+                    baseline=found.baseline,
+                    candidate=found.candidate,
+                    size=size_of(left, found.place),
+                    why=found.why,
+                )
+            )
 
 
 def _given_up(call: Call) -> bool:
