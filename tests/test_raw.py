@@ -16,17 +16,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from harness.checks.base import Evidence
+from harness.contract.errors import Blame
 from harness.contract.messages import Empty, Generation, HealthResult
 from harness.driving import raw
 from harness.driving.host import Host
 from harness.driving.process import read_answer
 from harness.judging.causes import Why
 from harness.judging.forms import FORM, METHODS
+from harness.judging.parity import Judged, compare
 from harness.records.forms import Forms
 from harness.records.recording import Call, Raw, decode_line
-from harness.records.verdict import UNEXPLAINED, Parity, Verdict
+from harness.records.verdict import UNEXPLAINED, Concern, Parity, Verdict
 from tests import miniature, traces
-from tests.test_parity import answer, both
+from tests.test_parity import BOOK, NOISE, SCENARIO, answer, both, side, verdict
 
 # --- forms ----------------------------------------------------------------------------------------------------------
 
@@ -276,6 +279,23 @@ def test_a_form_in_which_the_baseline_differs_from_its_own_twin_is_noise():
     sides = [told(answer(), forms) for forms in (IDS, IDS | {".a": "int"}, IDS | {".a": "None"})]
     found = both(sides[:1], sides[1:2], twin=sides[2:])[FORM]
     assert (found.status, found.numbers["within_twin_noise"]) == (Parity.PARITY, 1)
+
+
+def test_a_call_that_failed_before_the_client_was_asked_tells_nothing():
+    refused = told(traces.generate([[5]], error=traces.error()), None)
+    raised = told(traces.generate([[5]], error=traces.error()), {"": "raises ValueError"})
+    assert not {FORM, METHODS} & both([refused], [raised]).keys()
+
+
+@pytest.mark.parametrize(("wrong", "differs"), [([], True), ([("asked", 0)], False), ([("other", None)], True)])
+def test_a_call_that_a_failed_check_found_wrong_is_not_compared(wrong: list[Concern], differs: bool):
+    old, new = (
+        traces.trace(told(answer(label="asked"), forms), target=f"stack:{forms['']}") for forms in (IDS, {"": "None"})
+    )
+    fails = [verdict("fail", reason="wrong", blame=Blame.STACK, concerns=wrong)]
+    failing = Judged(evidence=Evidence(new, BOOK), verdicts=fails, own=fails)
+    found = {v.check: v.status for v in compare(SCENARIO, side(old), failing, None, NOISE)}
+    assert found.get(FORM) == (Parity.OPEN if differs else None)
 
 
 def test_a_client_with_another_method_is_compared_all_the_same_and_the_method_is_a_difference():
