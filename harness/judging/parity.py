@@ -339,6 +339,8 @@ def _kind_of_place(call: Call | None, place: str) -> str:
     """Where a difference lies, without numbers that vary with the input: "generate", "chat_completion choices[].index"."""
     if call is None:
         return "the sessions that share a server"
+    if place.startswith(call.method):
+        return place
     if call.method in CHOICES:
         return f"{call.method} {re.sub(r'[0-9]+', '', place)}"
     return call.method

@@ -14,7 +14,7 @@ from harness.checks.base import Evidence
 from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
-from harness.judging import partings
+from harness.judging import forms, partings
 from harness.judging.causes import NOT_THERE, Asked, Why, of_place
 from harness.judging.facets import (
     BODIES,
@@ -117,11 +117,13 @@ def lay_side_by_side(
     errors: list[tuple[Call, Call]] = []
     incomparable = 0
     for left, right in pairing.pairs:
+        covered = [_covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
+        if not any(covered):
+            _forms(left, right, again.get(left.id), facets)
         if error_of(left) is not None or error_of(right) is not None:
             if not (_given_up(left) and _given_up(right)):
                 errors.append((left, right))
             continue
-        covered = [_covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
         if any(None in rows for rows in covered):
             continue
         _outputs(
@@ -141,6 +143,24 @@ def lay_side_by_side(
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
     _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
     return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
+
+
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]) -> None:
+    for found in forms.compare(left, right, again):
+        facet = facets[found.facet]
+        facet.facts += 1
+        facet.noisy += found.differs and found.noisy
+        if found.differs and not found.noisy:
+            facet.differences.append(
+                Difference(
+                    call=left,
+                    place=found.place,
+                    baseline=found.baseline,
+                    candidate=found.candidate,
+                    size=size_of(left, found.place),
+                    why=found.why,
+                )
+            )
 
 
 def _given_up(call: Call) -> bool:
