@@ -120,8 +120,8 @@ def lay_side_by_side(
             if not (_given_up(left) and _given_up(right)):
                 errors.append((left, right))
             continue
-        covered = [_covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
-        if any(None in rows for rows in covered):
+        wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
+        if any(None in rows for rows in wrong):
             continue
         _outputs(
             left,
@@ -130,9 +130,9 @@ def lay_side_by_side(
             bound=bound,
             parted=parted,
             facets=facets,
-            aside=covered[0] | covered[1],
+            aside=wrong[0] | wrong[1],
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
-                _overlaps(left, baseline, method) or _overlaps(right, candidate, method)
+                overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
         )
         before = numbers.facts
@@ -147,7 +147,7 @@ def _given_up(call: Call) -> bool:
     return call.error is not None and call.error.blame == Blame.HARNESS
 
 
-def _covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
+def covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
     """Rows of the call that the concerns are about; None among them: all of it."""
     return {row for of, row in concerns if of in (call.id, call.label)}
 
@@ -205,7 +205,7 @@ def _outputs(
             )
 
 
-def _overlaps(call: Call, evidence: Evidence, method: str) -> bool:
+def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
     """True if a call of that method overlaps the call."""
     others = evidence.calls(method)
     return any(other.started_ns < call.ended_ns and call.started_ns < other.ended_ns for other in others)
