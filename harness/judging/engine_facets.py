@@ -238,17 +238,22 @@ def _concurrency(both: _Both) -> Facet:
     drawn = _chance(*both.sides[0])
     for place, each, chance in (("in all", False, 0.0), ("at one server", True, drawn)):
         ours, theirs, *twins = [_peak(runs, each=each) for runs in sides]
-        least, most = min([ours, *twins]), max([ours, *twins])
         facet.facts += 1
-        if abs(ours - theirs) > chance and (theirs >= FACTOR * most or least >= FACTOR * theirs):
-            spread = each and not facet.differences and not facet.noisy
-            why = (Why.OTHER_SPREAD,) if spread else _why_fewer(sides[0] if ours < theirs else sides[1])
-            facet.differences.append(
-                Difference(call=None, place=f"most at once {place}", baseline=ours, candidate=theirs, size=0, why=why)
-            )
-        elif theirs >= FACTOR * ours or ours >= FACTOR * theirs:
+        if abs(ours - theirs) <= chance or not _far(ours, theirs):
+            continue
+        if any(_far(ours, twin) or not _far(twin, theirs) for twin in twins):
             facet.noisy += 1
+            continue
+        spread = each and not facet.differences and not facet.noisy
+        why = (Why.OTHER_SPREAD,) if spread else _why_fewer(sides[0] if ours < theirs else sides[1])
+        facet.differences.append(
+            Difference(call=None, place=f"most at once {place}", baseline=ours, candidate=theirs, size=0, why=why)
+        )
     return facet
+
+
+def _far(one: int, other: int) -> bool:
+    return max(one, other) >= FACTOR * min(one, other)
 
 
 @final
