@@ -24,7 +24,7 @@ from harness.judging.causes import Why
 from harness.judging.facets import deterministic, error_of, size_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
-from harness.judging.sides import Difference, Facet, covered, overlaps
+from harness.judging.sides import Difference, Facet, covered, given_up, overlaps
 from harness.records.recording import Call, Observation, ScenarioTrace
 from harness.records.verdict import Concern
 
@@ -259,6 +259,8 @@ def _far(one: int, other: int) -> bool:
 @final
 class _Run(msgspec.Struct, frozen=True, kw_only=True):
     call: int
+    asked_ns: int
+    """When the call began."""
     server: str
     from_ns: int
     to_ns: int
@@ -267,9 +269,11 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True):
 def _runs(evidence: Evidence, calls: Collection[int]) -> list[_Run]:
     """The executions of these calls with `LEAST_TOKENS` or more: shorter ones end before the next one begins."""
     gone = dropped(evidence)
+    asked_ns = {call.id: call.started_ns for call in evidence.calls()}
     return [
         _Run(
             call=call,
+            asked_ns=asked_ns[call],
             server=e.server,
             from_ns=e.started_ns,
             to_ns=e.ended_ns or gone.get((e.server, e.request_id)) or e.step_ns[-1],
@@ -295,30 +299,26 @@ def _peak(runs: Sequence[_Run], *, each: bool) -> int:
 
 
 def _why_fewer(runs: Sequence[_Run]) -> tuple[Why, ...]:
-    """Why few ran at once: the rows of a call ran one after another, or started over a longer time than a row runs."""
+    """Why few ran at once: the rows of a call ran one after another, or some came so late that the first ones had ended."""
     by_call: dict[int, list[_Run]] = defaultdict(list)
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.from_ns):
         by_call[run.call].append(run)
-    several = [sorted(rows, key=lambda run: run.from_ns) for rows in by_call.values() if len(rows) > 1]
-    if any(all(one.to_ns <= other.from_ns for one, other in pairwise(rows)) for rows in several):
+    if any(len(rows) > 1 and all(a.to_ns <= b.from_ns for a, b in pairwise(rows)) for rows in by_call.values()):
         return (Why.ONE_BY_ONE,)
     long_ns = statistics.median(run.to_ns - run.from_ns for run in runs)
-    return (Why.STAGGERED,) if any(rows[-1].from_ns - rows[0].from_ns > long_ns for rows in several) else ()
+    return (Why.STAGGERED,) if any(run.from_ns - run.asked_ns > long_ns for run in runs) else ()
 
 
 # --- seconds per request --------------------------------------------------------------------------------------------
 
 
 def _seconds(both: _Both) -> Facet:
-    """Calls that a pause holds are left out, and so is what only the harness asks."""
+    """Without calls that a pause holds or that the scenario gave up, and without what only the harness asks."""
     facet = Facet()
     groups: dict[str, list[tuple[Call, Call]]] = defaultdict(list)
     for left, right in both.pairs:
-        if (
-            METHODS[left.method].plane is Plane.OUT_OF_BAND
-            or _held(left, both.baseline)
-            or _held(right, both.candidate)
-        ):
+        sides = ((left, both.baseline), (right, both.candidate))
+        if METHODS[left.method].plane is Plane.OUT_OF_BAND or any(given_up(c) or _held(c, e) for c, e in sides):
             continue
         fails = any(error_of(call) is not None for call in (left, right))
         groups[f"{left.method}{' that fails' if fails else ''}"].append((left, right))

@@ -117,7 +117,7 @@ def lay_side_by_side(
     incomparable = 0
     for left, right in pairing.pairs:
         if error_of(left) is not None or error_of(right) is not None:
-            if not (_given_up(left) and _given_up(right)):
+            if not (given_up(left) and given_up(right)):
                 errors.append((left, right))
             continue
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
@@ -142,7 +142,7 @@ def lay_side_by_side(
     return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
 
 
-def _given_up(call: Call) -> bool:
+def given_up(call: Call) -> bool:
     """True if the scenario itself stopped waiting for the call, which is no error of the stack."""
     return call.error is not None and call.error.blame == Blame.HARNESS
 
