@@ -112,7 +112,8 @@ PAUSE = [("pause_generation", {"mode": "keep"})]
         (batch(EVEN[:4], ended_ns=SECOND), batch(EVEN[:4], ended_ns=9 * SECOND), {SECONDS: [UNEXPLAINED]}),
         (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=30 * SECOND), {SECONDS: [Why.SLOW_TO_FAIL]}),
         (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=SECOND), {}),
-        (control("sleep", [("sleep", {})]), control("sleep", [*RESET, ("sleep", {})]), {ORDER: [Why.CACHE_RESET]}),
+        (control("sleep", [("sleep", {})]), control("sleep", [*RESET, ("sleep", {})]), {ORDER: [Why.CACHE_RESET_AT_SLEEP]}),
+        (control("resume", []), control("resume", RESET), {ORDER: [Why.CACHE_RESET]}),
         (control("sleep", [("sleep", {})]), control("sleep", [("sleep", {"level": 2})]), {ORDER: [Why.OTHER_ARGUMENTS]}),
         (control("sleep", [("sleep", {})]), control("sleep", [("sleep", {"level": 1})]), {}),
         (control("pause", [*RESET, *PAUSE]), control("pause", [*PAUSE, *RESET]), {ORDER: [Why.OTHER_ORDER]}),
@@ -123,6 +124,7 @@ PAUSE = [("pause_generation", {"mode": "keep"})]
             control("sync_weights", [("start_weight_update", {}), ("update_weights", {})]),
             {ORDER: [Why.SYNC_STAGES]},
         ),
+        (control("pause", PAUSE), control("pause", PAUSE) + control("x", RESET, at_s=9)[1:], {ORDER: [Why.CACHE_RESET]}),
         (control("resume", []), control("resume", [("collective_rpc", {"method": "x"})]), {ORDER: [UNEXPLAINED]}),
         (control("pause", PAUSE), control("pause", PAUSE, servers=["server-0"]), {ORDER: [Why.PAUSE_WITHIN]}),
         (

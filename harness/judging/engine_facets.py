@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, final
 
@@ -378,50 +378,70 @@ _SYNCS = ("prepare_weight_sync", "sync_weights")
 
 def _order(both: _Both) -> Facet:
     facet = Facet()
-    alone = [
-        (left, right)
-        for left, right in both.pairs
-        if METHODS[left.method].plane is Plane.CONTROL and _alone(left, both.baseline) and _alone(right, both.candidate)
+    twin = both.twin
+    found: list[tuple[Call | None, list[list[str]], list[list[str]], list[list[str]] | None]] = [
+        (None, _between(both.baseline), _between(both.candidate), None if twin is None else _between(twin))
     ]
-    for left, right in alone:
-        a, b = _steps(both.baseline, left), _steps(both.candidate, right)
+    for left, right in both.pairs:
+        if (
+            METHODS[left.method].plane is Plane.CONTROL
+            and _alone(left, both.baseline)
+            and _alone(right, both.candidate)
+        ):
+            again = both.again.get(left.id)
+            twins = None if twin is None or again is None else _during(twin, again)
+            found.append((left, _during(both.baseline, left), _during(both.candidate, right), twins))
+    for call, a, b, twins in found:
         if not any(a) and not any(b):
             continue
         facet.facts += 1
         if a == b:
             continue
-        again = both.again.get(left.id)
-        if both.twin is not None and again is not None and _steps(both.twin, again) != a:
+        if twins is not None and twins != a:
             facet.noisy += 1
             continue
+        place = "between control calls" if call is None else call.method
         facet.differences.append(
-            Difference(call=left, place=left.method, baseline=a, candidate=b, size=0, why=_why_steps(left, a, b))
+            Difference(call=call, place=place, baseline=a, candidate=b, size=0, why=_why_steps(place, a, b))
         )
     return facet
-
-
-def _controls(evidence: Evidence) -> Iterator[Call]:
-    return (call for call in evidence.calls() if METHODS[call.method].plane is Plane.CONTROL)
 
 
 def _alone(call: Call, evidence: Evidence) -> bool:
     """True if no other control call overlaps the call: only then does the contract order their steps."""
     return all(
         other.id == call.id or other.ended_ns <= call.started_ns or call.ended_ns <= other.started_ns
-        for other in _controls(evidence)
+        for other in evidence.calls()
+        if METHODS[other.method].plane is Plane.CONTROL
     )
 
 
-def _steps(evidence: Evidence, call: Call) -> list[list[str]]:
-    """What each server was told during a control call, in order. Equal steps in a row count once: a sync has as many as it has
-    chunks. Servers have no names here, since each stack has its own."""
+def _during(evidence: Evidence, call: Call) -> list[list[str]]:
+    return _steps(evidence, (s for s in evidence.controls() if call.started_ns <= s.at_ns <= call.ended_ns))
+
+
+def _between(evidence: Evidence) -> list[list[str]]:
+    """Steps that no control call explains, such as one that a stack makes after its call returned."""
+    calls = [call for call in evidence.calls() if METHODS[call.method].plane is not Plane.DATA]
+    return _steps(
+        evidence,
+        (
+            seen
+            for seen in evidence.controls()
+            if seen.at_ns >= evidence.began_ns and not any(c.started_ns <= seen.at_ns <= c.ended_ns for c in calls)
+        ),
+    )
+
+
+def _steps(evidence: Evidence, controls: Iterable[Observation]) -> list[list[str]]:
+    """What each server was told, in order. Equal steps in a row count once: a sync has as many as it has chunks. Servers have no
+    names here, since each stack has its own."""
     found: dict[str, list[str]] = {server: [] for server in evidence.header.servers}
-    for seen in evidence.controls():
-        if call.started_ns <= seen.at_ns <= call.ended_ns:
-            steps = found.setdefault(seen.server, [])
-            step = _step(seen)
-            if steps[-1:] != [step]:
-                steps.append(step)
+    for seen in controls:
+        steps = found.setdefault(seen.server, [])
+        step = _step(seen)
+        if steps[-1:] != [step]:
+            steps.append(step)
     return sorted(found.values())
 
 
@@ -434,7 +454,7 @@ def _step(seen: Observation) -> str:
     return f"{op}({named})" + (" fails" if seen.data.get("error") else "")
 
 
-def _why_steps(call: Call, baseline: list[list[str]], candidate: list[list[str]]) -> tuple[Why, ...]:
+def _why_steps(place: str, baseline: list[list[str]], candidate: list[list[str]]) -> tuple[Why, ...]:
     ours, theirs = (Counter(step for steps in side for step in steps) for side in (baseline, candidate))
     differing = set((ours - theirs) + (theirs - ours))
     if not differing:
@@ -443,5 +463,7 @@ def _why_steps(call: Call, baseline: list[list[str]], candidate: list[list[str]]
     if bare == other:
         return (Why.OTHER_ARGUMENTS,) if not any(step.endswith("fails") for step in differing) else ()
     ops = {step.partition("(")[0] for step in differing}
-    why = {_STEPS.get(op, Why.SYNC_STAGES if call.method in _SYNCS else None) for op in ops}
+    if place == "sleep" and ops == {"reset_prefix_cache"}:
+        return (Why.CACHE_RESET_AT_SLEEP,)
+    why = {_STEPS.get(op, Why.SYNC_STAGES if place in _SYNCS else None) for op in ops}
     return () if None in why else tuple(sorted(one for one in why if one is not None))
