@@ -97,17 +97,21 @@ def compare(
 
 
 @kept
-def _attempts_by_row(evidence: Evidence) -> dict[tuple[int, int], list[Execution]]:
-    """(call id, row) → every execution of it, also those that ended early or whose tokens nobody got. Rows whose prompt is unknown
-    and that no execution fits are left out."""
+def _executions_of(evidence: Evidence) -> dict[int, dict[int, list[Execution]]]:
+    """Call id → row → every execution of it, also those that ended early or whose tokens nobody got. Rows whose prompt is unknown and
+    that no execution fits are left out."""
     found = assignment(evidence)
     by_row = {(row.call.id, row.index): list(found.where(row)) for row in found.rows}
     for execution in (*found.repeated, *found.aborted):
         row = _asker(found.rows, execution)
         if row is not None:
             by_row[row.call.id, row.index].append(execution)
-    known = {(row.call.id, row.index) for row in found.rows if row.prompt is not None}
-    return {at: executions for at, executions in by_row.items() if executions or at in known}
+    by_call: dict[int, dict[int, list[Execution]]] = defaultdict(dict)
+    for row in found.rows:
+        executions = by_row[row.call.id, row.index]
+        if executions or row.prompt is not None:
+            by_call[row.call.id][row.index] = executions
+    return by_call
 
 
 def _asker(rows: Iterable[Row], execution: Execution) -> Row | None:
@@ -143,7 +147,7 @@ def _attempts(both: _Both) -> Facet:
 
 
 def _attempts_of(evidence: Evidence, call: Call) -> dict[str, Any]:
-    return {f"row {row}": len(found) for (of, row), found in _attempts_by_row(evidence).items() if of == call.id}
+    return {f"row {row}": len(found) for row, found in _executions_of(evidence).get(call.id, {}).items()}
 
 
 _NONE = "it reached no engine"
@@ -278,8 +282,8 @@ def _runs(evidence: Evidence, calls: Collection[int]) -> list[_Run]:
             from_ns=e.started_ns,
             to_ns=e.ended_ns or gone.get((e.server, e.request_id)) or e.step_ns[-1],
         )
-        for (call, _), executions in _attempts_by_row(evidence).items()
-        if call in calls
+        for call in calls
+        for executions in _executions_of(evidence).get(call, {}).values()
         for e in executions
         if len(e.tokens) >= LEAST_TOKENS
     ]
@@ -316,9 +320,12 @@ def _seconds(both: _Both) -> Facet:
     """Without calls that a pause holds or that the scenario gave up, and without what only the harness asks."""
     facet = Facet()
     groups: dict[str, list[tuple[Call, Call]]] = defaultdict(list)
+    paused = pauses(both.baseline), pauses(both.candidate)
     for left, right in both.pairs:
-        sides = ((left, both.baseline), (right, both.candidate))
-        if METHODS[left.method].plane is Plane.OUT_OF_BAND or any(given_up(c) or _held(c, e) for c, e in sides):
+        if METHODS[left.method].plane is Plane.OUT_OF_BAND or any(
+            given_up(call) or any(p.asked_ns < call.ended_ns and call.started_ns < p.to_ns for p in held)
+            for call, held in zip((left, right), paused, strict=True)
+        ):
             continue
         fails = any(error_of(call) is not None for call in (left, right))
         groups[f"{left.method}{' that fails' if fails else ''}"].append((left, right))
@@ -348,10 +355,6 @@ def _seconds(both: _Both) -> Facet:
 
 def _took(call: Call) -> float:
     return (call.ended_ns - call.started_ns) / 1e9
-
-
-def _held(call: Call, evidence: Evidence) -> bool:
-    return any(p.asked_ns < call.ended_ns and call.started_ns < p.to_ns for p in pauses(evidence))
 
 
 def _why_slow(both: _Both, calls: Sequence[tuple[Call, Call]], pace: Pace) -> tuple[Why, ...]:
