@@ -24,6 +24,7 @@ from reports.view import (
     exposures,
     gap_rows,
     given_way,
+    held_entries,
     known_ids,
     open_causes,
     repetition,
@@ -216,7 +217,7 @@ def _training(judgement: Judgement) -> Iterable[str]:
 
 def _end(judgement: Judgement) -> str:
     lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    lines += [f"{text(said)}.\n" for said in (*open_causes(judgement), *given_way(judgement))]
+    lines += [f"{text(said)}.\n" for said in (*held_entries(judgement), *open_causes(judgement), *given_way(judgement))]
     lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

@@ -22,6 +22,7 @@ from reports.view import (
     explained,
     exposures,
     given_way,
+    held_entries,
     known_ids,
     open_causes,
     repetition,
@@ -137,7 +138,7 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
     for problem in judgement.ledger_problems:
         lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
         lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
-    return lines
+    return lines + [Text(one_line(said)) for said in held_entries(judgement)]
 
 
 def _security(judgement: Judgement) -> list[RenderableType]:

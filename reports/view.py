@@ -81,6 +81,16 @@ def open_causes(judgement: Judgement) -> list[str]:
     return [f"Open differences, verdicts by cause: {', '.join(said)}"]
 
 
+def held_entries(judgement: Judgement) -> list[str]:
+    """One line on each stack that is a release under another name: which entries of the ledger hold for it."""
+    return [
+        f"the ledger's entries about {release} hold for {name}: its recordings name that version"
+        if release
+        else f"no entry of the ledger holds for {name}: no released target has its version"
+        for name, release in judgement.released.items()
+    ]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """One line on the concessions to the run's stacks; none for a run without any."""
     if not judgement.concessions:

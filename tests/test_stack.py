@@ -317,7 +317,7 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
     class Host:
         died, ended = None, False
 
-        async def call(self, method: str, _request: Any, _deadline_s: float) -> Any:
+        async def call(self, method: str, _request: Any, _deadline_s: float, _raw: Any = None) -> Any:
             return (
                 Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
                 if method == "generate"
@@ -365,7 +365,7 @@ async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_
 
         async def launch(self) -> None: ...
 
-        async def call(self, method: str, _request: Any, deadline_s: float) -> Any:
+        async def call(self, method: str, _request: Any, deadline_s: float, _raw: Any = None) -> Any:
             given[method] = deadline_s
             about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
             match method:

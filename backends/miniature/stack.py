@@ -64,7 +64,7 @@ from harness.contract.messages import (
     WorldSizeResult,
 )
 from harness.contract.topology import Placement, Topology
-from harness.driving import probing
+from harness.driving import probing, raw
 from harness.records.reference import ExpertShard
 
 
@@ -120,9 +120,11 @@ class Miniature:
         for engine in self.engines:
             engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
         self.router = parts.router(self.engines, request.seed)
+        raw.watch(parts.client)
         self.client = parts.client()
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
+        raw.watch(parts.generator, "generator")
         self.generator = parts.generator()
         self.endpoint = parts.endpoint()
         self.staleness = parts.staleness()

@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.contract import gym_rule
 from harness.contract.messages import GymOutput, GymRequest
+from harness.driving import raw
 
 
 def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any:
@@ -20,6 +21,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
     from backends.skyrl import gym_env
 
     gym_env.register()
+    raw.watch(SkyRLGymGenerator, "generator")
     generator_cfg = copy.deepcopy(cfg.generator)
     generator_cfg.max_turns = request.max_turns
     generator_cfg.max_input_length = request.max_input_length

@@ -39,7 +39,7 @@ from harness.contract.messages import (
     TokenizeResult,
     WorldSizeResult,
 )
-from harness.driving import probing
+from harness.driving import probing, raw
 from harness.machine import ports
 
 TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
@@ -206,6 +206,7 @@ class HttpStack(SkyRLStack):
         """The client as SkyRL's entry point makes it, with its local tokenizer."""
         from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 
+        raw.watch(RemoteInferenceClient)
         if not self.release.client_tokenizes:
             return RemoteInferenceClient(
                 proxy_url=proxy, server_urls=self._servers_of_client, model_name=self.request.model_path

@@ -31,7 +31,7 @@ from harness.contract.messages import (
     SampleRequest,
     WorldSizeResult,
 )
-from harness.driving import probing
+from harness.driving import probing, raw
 from harness.machine import ports
 
 ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/destroy_weights_update_group")
@@ -109,6 +109,7 @@ class LegacyStack(SkyRLStack):
             self.notes.append(endpoint.IN_PROCESS_NOTE)
         else:
             endpoint.open_on_loopback(engine_cfg)
+        raw.watch(InferenceEngineClient)
         self.client = await asyncio.to_thread(
             InferenceEngineClient,
             self._tapped(self._engines),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.checks.liveness import GAVE_UP
 from harness.checks.matching import queries, rows
 from harness.contract.faults import Fact
@@ -46,10 +46,7 @@ def _judge(evidence: Evidence) -> Finding:
     found = rows(evidence)
     cut = [row for row in found if row.finish_reason not in {"stop", "length"} or row.tokens == ()]
     wrong += [("a request did not come to its end after a sync that failed", row.shown) for row in cut]
-    facts = len(calls) + len(found)
-    if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+    return concluded(len(calls) + len(found), wrong, interrupted=len(broken))
 
 
 FAILED_SYNC = Check(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
 from harness.checks.matching import Row, queries
 from harness.checks.staleness import overlapped, read_anew
 from harness.contract.faults import Fact
@@ -114,10 +114,11 @@ def _judge(evidence: Evidence) -> Finding:
             told[why] += 1
     facts = sum(len(rest.score.tokens) for rest in rests)
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if not all(told.values()):
         return untestable(ALIKE)
-    return passed(facts, margin=ties.margin(evidence, scores))
+    frozen = len({(rest.row.call.id, rest.row.index) for rest in rests})
+    return passed(facts, margin=ties.margin(evidence, scores), interrupted=frozen, syncs=len(syncs))
 
 
 KEPT_CACHE = Check(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, request, untestable
 from harness.contract.messages import DeviceMemoryResult, WakeUpRequest
 from harness.records.recording import Call
 from harness.records.verdict import Margin
@@ -166,21 +166,21 @@ def _judge(
     """Judge every cycle whose awake tags `state` accepts. `shares`: reason → wrong share of the pool. `faults`: seeded fault → the
     share that it would make wrong."""
     readings = []
+    unread: list[Finding] = []
     for call, awake, sleeps in _readings(evidence):
         devices = _devices(call, evidence.header.servers)
-        if devices is None:
-            return untestable(NO_DEVICE, evidence=[{"call": call.id, "result": call.result}])
-        if not all(device.size for device in devices.values()):
-            return untestable(NO_POOL, evidence=[{"call": call.id, "result": call.result}])
-        readings.append(Reading(call, awake, sleeps, devices))
+        if devices is not None and all(device.size for device in devices.values()):
+            readings.append(Reading(call, awake, sleeps, devices))
+        else:
+            why = NO_DEVICE if devices is None else NO_POOL
+            unread.append(untestable(why, evidence=[{"call": call.id, "result": call.result}]))
     cycles = [cycle for cycle in _cycles(readings) if state(cycle.reading.awake)]
-    if not cycles:
-        return untestable(NOT_READ)
     measured = [(share, reason, cycle) for cycle in cycles for reason, share in shares(cycle).items()]
-    wrong = [(reason, cycle) for share, reason, cycle in measured if share > BOUND]
+    wrong = [(reason, cycle.shown) for share, reason, cycle in measured if share > BOUND]
     if wrong:
-        reasons = "; ".join(sorted({reason for reason, _ in wrong}))
-        return failed(len(cycles), reasons, [cycle.shown for _, cycle in wrong])
+        return concluded(len(cycles), wrong)
+    if unread or not cycles:
+        return next(iter(unread), untestable(NOT_READ))
     margin = Margin(
         unit=UNIT,
         measured=max(0.0, *(share for share, _, _ in measured)),
@@ -193,6 +193,8 @@ def _judge(
         pool_bytes=min(cycle.before.size for cycle in cycles),
         given_bytes=min(cycle.given for cycle in cycles),
         taken_bytes=min(cycle.taken for cycle in cycles),
+        sleeps=max(cycle.reading.sleeps for cycle in cycles),
+        devices=len({cycle.device for cycle in cycles}),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import CHOICES, SessionId
@@ -109,7 +109,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts = sum(len(row.prompt or ()) for turns in conversations for row in turns)
     wrong = [found for turns in conversations if (found := _wrong(evidence, turns))]
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if all(_survives(evidence, row) for turns in conversations for row in turns[1:]):
         return untestable(SURVIVES)
     return passed(facts, conversations=len(conversations))

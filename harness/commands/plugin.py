@@ -325,7 +325,7 @@ class Parity:
         except HarnessError as e:
             self._broken = e
             pytest.exit(f"{type(e).__name__}: {e}", returncode=2)
-        _settle(verdicts, beside, self._known)
+        _settle(verdicts, beside, self._known.holding_for(self._begun().released))
         return True
 
     def _verdicts(self, item: pytest.Function, scenario: Scenario, place: Seat | Duel) -> list[Verdict]:

@@ -2,7 +2,8 @@
 
 ``python -m harness.driving.host --adapter backends.skyrl.http:HttpStack --socket /path/stack.sock``
 
-One POST per call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``.
+One POST per call: ``/call/<method>`` with the request as JSON; the answer is ``{"result": …}`` or ``{"error": …}``,
+with what the stack's own client returned in ``"raw"`` (`harness.driving.raw`).
 Nothing is pickled. The socket's folder is private (mode 0700). The host watches the processes that the adapter described. When
 one dies, pending calls get `GRACE_S` to end by themselves; then the host fails them and names the process. Every later answer
 says ``"died": "<role> (pid …) died"``, so that the driver does not continue with half a stack.
@@ -25,6 +26,8 @@ import msgspec
 from harness.contract.errors import Blame, NotOffered, StackDied, StackError
 from harness.contract.messages import METHODS, Description, Empty, KillServerRequest, Message
 from harness.contract.vocabulary import Vocabulary
+from harness.driving import raw
+from harness.records.recording import Raw
 from harness.records.reference import QUERIES
 
 GRACE_S = 15.0
@@ -103,14 +106,17 @@ class Host:
 
     async def call(self, method: str, body: bytes) -> bytes:
         """Answer one call. Every failure becomes a reply; nothing is raised to the server."""
+        with raw.noting() as notes:
+            content = await self._answer(method, body)
+        return self._reply(raw=notes.noted(), **content)
+
+    async def _answer(self, method: str, body: bytes) -> dict[str, Message | ErrorReply]:
         if method not in CALLS:
-            return self._reply(
-                error=ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")
-            )
+            return {"error": ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")}
         request_type, result_type = CALLS[method]
         function = getattr(self._adapter, method, None)
         if function is None:
-            return self._reply(error=ErrorReply(error="NotOffered", kind="NotOffered", message=method))
+            return {"error": ErrorReply(error="NotOffered", kind="NotOffered", message=method)}
         try:
             request = msgspec.json.decode(body, type=request_type)
             if isinstance(request, KillServerRequest):
@@ -122,12 +128,12 @@ class Host:
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
             trace = traceback.format_exc()
             print(f"[host] {method} failed\n{trace}", file=self._log, flush=True)
-            return self._reply(error=reply_to(e, trace))
+            return {"error": reply_to(e, trace)}
         if isinstance(checked, Description):
             self._guard(checked)
-        return self._reply(result=checked)
+        return {"result": checked}
 
-    def _reply(self, **content: Message | ErrorReply) -> bytes:
+    def _reply(self, **content: Message | ErrorReply | list[Raw]) -> bytes:
         dead = self._dead()
         return msgspec.json.encode({**content, "died": dead} if dead else content)
 

@@ -16,6 +16,7 @@ from harness.contract.messages import Empty, Message
 from harness.driving.host import Host, load_adapter
 from harness.driving.process import as_stack_error, read_answer
 from harness.driving.supervisor import Farewell
+from harness.records.recording import Raw
 
 
 class InlineHost:
@@ -39,7 +40,7 @@ class InlineHost:
         self._file = self._log.open("a")
         self._host = Host(load_adapter(self._adapter)(), self._file)
 
-    async def call(self, method: str, request: Message, deadline_s: float) -> Any:
+    async def call(self, method: str, request: Message, deadline_s: float, raw: list[Raw] | None = None) -> Any:
         """The typed result of one call of the contract. Raises a `StackError` for any failure, as `HostProcess.call` does."""
         if self._host is None or self._ended:
             raise StackDied(f"the stack was ended before {method}")
@@ -50,6 +51,8 @@ class InlineHost:
             raise CallTimedOut(f"{method} did not return within {deadline_s:.0f} s; the stack was ended") from None
         answered = read_answer(method, content)
         self.died = answered.died or self.died
+        if raw is not None:
+            raw += answered.raw
         if answered.error is not None:
             raise as_stack_error(answered.error, self._log)
         return answered.result

@@ -35,6 +35,7 @@ from harness.contract.messages import (
 from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import Farewell, Job
+from harness.records.recording import Raw
 
 SOCKET_DEADLINE_S = 60.0
 FAREWELL_DEADLINE_S = 30.0
@@ -56,10 +57,11 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's answer: a result or an error, and the dead process of the stack, if any."""
+    """A host's answer: a result or an error, what the stack's client returned, and the dead process of the stack, if any."""
 
     result: Message | None = None
     error: ErrorReply | None = None
+    raw: list[Raw] = []
     died: str | None = None
 
 
@@ -67,9 +69,10 @@ def read_answer(method: str, content: bytes) -> Answered:
     """Decode an answer of `harness.driving.host.Host`. Raises DecodeError or KeyError if it is malformed."""
     envelope = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     died = msgspec.json.decode(envelope["died"], type=str) if "died" in envelope else None
+    raw = msgspec.json.decode(envelope["raw"], type=list[Raw]) if "raw" in envelope else []
     if "result" in envelope:
-        return Answered(result=msgspec.json.decode(envelope["result"], type=CALLS[method][1]), died=died)
-    return Answered(error=msgspec.json.decode(envelope["error"], type=ErrorReply), died=died)
+        return Answered(result=msgspec.json.decode(envelope["result"], type=CALLS[method][1]), raw=raw, died=died)
+    return Answered(error=msgspec.json.decode(envelope["error"], type=ErrorReply), raw=raw, died=died)
 
 
 def as_stack_error(reply: ErrorReply, log: Path) -> StackError:
@@ -98,7 +101,8 @@ class HostHandle(Protocol):
 
     async def launch(self) -> None: ...
 
-    async def call(self, method: str, request: Message, deadline_s: float) -> Any: ...
+    async def call(self, method: str, request: Message, deadline_s: float, raw: list[Raw] | None = None) -> Any:
+        """The typed result of one call of the contract. What the stack's client returned is added to `raw`. Raises a `StackError`."""
 
     async def end(self) -> None:
         """Kill it now, with everything below it."""
@@ -200,8 +204,8 @@ class HostProcess:
             next_step=f"read {self.log}",
         )
 
-    async def call(self, method: str, request: Message, deadline_s: float) -> Any:
-        """The typed result of one call of the contract. Raises a `StackError` for any failure.
+    async def call(self, method: str, request: Message, deadline_s: float, raw: list[Raw] | None = None) -> Any:
+        """The typed result of one call of the contract, as in `HostHandle`. Raises a `StackError` for any failure.
 
         After `deadline_s` seconds it kills the host with all its processes: a later answer would be useless.
         """
@@ -234,6 +238,8 @@ class HostProcess:
             broken.blame = Blame.HARNESS
             raise broken from e
         self.died = answered.died or self.died
+        if raw is not None:
+            raw += answered.raw
         if answered.error is not None:
             raise as_stack_error(answered.error, self.log)
         return answered.result

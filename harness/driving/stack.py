@@ -52,6 +52,7 @@ from harness.records.recording import (
     Event,
     Mark,
     Observation,
+    Raw,
     ScenarioEnd,
     ScenarioStart,
     ScenarioTrace,
@@ -360,11 +361,12 @@ class Stack(Calls):
         number, phase, started_ns = self._calls, self._phase, now_ns()
         answer: Message | None = None
         error: CallError | None = None
+        raw: list[Raw] = []
         generates = method in DATA_PLANE
         self._pending += generates
         self._open += 1
         try:
-            answer = await self._host.call(method, request, left)
+            answer = await self._host.call(method, request, left, raw)
         except Exception as e:
             error = _as_call_error(e)
             raise
@@ -386,6 +388,7 @@ class Stack(Calls):
                         ended_ns=now_ns(),
                         phase="clean_room" if phase == "clean_room" else "scenario",
                         label=label,
+                        raw=raw,
                     )
                 )
         assert isinstance(answer, result)

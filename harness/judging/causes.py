@@ -15,10 +15,13 @@ import msgspec
 
 from harness.contract.gym_rule import SPECIAL
 from harness.judging.facets import TEXT, TOKENS
+from harness.records.forms import OR
 from harness.records.recording import Call
 
 NOT_THERE = "(not there)"
 """In place of a value that a side does not have."""
+WITH = " with "
+"""Before the fields of a result that shares none with the other stack's."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -57,6 +60,42 @@ class Why(StrEnum):
     """One stack returns log-probabilities although the request asks for none."""
     ERROR_CLASS = "error-of-another-class"
     """Both stacks refuse the call, with errors of different classes or statuses."""
+    CLIENT_METHOD = "other-client-method"
+    """The clients offer the call under different names, or with different arguments."""
+    NO_CLIENT_METHOD = "no-client-method"
+    """One client has no method for the call: its adapter finds the answer elsewhere."""
+    OTHER_FIELDS = "results-without-a-common-field"
+    """Both clients return objects that have no field in common."""
+    BY_SERVER = "answers-by-server"
+    """One client returns a mapping from servers to their answers; the other None, or what its engines return."""
+    REFUSED_ELSEWHERE = "refused-at-another-place"
+    """A call fails: on one stack before an engine takes any row of it, on the other after an engine took some."""
+    ASKED_AGAIN = "failed-call-asked-again"
+    """A call fails: one stack gives an engine a row of it again, the other does not."""
+    INTERRUPTED = "attempts-after-an-interruption"
+    """A pause meets the call, and the stacks give its rows to an engine a different number of times."""
+    OTHER_SPREAD = "requests-on-other-servers"
+    """The stacks spread the same number of requests over their servers in different ways."""
+    ONE_BY_ONE = "rows-one-after-another"
+    """One stack runs the rows of a call one after another; the other runs them at once."""
+    STAGGERED = "late-at-the-engines"
+    """Some requests reach one stack's engines so long after they were made that others have ended by then."""
+    SLOW_TO_FAIL = "slow-to-fail"
+    """A call fails on the slower stack."""
+    CACHE_RESET_AT_SLEEP = "cache-reset-at-sleep"
+    """One stack resets the prefix cache before it puts an engine to sleep, which drops the cache too."""
+    CACHE_RESET = "cache-reset-by-one-stack"
+    """In another control call one stack resets the prefix cache."""
+    PAUSE_WITHIN = "pause-by-one-stack"
+    """In this control call one stack pauses or resumes the engines."""
+    SLEEP_WITHIN = "sleep-by-one-stack"
+    """In this control call one stack puts engines to sleep or wakes them."""
+    SYNC_STAGES = "stages-of-a-sync"
+    """The stacks transfer weights in different stages."""
+    OTHER_ORDER = "other-order-of-steps"
+    """The stacks make the same steps of a control call in another order."""
+    OTHER_ARGUMENTS = "other-arguments-of-a-step"
+    """The stacks make the same steps of a control call with other arguments."""
 
 
 def _without_stop_strings(text: str, call: Call) -> str:
@@ -143,6 +182,27 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     elif one_sided and "token_ids" in place:
         found = (Why.NO_TOKEN_IDS,)
     return found
+
+
+def of_methods(baseline: str, candidate: str) -> tuple[Why, ...]:
+    """Causes of other calls to the clients."""
+    return (Why.NO_CLIENT_METHOD,) if "none" in (baseline, candidate) else (Why.CLIENT_METHOD,)
+
+
+_BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| dict of \d+")
+"""Two forms of a control call's result."""
+
+
+def of_form(baseline: str, candidate: str) -> tuple[Why, ...]:
+    """Causes of a difference between two forms."""
+    both = sorted((baseline, candidate))
+    if all(form.startswith("raises ") for form in both):
+        return (Why.ERROR_CLASS,)
+    if all(WITH in form for form in both):
+        return (Why.OTHER_FIELDS,)
+    if _BY_SERVER.fullmatch(OR.join(both)):
+        return (Why.BY_SERVER,)
+    return (Why.NULL,) if set(both) == {"None", NOT_THERE} else ()
 
 
 def _of_tokens(asked: Asked) -> tuple[Why, ...]:

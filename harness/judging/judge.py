@@ -180,6 +180,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
     own = finding.status == "fail" and finding.cause is None
     return msgspec.structs.replace(
         about,
+        reasons=finding.reasons,
         next_step=(own and check.next_step) or about.next_step,
         facts=finding.facts,
         numbers=finding.numbers,

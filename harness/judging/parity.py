@@ -19,6 +19,7 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
+from harness.judging import engine_facets
 from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
@@ -201,9 +202,9 @@ def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
     status = _TABLE[_CONFORMS[left.status], _CONFORMS[right.status]]
     match status:
         case Parity.REGRESSION:
-            return about(name, status, right.reason, right.blame, **details)
+            return about(name, status, right.reason, right.blame, reasons=right.reasons, **details)
         case Parity.BASELINE_DEFECT:
-            return about(name, status, left.reason, left.blame, **details)
+            return about(name, status, left.reason, left.blame, reasons=left.reasons, **details)
         case Parity.BOTH_WRONG if left.reason == right.reason:
             return about(name, status, f"both: {right.reason}", right.blame, **details)
         case Parity.BOTH_WRONG:
@@ -229,7 +230,8 @@ def _facets(
 ) -> list[Verdict]:
     floor = next((n for n in noise if n.check == LOGPROBS), None)
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
-    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
+    facets = found.facets | engine_facets.compare(baseline.evidence, candidate.evidence, twin, found.pairing)
+    verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found.errors))
@@ -243,19 +245,15 @@ def _beside_failures(
 ) -> list[Verdict]:
     """Outputs that differ although no failed check found them wrong. Equal ones earn nothing: both sides may be wrong alike."""
     floor = next((n for n in noise if n.check == LOGPROBS), None)
-    found = lay_side_by_side(
-        baseline.evidence,
-        candidate.evidence,
-        twin,
-        floor.bound if floor else 0.0,
-        aside=(baseline.concerns, candidate.concerns),
-    )
+    both, aside = (baseline.evidence, candidate.evidence), (baseline.concerns, candidate.concerns)
+    found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
+    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside)
     fails = [
         f"the {role} fails {', '.join(side.broken)}"
         for role, side in (("baseline", baseline), ("candidate", candidate))
         if side.broken
     ]
-    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.differences]
+    verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
@@ -338,7 +336,9 @@ def _causes(found: Iterable[tuple[Why, ...]]) -> dict[str, int]:
 def _kind_of_place(call: Call | None, place: str) -> str:
     """Where a difference lies, without numbers that vary with the input: "generate", "chat_completion choices[].index"."""
     if call is None:
-        return "the sessions that share a server"
+        return "the sessions that share a server" if place.startswith("session ") else place
+    if place.startswith(call.method):
+        return place
     if call.method in CHOICES:
         return f"{call.method} {re.sub(r'[0-9]+', '', place)}"
     return call.method

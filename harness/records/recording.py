@@ -67,6 +67,16 @@ class CallError(msgspec.Struct, frozen=True, kw_only=True):
     blame: str = "stack"
 
 
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
+    """What one method of the stack's own client returned or raised within a call, before an adapter translated it."""
+
+    method: str
+    arguments: list[str]
+    """Names of those that were given, without their values."""
+    forms: dict[str, str]
+    """Place → form (`harness.records.forms`) over all calls of the method; at place "" also "raises module.Class"."""
+
+
 class ScenarioStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="scenario_start"):
     scenario: str
     take: int = 1
@@ -87,6 +97,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ca
     phase: Literal["clean_room", "scenario"] = "scenario"
     label: str | None = None
     """The name that the scenario gave to this call, for checks that compare calls."""
+    raw: list[Raw] | None = None
+    """By method. None in recordings older than this field."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="observation"):
@@ -96,7 +108,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
     `late_request`     the same, but of a batch that failed in an earlier scenario
     `step`             one engine step: tokens = {request_id: [new token ids]}
-    `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
+    `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …),
+                       cached_tokens: prompt tokens taken from the prefix cache (null if unknown)
     `abort`            the frontend dropped requests: request_ids
     `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
                        for add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}

@@ -1,0 +1,138 @@
+"""Notes what a stack's own client returns or raises while one call of the contract runs, before an adapter translates it.
+
+An adapter names the class of its client once (`watch`). The host collects the notes of each call (`noting`). Only forms are kept:
+types, keys and lengths, no values. A watched method returns the client's own object. What a client asks of itself is not noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+from harness.records.forms import Forms
+from harness.records.recording import Raw
+
+
+class Notes:
+    """The client's methods that were called, with the forms of everything that each returned or raised."""
+
+    def __init__(self) -> None:
+        self._arguments: dict[str, dict[str, None]] = {}
+        self._forms: dict[str, Forms] = {}
+
+    def add(self, method: str, arguments: Iterable[str]) -> Forms:
+        """Note a call. Returns the forms of this method's results, to add to."""
+        self._arguments.setdefault(method, {}).update(dict.fromkeys(arguments))
+        return self._forms.setdefault(method, Forms())
+
+    def noted(self) -> list[Raw]:
+        return [
+            Raw(method=method, arguments=list(self._arguments[method]), forms=forms.found())
+            for method, forms in sorted(self._forms.items())
+        ]
+
+
+_notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
+"""Of the contract's call that runs; None outside of one."""
+_inside: ContextVar[frozenset[str]] = ContextVar("inside", default=frozenset())
+"""Names of the watched objects within whose methods this task runs."""
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Notes]:
+    """Collect what watched methods return within the block, in tasks and threads that it starts too."""
+    notes = Notes()
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Within the block nothing is noted: the adapter does not call the client itself."""
+    token = _notes.set(None)
+    try:
+        yield
+    finally:
+        _notes.reset(token)
+
+
+def watch(kind: type, name: str = "") -> None:
+    """Note the calls of every method of this class, as "name.method" if it has a name. Does nothing the second time.
+
+    The class itself is changed, so that copies and unpickled objects are watched too, and so that signatures, attributes and
+    pickles stay as they are.
+    """
+    for method in dir(kind):
+        function = inspect.getattr_static(kind, method)
+        if isinstance(function, FunctionType) and not method.startswith("__") and not hasattr(function, "is_watched"):
+            watched = _watched(function, name)
+            watched.is_watched = True  # type: ignore[attr-defined]
+            setattr(kind, method, watched)
+
+
+def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    method = f"{name}.{function.__name__}" if name else function.__name__
+
+    @contextlib.contextmanager
+    def noted(args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
+        """Calls within the block are the client's own. The block says what was returned."""
+        notes, inside = _notes.get(), _inside.get()
+        if notes is None or name in inside:
+            yield lambda _: None
+            return
+        forms = notes.add(method, _names(signature, args, given))
+        token = _inside.set(inside | {name})
+        try:
+            yield forms.returned
+        except Exception as e:
+            forms.raised(e)
+            raise
+        finally:
+            with contextlib.suppress(ValueError):  # a task that is thrown away ends in another context
+                _inside.reset(token)
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **given: Any) -> Any:
+            with noted(args, given) as returned:
+                result = await function(*args, **given)
+                returned(result)
+                return result
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        with noted(args, given) as returned:
+            result = function(*args, **given)
+            returned(result)
+            return result
+
+    return called
+
+
+def _names(signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the arguments, without that of the object itself."""
+    try:
+        bound = signature.bind(*args, **given).arguments
+    except TypeError:  # the call is about to fail
+        yield from given
+        return
+    for name, value in list(bound.items())[1:]:
+        match signature.parameters[name].kind:
+            case inspect.Parameter.VAR_KEYWORD:
+                yield from value
+            case inspect.Parameter.VAR_POSITIONAL:
+                yield f"*{name}"
+            case _:
+                yield name
