@@ -149,7 +149,7 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
     more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
     if divergence.below:
         what = f"**{text(divergence.check)}** {text(divergence.status)}: {text(shortened(divergence.reason, 300))}"
-        return f"- because of {text(first.head.because or '')}: {what} (in {text(where)}{more})\n"
+        return f"- because of {text(first.because or '')}: {what} (in {text(where)}{more})\n"
     lines = [
         f"#### {text(divergence.status)} · {text(divergence.check)}\n",
         f"{text(shortened(divergence.reason, 600)) or '_no reason given_'}\n",

@@ -196,9 +196,10 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return [v for v in self.stacks if v is not None] + self.pairs
 
     @property
-    def explained(self) -> bool:
-        """True if another check explains everything here that is not green."""
-        return all(v.because for v in self.verdicts if v.status not in GREEN)
+    def because(self) -> str | None:
+        """The check that explains everything here that is not green; None if one of these verdicts stands by itself."""
+        named = [v.because for v in self.verdicts if v.status not in GREEN]
+        return named[0] if all(named) else None
 
     @property
     def head(self) -> Verdict:
@@ -273,7 +274,7 @@ def divergences(judgement: Judgement) -> list[Divergence]:
             pairs=[v for v in verdicts if v.baseline is not None],
         )
         signature = tuple((v.target, v.baseline, v.status, v.reason, v.known) for v in verdicts)
-        causes.setdefault((check, signature, instance.explained), []).append(instance)
+        causes.setdefault((check, signature, instance.because), []).append(instance)
     return _causes_first([_divergence(instances) for instances in causes.values()])
 
 
@@ -287,8 +288,8 @@ def _causes_first(found: Sequence[Divergence]) -> list[Divergence]:
     heads: list[Divergence] = []
     for divergence in found:
         first = divergence.first
-        cause = at.get((first.scenario, first.topology, first.head.because or ""))
-        if cause is None or cause.first.explained or not first.explained or cause.red != divergence.red:
+        cause = at.get((first.scenario, first.topology, first.because or ""))
+        if cause is None or cause.first.because or cause.red != divergence.red:
             names = sum((explained.get(place, Counter()) for place in divergence.places), Counter())
             heads.append(msgspec.structs.replace(divergence, explains=dict(names.most_common())))
         else:

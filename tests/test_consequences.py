@@ -12,6 +12,9 @@ from harness.checks.base import Check
 from harness.contract.errors import Blame
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.judging.consequences import with_causes
+from harness.judging.gate import decide
+from harness.judging.ledger import Ledger
+from harness.judging.parity import compare
 from harness.records.differing import around_the_difference, names_of_sides, parting
 from harness.records.verdict import Cause, Judgement
 from harness.running import catalogue
@@ -22,6 +25,7 @@ from reports.view import divergences
 from tests import synthetic, traces
 from tests.miniature import bench
 from tests.synthetic import HTTP, verdict
+from tests.test_parity import NEW, NOISE, OLD, SCENARIO, side
 
 CALL = traces.generate([[1, 2], [3, 4]], [[5], [6]], label="mixed")
 ORDER = {"reads": Fact.ANSWERS, "falsifies": ROWS}
@@ -131,6 +135,27 @@ def test_what_explains_others_comes_first_and_hides_nothing(tmp_path):
     assert "- because of order: **kept** fail: lost" in files["report.md"]
     assert files["junit.xml"].count("because of: order") == 2
     assert files["junit.xml"].count("<failure") >= 6
+
+
+def test_the_gate_names_consequences_last():
+    reasons = decide(swapped(), synthetic.plan(), Ledger()).reasons
+    red = [r.split(" on ")[0] for r in reasons if r.startswith("fail")]
+    assert red == ["fail: echo", "fail: tokens.greedy", "fail: order", "fail: kept"], (
+        "tokens.greedy also stands by itself"
+    )
+
+
+def test_a_comparison_takes_cause_and_advice_from_the_side_that_is_wrong():
+    right = msgspec.structs.replace(
+        side(NEW, "fail", reason="lost").verdicts[0], because="order", next_step="look there"
+    )
+    candidate = msgspec.structs.replace(side(NEW, "fail"), verdicts=[right])
+    [found, *_] = compare(SCENARIO, side(OLD, "pass"), candidate, None, NOISE)
+    assert (found.status, found.because, found.next_step) == ("regression", "order", "look there")
+    alone = msgspec.structs.replace(right, because=None)
+    baseline = msgspec.structs.replace(side(OLD, "fail"), verdicts=[alone])
+    [found, *_] = compare(SCENARIO, baseline, candidate, None, NOISE)
+    assert (found.status, found.because) == ("both-wrong", None), "one side stands by itself"
 
 
 def test_a_consequence_whose_cause_is_known_stands_by_itself():

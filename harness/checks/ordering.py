@@ -7,6 +7,7 @@ from itertools import pairwise
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
 from harness.contract.faults import ROWS
+from harness.records.differing import parting
 
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 
@@ -27,7 +28,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
             return untestable("no execution of these prompts was observed")
         misplaced = [row for row in seen if not any(_made(row, e) for e in runs[tuple(row.prompt)])]
         if misplaced:
-            return concluded(len(seen), [(_why(row, rows, runs), row.shown()) for row in misplaced])
+            return concluded(len(seen), [(_why(row, rows, runs), _shown(row, runs)) for row in misplaced])
         untold = _untold(rows, runs)
         if untold:
             return untestable(untold)
@@ -46,6 +47,11 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
         falsifies=ROWS,
         labels=labels,
     )
+
+
+def _shown(row: Answer, runs: dict[tuple[int, ...], list[Execution]]) -> dict[str, object]:
+    """The row with the tokens that came back and those that the engine made of its prompt."""
+    return row.shown(**parting(got=row.tokens, engine=runs[tuple(row.prompt)][0].tokens))
 
 
 def _made(row: Answer, execution: Execution) -> bool:
