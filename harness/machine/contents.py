@@ -31,7 +31,7 @@ can put back the mtime, but not the ctime."""
 
 
 def hashes(files: Iterable[str], site: Path, home: Path, show: Progress) -> dict[str, str]:
-    """File → hash of its contents, as RECORD writes it ("sha256=…"). Omits files that are gone; `UNREADABLE` if one cannot be read.
+    """File → hash of its contents, as RECORD writes it ("sha256=…"). Files that are gone are left out; others may be `UNREADABLE`.
 
     `files`: paths from the folder `site` of the environment `home`. Reads only files that neither this environment's memory nor
     that of one beside it knows: environments share files by hard links. A memory that cannot be written costs time, no more.
@@ -39,7 +39,7 @@ def hashes(files: Iterable[str], site: Path, home: Path, show: Progress) -> dict
     now = time.time_ns()
     keys: dict[str, Key] = {}
     for file in files:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):
             keys[file] = _key(site / file)
     known = _remembered(home)
     if any(key not in known for key in keys.values()):
