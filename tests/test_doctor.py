@@ -6,16 +6,20 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
+from harness import PROJECT
 from harness.contract.runtime import GIB, Runtime
 from harness.machine import doctor
-from harness.machine.doctor import MARKER, Diagnosis
+from harness.machine.doctor import Diagnosis
 from harness.machine.environments import STAMP, location
+from harness.machine.processes import Run, kill_trees, run_of
 from harness.machine.targets import runtimes
 
 
@@ -26,7 +30,7 @@ def test_everything_that_is_examined_says_what_to_do_unless_it_is_well(tmp_path:
     }
     for diagnosis in found:
         assert diagnosis.finding
-        assert bool(diagnosis.next_step) == (diagnosis.status != "ok"), diagnosis
+        assert bool(diagnosis.next_step) == (diagnosis.status in ("warn", "fail")), diagnosis
 
 
 def test_a_taken_port_names_its_holder():
@@ -95,33 +99,75 @@ def test_a_linked_folder_of_environments_holds_no_old_ones(tmp_path: Path):
     assert "0123456789ab" in doctor.environments(root, "cpu", requirements=locks)[-1].finding
 
 
+DRIVER = """
+import subprocess, sys
+from pathlib import Path
+from harness.machine.processes import marked
+serve = "import os, socket; server = socket.create_server(('127.0.0.1', 0))"
+serve += "; print(os.getpid(), server.getsockname()[1], flush=True); server.accept()"
+subprocess.run([sys.executable, "-c", serve], env=marked(Path(sys.argv[1])))
+"""
+
+
 @contextmanager
-def _marked(*command: str) -> Iterator[int]:
-    """A process of a run, once it has reported that it is up."""
-    process = subprocess.Popen(
-        command, env={**os.environ, MARKER: "test"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+def _driver(run: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A process that stands for a run's driver, with the pid and the port of a process that it started."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(run)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    ) as driver:
+        assert driver.stdout is not None
+        pid, port = map(int, driver.stdout.readline().split())
+        try:
+            yield driver, pid, port
+        finally:
+            driver.kill()
+            kill_trees([pid])
+
+
+def _about(run: Path, port: int) -> dict[str, Diagnosis]:
+    found = doctor.ports([Runtime(ports=(port,))]) + doctor.leftovers()
+    return {diagnosis.name: diagnosis for diagnosis in found if str(run) in diagnosis.finding}
+
+
+def test_what_a_run_under_way_uses_is_noted_with_its_folder_and_pid(tmp_path: Path):
+    with _driver(tmp_path / "run") as (driver, pid, port):
+        found = _about(tmp_path / "run", port)
+    assert {name: (d.status, d.next_step) for name, d in found.items()} == {"ports": ("note", ""), "run": ("note", "")}
+    for diagnosis in found.values():
+        assert f"driver: pid {driver.pid}" in diagnosis.finding
+    assert f"port {port} is held by" in found["ports"].finding
+    assert f"(pid {pid})" in found["ports"].finding
+
+
+def test_what_a_dead_run_left_is_a_problem_with_the_command_that_ends_it(tmp_path: Path):
+    with _driver(tmp_path / "run") as (driver, pid, port):
+        driver.kill()
+        driver.wait()
+        found = _about(tmp_path / "run", port)
+        assert {name: d.status for name, d in found.items()} == {"ports": "warn", "leftovers": "warn"}
+        for diagnosis in found.values():
+            assert f"(pid {pid})" in diagnosis.finding
+            assert diagnosis.next_step == f"end them: `kill -9 {pid}`"
+        left = psutil.Process(pid)
+        subprocess.run(["kill", "-9", str(pid)], check=True)
+        psutil.wait_procs([left])
+    assert _about(tmp_path / "run", port) == {}
+
+
+class Known:
+    """A process as psutil shows it."""
+
+    def __init__(self, *above: Known, started: float = 0.0, **environment: str) -> None:
+        self.environ, self.parents, self.create_time = lambda: environment, lambda: list(above), lambda: started
+
+
+def test_a_process_without_its_environment_belongs_to_the_run_of_those_above():
+    above = Known(started=time.time(), PARITY_MARKER=f"{os.getpid()}:/run")
+    assert run_of(Known(above)) == Run("/run", str(os.getpid()), under_way=True)
+    assert run_of(Known()) is None
+
+
+def test_a_dead_drivers_number_that_another_process_has_got_is_no_sign_of_life():
+    assert run_of(Known(started=0.0, PARITY_MARKER=f"{os.getpid()}:/run")) == Run(
+        "/run", str(os.getpid()), under_way=False
     )
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-    finally:
-        process.communicate()
-
-
-WAIT = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-WATCH = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAIT!r}])"
-
-
-def _left(found: list[Diagnosis]) -> str:
-    return " ".join(d.finding + d.next_step for d in found)
-
-
-def test_a_process_that_outlived_its_run_is_listed_with_how_to_end_it():
-    with _marked(sys.executable, "-c", WAIT) as pid:
-        assert f"(pid {pid})" in _left(doctor.leftovers())
-    assert f"(pid {pid})" not in _left(doctor.leftovers())
-
-
-def test_a_process_of_a_run_under_way_is_not_a_leftover():
-    with _marked(sys.executable, "-c", WATCH, doctor.SUPERVISOR) as pid:
-        assert f"(pid {pid})" not in _left(doctor.leftovers())

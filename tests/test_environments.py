@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -11,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import uv
 
 from harness.contract.errors import EnvironmentBroken, UsageError
-from harness.machine import environments, interpreters
+from harness.machine import contents, doctor, environments, interpreters
 from harness.machine.environments import REQUIREMENTS, STAMP, ensure, failure, location, requirement_file
 from harness.machine.installed import pins
 from harness.machine.interpreters import find_interpreter, version_of
@@ -42,7 +44,7 @@ class Place:
         self.root, self.requirements, self.wheels = folder / "project", folder / "requirements", folder / "wheels"
         for made in (self.root, self.requirements, self.wheels):
             made.mkdir()
-        self.apple, self.pear = wheel(self.wheels, "apple"), wheel(self.wheels, "pear")
+        self.apple, self.pear = wheel(self.wheels, "apple"), wheel(self.wheels, "pear", **{"basket/seed": ""})
         self.lock(requirement(self.apple), requirement(self.pear))
 
     def lock(self, *lines: str) -> None:
@@ -52,6 +54,10 @@ class Place:
         options = {"needed_bytes": 10**6, **options}
         show = Steps() if progress is None else progress
         return ensure("fruit", "cpu", root=self.root, requirements=self.requirements, progress=show, **options)
+
+    def examined(self) -> doctor.Diagnosis:
+        """The doctor's word on the environment."""
+        return doctor.environments(self.root, "cpu", requirements=self.requirements)[0]
 
     @property
     def home(self) -> Path:
@@ -69,6 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("UV_FIND_LINKS", str(place.wheels))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(environments, "find_interpreter", lambda chosen, fetch=True: Path(sys._base_executable))
+    monkeypatch.setattr(contents, "SETTLED_NS", 0)  # the files of these tests are younger than any clock's step
     return place
 
 
@@ -93,6 +100,10 @@ def _replace(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def _strip_hash(info: Path) -> None:
+    _replace(info / "RECORD", re.sub(r"(?m)^pear\.py,.*$", "pear.py,,", (info / "RECORD").read_text()))
+
+
 def _uv(place: Place, *arguments: str) -> None:
     subprocess.run(
         [uv.find_uv_bin(), "pip", *arguments, "--python", place.home / "bin" / "python"],
@@ -105,8 +116,16 @@ FAULTS: dict[str, tuple[Callable[[Place], object], str]] = {
     "a package uninstalled": (lambda p: _uv(p, "uninstall", "pear"), "pear 1.0 is missing"),
     "a package's module lost": (lambda p: (p.site / "pear.py").unlink(), "pear has lost pear.py"),
     "a package's module edited": (
-        lambda p: _replace(p.site / "pear.py", "VERSION = 'mine'\n"),
+        lambda p: _replace(p.site / "pear.py", "VERSION = '9.9'\n"),  # of the same size
         "pear has a changed pear.py",
+    ),
+    "a package's module without a hash": (
+        lambda p: _strip_hash(p.site / "pear-1.0.dist-info"),
+        "pear has no hash of pear.py",
+    ),
+    "a module too many": (
+        lambda p: (p.site / "basket" / "mine.py").touch(),
+        "no package's RECORD lists basket/mine.py",
     ),
     "another version": (lambda p: _uv(p, "install", str(wheel(p.wheels, "pear", "2.0"))), "pear is 2.0, not 1.0"),
     "a package too many": (lambda p: _uv(p, "install", str(wheel(p.wheels, "plum"))), "plum 1.0 is not in the file"),
@@ -118,13 +137,99 @@ FAULTS: dict[str, tuple[Callable[[Place], object], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place: Place, fault: str):
     place.ensure()
+    assert place.examined().status == "ok"
     breaks, named = FAULTS[fault]
     breaks(place)
+    assert (place.examined().status, named in place.examined().finding) == ("fail", True)
+    assert "parity setup --recreate" in place.examined().next_step
     with pytest.raises(EnvironmentBroken, match=re.escape(named)) as caught:
         place.ensure()
     assert "parity setup --recreate" in caught.value.next_step
     place.ensure(recreate=True)
     place.ensure()
+
+
+def test_an_edit_that_reached_uvs_cache_is_refused_until_the_cache_is_clean(place: Place):
+    """Written in place, with its size and its times as they were."""
+    place.ensure()
+    edited = place.site / "pear.py"
+    before = edited.stat()
+    edited.write_text("VERSION = '9.9'\n")
+    os.utime(edited, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = edited.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    for recreate in (False, True):
+        with pytest.raises(EnvironmentBroken, match=r"pear has a changed pear\.py") as caught:
+            place.ensure(recreate=recreate)
+        assert "uv cache clean PACKAGE" in caught.value.next_step
+    subprocess.run([uv.find_uv_bin(), "cache", "clean", "pear"], check=True, capture_output=True)
+    place.ensure(recreate=True)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules whose contents are read, by name."""
+    names: list[str] = []
+    opens = Path.open
+
+    def note(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
+        if path.suffix == ".py":
+            names.append(path.name)
+        return opens(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", note)
+    return names
+
+
+def test_only_files_with_other_times_are_read_again(place: Place, opened: list[str]):
+    place.ensure()
+    assert sorted(opened) == ["apple.py", "pear.py", "seed.py"]
+    opened.clear()
+    place.ensure()
+    assert place.examined().status == "ok"
+    assert opened == []
+    os.utime(place.site / "pear.py")
+    place.ensure()
+    assert opened == ["pear.py"]
+
+
+def test_what_environments_share_is_read_once(place: Place, opened: list[str]):
+    place.ensure()
+    place.lock(requirement(place.apple))
+    place.ensure()  # links the apple, which changes the times of the first environment's
+    place.lock(requirement(place.apple), requirement(place.pear))
+    opened.clear()
+    place.ensure()
+    assert opened == []
+
+
+@pytest.mark.parametrize("spoil", [lambda memory: memory.write_text("{"), lambda memory: memory.unlink()])
+def test_without_its_memory_an_environment_is_read_anew(
+    place: Place, opened: list[str], spoil: Callable[[Path], object]
+):
+    place.ensure()
+    opened.clear()
+    spoil(place.home / contents.MEMORY)
+    place.ensure()
+    assert sorted(opened) == ["apple.py", "pear.py", "seed.py"]
+
+
+def test_a_file_that_has_just_changed_is_read_again(place: Place, opened: list[str], monkeypatch: pytest.MonkeyPatch):
+    """A second change within one step of the file system's clock could leave the same times."""
+    monkeypatch.setattr(contents, "SETTLED_NS", 10**15)
+    place.ensure()
+    opened.clear()
+    place.ensure()
+    assert sorted(opened) == ["apple.py", "pear.py", "seed.py"]
+
+
+def test_reading_much_shows_progress(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(contents, "SHOWN_BYTES", 1)
+    first, second = Steps(), Steps()
+    place.ensure(first)
+    place.ensure(second)
+    assert any("to compare their contents" in step for step in first)
+    assert second == []
 
 
 def test_a_file_that_two_packages_bring_is_right_as_either_has_it_and_in_no_other_way(place: Place):

@@ -17,6 +17,7 @@ import pytest
 from harness import PROJECT
 from harness.driving import supervisor
 from harness.driving.supervisor import Farewell, Job
+from harness.machine.processes import Run, run_of
 from tests.adapters import SHARED_MEMORY
 from tests.leftovers import alive, footprint
 
@@ -165,6 +166,7 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
         daemon = psutil.Process(int(wait_for(tmp_path / "grandchild.pid").read_text()))
         seen = footprint(int(supervisor_pid), scratch=Path(scratch))
         assert daemon in seen.processes
+        runs = {run_of(process) for process in seen.processes if alive(process)}
         assert (seen.scratch or tmp_path).stat().st_mode & 0o777 == 0o700
         if how == "Ctrl-C":
             os.killpg(driver.pid, signal.SIGINT)  # to the foreground group, as a terminal sends it
@@ -174,6 +176,7 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
             driver.wait(timeout=60)
         finally:
             driver.kill()  # otherwise the tests would wait for it indefinitely
+    assert runs == {Run(str(tmp_path), str(driver.pid), under_way=True)}
     seen.wait_until_gone()
 
 

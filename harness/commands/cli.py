@@ -635,7 +635,7 @@ def used_entries(
 
 @app.command()
 def doctor(engine: Engine = EngineChoice.AUTO) -> None:
-    """Say what this machine can run, and how to fix what it lacks. Changes nothing.
+    """Say what this machine can run, what runs on it now, and how to fix what it lacks. Changes nothing.
 
     \b
     Example:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from harness.contract.messages import (
 from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import Farewell, Job
+from harness.machine.processes import marked
 from harness.records.recording import Raw
 
 SOCKET_DEADLINE_S = 60.0
@@ -114,13 +114,21 @@ class HostProcess:
     """One adapter in its own process group and environment, below a supervisor.
 
     `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` the target's additions
-    to the environment, `runtime` its processes' needs. `logs` is kept, the scratch folder is not.
+    to the environment, `runtime` its processes' needs. `logs` is kept, the scratch folder is not. `run` is the run's folder.
     """
 
     def __init__(
-        self, *, python: Path, adapter: str, variables: dict[str, str], logs: Path, runtime: Runtime | None = None
+        self,
+        *,
+        python: Path,
+        adapter: str,
+        variables: dict[str, str],
+        logs: Path,
+        runtime: Runtime | None = None,
+        run: Path | None = None,
     ) -> None:
         self.logs = logs
+        self._run = run or logs
         usual = tempfile.gettempdir()
         self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
         self.died: str | None = None
@@ -149,7 +157,7 @@ class HostProcess:
             **self._variables,
             "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(PROJECT), str(PROJECT / self._runtime.import_path)))),
             "PYTHONUNBUFFERED": "1",
-            "PARITY_MARKER": secrets.token_hex(8),
+            **marked(self._run),
             "TMPDIR": str(self.scratch),
         }
         environment.pop("PYTHONHOME", None)
@@ -176,6 +184,7 @@ class HostProcess:
             [sys.executable, "-m", "harness.driving.supervisor", msgspec.json.encode(job).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, **marked(self._run)},
             start_new_session=True,
             cwd=PROJECT,
         )

@@ -1,4 +1,5 @@
-"""Checks what this machine can run, and says how to fix what it lacks. Starts, removes and changes nothing."""
+"""Checks what this machine can run, and says how to fix what it lacks. Starts, removes and changes nothing, except that it remembers
+the hashes of files that it has read (`contents`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,7 @@ from harness.contract.errors import EnvironmentBroken
 from harness.contract.runtime import GIB, Runtime
 from harness.machine.environments import (
     NEEDED_BYTES,
+    RECREATE,
     REQUIREMENTS,
     Engine,
     detect_engine,
@@ -29,21 +32,19 @@ from harness.machine.environments import (
 )
 from harness.machine.interpreters import STACK_PYTHON, find_interpreter
 from harness.machine.memory import available_and_total
-from harness.machine.ports import holder
+from harness.machine.ports import holder, listener
+from harness.machine.processes import Run, named, run_of
+from harness.machine.progress import console_progress
 from harness.machine.targets import runtimes
 
 SOCKET_PATH_LIMIT = 107
 """Most bytes of a Unix socket's path on Linux."""
-MARKER = "PARITY_MARKER"
-"""Set in the environment of every process of a run."""
-SUPERVISOR = "harness.driving.supervisor"
-"""The module that cleans up after a run, as on its process's command line."""
 
-Status = Literal["ok", "warn", "fail"]
+Status = Literal["ok", "note", "warn", "fail"]
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check. `next_step` is set unless the status is "ok". Only "fail" prevents a run."""
+    """The result of one check. `next_step` is set if the status is "warn" or "fail". Only "fail" prevents a run."""
 
     name: str
     status: Status
@@ -133,19 +134,27 @@ def gpus(engine: Engine | None) -> list[Diagnosis]:
 
 
 def ports(stacks: Sequence[Runtime]) -> list[Diagnosis]:
-    """The fixed loopback ports that stacks try first. A taken port is only a warning: stacks try another."""
+    """The fixed loopback ports that stacks try first. A taken port is only a warning: stacks try another. One that a run
+    under way holds is a note."""
     wanted = sorted({port for stack in stacks for port in stack.ports})
-    taken = {port: holder(port) for port in wanted if not _free(port)}
+    taken = [port for port in wanted if not _free(port)]
     if not taken:
-        named = f"{wanted[0]} to {wanted[-1]}"
-        return [
-            Diagnosis(
-                name="ports", status="ok", finding=f"all {len(wanted)} fixed ports of loopback are free ({named})"
-            )
-        ]
-    finding = "; ".join(f"port {port} is held by {who}" for port, who in taken.items())
-    step = "end these processes if they are left over, or give --base-port for the servers of the remote placement"
-    return [Diagnosis(name="ports", status="warn", finding=finding, next_step=step)]
+        finding = f"all {len(wanted)} fixed ports of loopback are free ({wanted[0]} to {wanted[-1]})"
+        return [Diagnosis(name="ports", status="ok", finding=finding)]
+    found: list[Diagnosis] = []
+    for port in taken:
+        process = listener(port)
+        run = run_of(process) if process else None
+        finding = f"port {port} is held by {holder(port)}"
+        if process is None or run is None:
+            step = "end this process if it is left over, or give --base-port for the servers of the remote placement"
+            found.append(Diagnosis(name="ports", status="warn", finding=finding, next_step=step))
+        elif run.under_way:
+            found.append(Diagnosis(name="ports", status="note", finding=f"{finding} of {run}, which is under way"))
+        else:
+            finding += f", left over from {run}, whose driver has ended"
+            found.append(Diagnosis(name="ports", status="warn", finding=finding, next_step=_end([process])))
+    return found
 
 
 def shared_memory(stacks: Sequence[Runtime]) -> list[Diagnosis]:
@@ -176,6 +185,7 @@ def socket_paths(temporary: Path, stacks: Sequence[Runtime]) -> list[Diagnosis]:
 def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENTS) -> list[Diagnosis]:
     """Existing environments, whether they match their requirement file, and those without a current requirement file."""
     found: list[Diagnosis] = []
+    show = console_progress()
     current: set[Path] = set()
     of_engine: list[tuple[Engine, Path]] = [("cpu", path) for path in sorted(requirements.glob("*.cpu.txt"))]
     of_engine += [("cuda", path) for path in sorted(requirements.glob("*.cuda.txt"))]
@@ -184,10 +194,9 @@ def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENT
         home = location(name, of, root=root, requirements=requirements)
         current.add(home)
         label = f"environment {name}-{of}"
-        if home.exists() and (wrong := problems(home, locked)):
-            step = "make it anew: `parity setup --recreate`"
+        if home.exists() and (wrong := problems(home, locked, show)):
             finding = f"{home} is broken: {'; '.join(wrong[:3])}"
-            found.append(Diagnosis(name=label, status="fail", finding=finding, next_step=step))
+            found.append(Diagnosis(name=label, status="fail", finding=finding, next_step=RECREATE))
         elif home.exists():
             found.append(Diagnosis(name=label, status="ok", finding=f"{home} matches {locked.name}"))
         elif of == engine:
@@ -203,24 +212,26 @@ def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENT
 
 
 def leftovers() -> list[Diagnosis]:
-    """Orphaned processes of a run: they carry PARITY_MARKER, and no supervisor is above them."""
-    left = list(_unwatched())
-    if not left:
-        return [Diagnosis(name="leftovers", status="ok", finding="no process of a killed run")]
-    finding = "; ".join(f"{name} (pid {pid})" for pid, name in left[:10])
-    step = f"if no other run is under way, end them: `kill {' '.join(str(pid) for pid, _ in left)}`"
-    return [Diagnosis(name="leftovers", status="warn", finding=f"{len(left)} processes: {finding}", next_step=step)]
-
-
-def _unwatched() -> Iterator[tuple[int, str]]:
+    """Processes that runs started: those of a run under way, and orphans of a run whose driver has ended."""
+    runs: defaultdict[Run, list[psutil.Process]] = defaultdict(list)
     for process in psutil.process_iter():
-        try:
-            if MARKER in process.environ() and not any(
-                SUPERVISOR in above.cmdline() for above in (process, *process.parents())
-            ):
-                yield process.pid, process.name()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, or another user's
+        if (run := run_of(process)) is not None:
+            runs[run].append(process)
+    found = []
+    for run, processes in runs.items():
+        if run.under_way:
+            finding = f"{run} is under way, with {len(processes)} processes"
+            found.append(Diagnosis(name="run", status="note", finding=finding))
+        else:
+            finding = f"{run} has ended and left {len(processes)} processes: {', '.join(map(named, processes[:10]))}"
+            found.append(Diagnosis(name="leftovers", status="warn", finding=finding, next_step=_end(processes)))
+    if all(run.under_way for run in runs):
+        found.append(Diagnosis(name="leftovers", status="ok", finding="no process of a dead run"))
+    return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> str:
+    return f"end them: `kill -9 {' '.join(str(process.pid) for process in processes)}`"
 
 
 def _folders(folder: Path) -> list[Path]:

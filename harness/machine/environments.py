@@ -36,6 +36,10 @@ NEEDED_BYTES: Mapping[str, int] = {"cpu": 9 * 10**9, "cuda": 11 * 10**9}
 """Engine → bytes of disk that making a stack environment takes."""
 INSTALL_DEADLINE_S = 3600.0
 STAMP = "parity.json"
+RECREATE = (
+    "make it anew with `parity setup --recreate` (if the same file differs again, uv's cache holds the changed one: "
+    "`uv cache clean PACKAGE`)"
+)
 _FILE = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*?)(-.*\.whl|\.tar\.gz|\.zip)$")
 """A wheel or a source archive, by its file's name."""
 FROM_LOCK = ("--no-progress", "--no-deps", "--require-hashes")
@@ -120,27 +124,28 @@ def ensure(
                 source=source,
                 needed_bytes=needed_bytes or NEEDED_BYTES[engine],
             )
-        check(home, locked)
+        check(home, locked, show)
     return home / "bin" / "python"
 
 
-def check(home: Path, locked: Path) -> None:
-    """Compare an environment with its requirement file: stamp, interpreter, packages, files. Takes about a second.
+def check(home: Path, locked: Path, show: Progress) -> None:
+    """Compare an environment with its requirement file: stamp, interpreter, packages, contents of files.
+
+    Takes about 2 s; the first time, or after another installation has linked the same files, up to a minute (9 GB).
 
     Raises EnvironmentBroken naming the first differences.
     """
-    found = problems(home, locked)
+    found = problems(home, locked, show)
     if found:
         more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
         raise EnvironmentBroken(
             f"environment {home.name} does not match {locked.name}: {'; '.join(found[:5])}{more}",
-            next_step="make it anew with `parity setup --recreate` (if the same file differs again, uv's cache holds "
-            "the changed one: `uv cache clean PACKAGE`)",
+            next_step=RECREATE,
         )
 
 
-def problems(home: Path, locked: Path) -> list[str]:
-    """An environment's differences from its requirement file, in words; empty if it matches."""
+def problems(home: Path, locked: Path, show: Progress) -> list[str]:
+    """An environment's differences from its requirement file, in words; empty if it matches. `show`: progress of reading its files."""
     stamp = home / STAMP
     if not stamp.is_file():
         return ["it was never finished (no stamp file)"]
@@ -153,7 +158,7 @@ def problems(home: Path, locked: Path) -> list[str]:
         found.append("it was made from another requirement file")
     if not (home / "bin" / "python").exists():
         found.append(f"its interpreter is gone ({stamped.python})")
-    return found + differences(home, pins(locked))
+    return found + differences(home, pins(locked), show)
 
 
 def unpack(locked: Path, folder: Path, python: Path, what: str, kit: Path | None = None) -> None:

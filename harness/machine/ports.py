@@ -7,6 +7,8 @@ import socket
 
 import psutil
 
+from harness.machine.processes import named
+
 
 def free(count: int) -> list[int]:
     """`count` different free ports. All are held at once and released together."""
@@ -17,17 +19,16 @@ def free(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def listener(port: int) -> psutil.Process | None:
+    """The process that listens on a loopback port; None if it has just ended or is another user's."""
+    for found in psutil.net_connections(kind="tcp"):
+        if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return psutil.Process(found.pid)
+    return None
+
+
 def holder(port: int) -> str:
-    """The listener on a loopback port: "name (pid)", or "another user's process" if that may not be seen."""
-    for connection in psutil.net_connections(kind="tcp"):
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and connection.laddr
-            and connection.laddr.port == port
-            and connection.pid is not None
-        ):
-            try:
-                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.NoSuchProcess:
-                return f"a process that has just ended (pid {connection.pid})"
-    return "another user's process"
+    """The listener on a loopback port, as "name (pid)"."""
+    process = listener(port)
+    return "another user's process, or one that has just ended" if process is None else named(process)

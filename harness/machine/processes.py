@@ -1,11 +1,30 @@
-"""Kills process trees."""
+"""Kills process trees, and says to which run a process belongs."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+
+MARKER = "PARITY_MARKER"
+"""Variable in the environment of every process that a run starts: its driver's pid and its folder, as "PID:FOLDER"."""
+
+
+class Run(NamedTuple):
+    """The run that started a process."""
+
+    folder: str
+    driver: str
+    """The driver's pid."""
+    under_way: bool
+    """True if the driver lives."""
+
+    def __str__(self) -> str:
+        return f"the run in {self.folder} (driver: pid {self.driver})"
 
 
 def kill_trees(pids: Iterable[int]) -> None:
@@ -15,3 +34,46 @@ def kill_trees(pids: Iterable[int]) -> None:
     for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def named(process: psutil.Process) -> str:
+    """ "name (pid)"."""
+    try:
+        return f"{process.name()} (pid {process.pid})"
+    except psutil.NoSuchProcess:
+        return f"a process that has just ended (pid {process.pid})"
+
+
+def marked(folder: Path) -> dict[str, str]:
+    """The variable for processes that this driver starts, for the run in `folder`."""
+    return {MARKER: f"{os.getpid()}:{folder}"}
+
+
+def run_of(process: psutil.Process) -> Run | None:
+    """The run that started `process`; None if none did, or if the process has ended or belongs to another user.
+
+    A process that has set its title (a Ray worker, a vLLM engine) has overwritten its environment: the marker of the nearest process
+    above it counts.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in (process, *process.parents()):
+            driver, _, folder = _marker(one).partition(":")
+            if folder:
+                return Run(folder, driver, driver.isdigit() and _lived_at(int(driver), one.create_time()))
+    return None
+
+
+def _marker(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(MARKER, "")
+    except psutil.AccessDenied:
+        return ""
+
+
+def _lived_at(pid: int, started: float) -> bool:
+    """True if `pid` lives and did so at `started`: a younger process has only inherited the number of a dead one."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() <= started and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -406,6 +406,7 @@ class Session:
             variables=target.variables,
             logs=logs,
             runtime=target.runs_on,
+            run=self.folder.path,
         )
 
     def inject(self, seat: Seat, fault: Fault | None) -> int:
