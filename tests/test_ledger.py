@@ -294,7 +294,9 @@ def test_whatever_was_judged_only_reds_are_explained_and_never_more_than_the_cap
 
 
 def test_a_known_reason_does_not_hide_another_one(tmp_path):
-    both = verdict(reason="row 3 keeps the stop string; text is empty", reasons=["row 3 keeps the stop string", "text is empty"])
+    both = verdict(
+        reason="row 3 keeps the stop string; text is empty", reasons=["row 3 keeps the stop string", "text is empty"]
+    )
     entries = ledger(tmp_path)
     told, problems = apply(entries, [both], TODAY)
     assert (known(told), told[0].red, problems) == ([None], True, [])

@@ -84,15 +84,31 @@ def concluded(
         by_reason.setdefault(reason, []).append(shown)
     if not by_reason:
         return passed(facts, margin=margin, **numbers)
-    reasons = sorted(by_reason)
-    if len(reasons) == 1:
-        return failed(facts, reasons[0], by_reason[reasons[0]], **numbers)
-    each = [[{"why": reason} | shown for shown in by_reason[reason]] for reason in reasons]
-    in_turn = [
-        shown for turn in zip_longest(*each) for shown in turn if shown is not None
-    ]  # each reason before a second item
-    found = failed(facts, "; ".join(reasons), in_turn, **numbers)
-    return msgspec.structs.replace(found, reasons=reasons, evidence=in_turn[: max(SHOWN, len(reasons))])
+    each = (failed(0, reason, by_reason[reason]) for reason in sorted(by_reason))
+    return msgspec.structs.replace(together(each), facts=facts, numbers=numbers)
+
+
+def together(findings: Iterable[Finding]) -> Finding:
+    """Several findings of one check as one: all that fails; else what is untestable; else the first. At least one is needed."""
+    first, *_ = found = list(findings)
+    facts = sum(one.facts for one in found)
+    wrong = [one for one in found if one.status == "fail"]
+    untold = [one for one in found if one.status == "untestable"]
+    if len(wrong) < 2:
+        return untold[0] if untold and not wrong else msgspec.structs.replace((wrong or [first])[0], facts=facts)
+    reasons = sorted({reason for one in wrong for reason in one.reasons or [one.reason]})
+    told = [[{"why": one.reason} | shown for shown in one.evidence] for one in wrong]
+    in_turn = [shown for turn in zip_longest(*told) for shown in turn if shown is not None]
+    return Finding(
+        status="fail",
+        facts=facts,
+        reason="; ".join(reasons),
+        reasons=reasons if len(reasons) > 1 else [],
+        evidence=in_turn[: max(SHOWN, len(reasons))],
+        concerns=list(dict.fromkeys(concern for one in wrong for concern in one.concerns)),
+        blame=Blame.STACK,
+        numbers={name: value for one in wrong for name, value in one.numbers.items()},
+    )
 
 
 def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dict[str, Any]] = ()) -> Finding:

@@ -69,11 +69,11 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
     "stop_token_ids": (
         "the model's own end tokens are added",
-        lambda _row, given, seen: set(given or ()) <= set(seen or ()),
+        lambda _row, given, seen: set(given) == set(seen),
     ),
     "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
     "logprobs": (
-        "True means 1, and in a chat top_logprobs; sample() asks for the sampled token alone: 0",
+        "True means 1, and in a chat top_logprobs",
         lambda row, given, seen: seen in _logprobs(row, given),
     ),
     "prompt_logprobs": ("True means 1", lambda _row, given, seen: seen == (1 if given is True else given)),
@@ -94,16 +94,16 @@ def _copies(row: Row) -> int:
 def _logprobs(row: Row, given: Any) -> set[Any]:
     if row.call.method == "chat_completion":
         return {None} if given is False else {row.params.get("top_logprobs") or 0, 1 if given is True else given}
-    number = 1 if given is True else given
-    return {number, 0} if row.call.method == "sample" else {number}
+    return {1 if given is True else given}
 
 
 def _bias(value: Any) -> dict[int, float]:
     return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in (value or {}).items()}
 
 
-def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
+def _parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, True if right) for every sampling parameter that the caller gave."""
+    ends = set(evidence.header.vocabulary.ends)
     temperature = row.params.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON
     for field, given in row.params.items():
@@ -116,6 +116,8 @@ def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any,
                 yield field, given, None, given == execution.sampling_params.get(field)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
+        if at == "stop_token_ids":
+            seen = [token for token in seen or () if token in given or token not in ends]
         yield field, given, seen, _right(row, field, given, seen)
 
 
@@ -182,7 +184,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     for row in found.rows:
         for execution in found.of(row)[:1]:
             facts += 1  # the prompt, by which rows are matched
-            for field, given, seen, right in _parameters(row, execution):
+            for field, given, seen, right in _parameters(evidence, row, execution):
                 facts += 1
                 if not right:
                     wrong.append(

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.checks import matching, ties
 from harness.checks.answers import Answer, answers, of_answers, select, trouble
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.checks.sampling import draws_repeat
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
@@ -34,20 +34,22 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no greedy call was recorded")
     facts = near_ties = 0
     scores = []
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for row in rows:
+        facts += len(row.tokens)
         length = fixed_length(row.params)
         if length is not None and len(row.tokens) != length:
-            return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
+            wrong.append(("greedy output has another length than max_tokens with ignore_eos", row.shown()))
         score = evidence.reference.score(row.score)
         scores.append(score)
         at = ties.parts_at(evidence, score)
         if at is not None:
             where = "at its first token" if at == 0 else "after a common start"
-            gap = score.gaps[at]
-            shown = row.shown(position=at, rank=score.ranks[at], behind=gap, token=row.tokens[at])
-            return failed(facts + at + 1, f"greedy output parts from the reference's {where}", [shown], behind=gap)
-        facts += len(row.tokens)
+            shown = row.shown(position=at, rank=score.ranks[at], behind=score.gaps[at], token=row.tokens[at])
+            wrong.append((f"greedy output parts from the reference's {where}", shown))
         near_ties += sum(rank > 0 for rank in score.ranks)
+    if wrong:
+        return concluded(facts, wrong)
     return passed(facts, margin=ties.margin(evidence, scores), near_ties=near_ties)
 
 
@@ -72,13 +74,14 @@ def same_output(first: str, second: str) -> Check:
         pairs = _pairs(evidence, first, second)
         if isinstance(pairs, Finding):
             return pairs
-        for number, (one, other) in enumerate(pairs, start=1):
-            if _rounding_parts(evidence, one, other):
-                continue
-            for facet in ("tokens", "finish_reason", "text"):
-                if getattr(one, facet) != getattr(other, facet):
-                    both = {first: getattr(one, facet), second: getattr(other, facet)}
-                    return failed(number, f"{facet} differ between {first} and {second}", [one.shown(**both)])
+        wrong: list[tuple[str, dict[str, Any]]] = []
+        for one, other in pairs:
+            differ = [f for f in ("tokens", "finish_reason", "text") if getattr(one, f) != getattr(other, f)]
+            for facet in differ[:1] if not _rounding_parts(evidence, one, other) else ():
+                both = {first: getattr(one, facet), second: getattr(other, facet)}
+                wrong.append((f"{facet} differ between {first} and {second}", one.shown(**both)))
+        if wrong:
+            return concluded(3 * len(pairs), wrong)
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
         if all(one.tokens == other.tokens for one, other in drawn):
             return passed(3 * len(pairs))
