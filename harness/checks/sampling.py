@@ -9,13 +9,15 @@ import bisect
 import itertools
 import math
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import msgspec
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
+from harness.checks import matching
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.contract.faults import Fact
@@ -228,8 +230,8 @@ def within_filters(*labels: str) -> Check:
 
 def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     facts = chosen_top = 0
-    outside = 0.0
-    unfiltered = greedy = 0.0
+    outside, dropped = defaultdict[str, float](float), defaultdict[str, float](float)
+    greedy = 0.0
     tolerance = evidence.noise.near
     wrong: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
     filtered = [row for row in rows if _active(row) and row.params.get("temperature", 1.0)]
@@ -238,15 +240,19 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
             facts += 1
             model = evidence.reference.next(row.next_after(at)).logprobs
             probabilities = tempered(model, row.params.get("temperature", 1.0))
-            kept = allowed(probabilities, row.params, tolerance / row.params.get("temperature", 1.0))
+            near = tolerance / row.params.get("temperature", 1.0)
+            kept = allowed(probabilities, row.params, near)
             if token not in kept:
                 rank = sum(p > probabilities[token] for p in probabilities)
                 shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
                 why = f"a sampled token is outside {' and '.join(_active(row))}"
                 wrong.setdefault((row.call.id, row.index), (why, shown))
             mass, top = math.fsum(probabilities[t] for t in kept), max(probabilities)
-            outside += max(0.0, 1.0 - mass)
-            unfiltered += math.log(min(mass, 1.0))
+            for name in _active(row):
+                others = {key: value for key, value in row.params.items() if key != name}
+                inside = mass / math.fsum(probabilities[t] for t in allowed(probabilities, others, near))
+                outside[name] += max(0.0, 1.0 - inside)
+                dropped[name] += math.log(min(inside, 1.0))
             greedy += math.log(min(top / mass, 1.0))
             chosen_top += probabilities[token] >= top * math.exp(-tolerance)
     if wrong:
@@ -256,17 +262,18 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
         return failed(facts, why, [row.shown() for row in filtered])
     if len(filtered) < len(rows):
         return untestable("a call sampled without a filter")
-    if unfiltered > math.log(FALSE_ALARM):
+    chance = max(dropped.values())
+    if chance > math.log(FALSE_ALARM):
         return untestable("a sampler without the filter would have passed as well")
     margin = Margin(
         unit="tokens outside the filter",
         measured=0,
         bound=0,
-        faults={"the filter dropped": outside},
+        faults={f"{name} dropped": expected for name, expected in outside.items()},
         false_alarm_rate=FALSE_ALARM,
-        power=-math.expm1(unfiltered),
+        power=-math.expm1(chance),
     )
-    return passed(facts, margin=margin, log10_chance_without_filter=unfiltered / math.log(10))
+    return passed(facts, margin=margin, log10_chance_without_filter=chance / math.log(10))
 
 
 def _active(row: Answer) -> list[str]:
@@ -274,20 +281,21 @@ def _active(row: Answer) -> list[str]:
     return [name for name in FILTERS if row.params.get(name)]
 
 
-def independent(*labels: str) -> Check:
-    """Samples of one prompt are drawn independently: no two are the same unless the reference makes that likely."""
+def independent(*labels: str, on_every_server: bool = False) -> Check:
+    """Samples of one prompt are drawn independently: no two are the same unless the reference makes that likely. `on_every_server`:
+    each server must have drawn some of each prompt's."""
     return of_answers(
         "sampling.independent",
         fault="one sample is returned several times: a shared seed, a cached result, servers with equal random numbers",
         reads=Fact.ANSWERS | Fact.CHANCE,
         source='SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."',
-        rule=_independent,
+        rule=partial(_independent, on_every_server=on_every_server),
         asks=lambda _, rows: (row.score for row in rows),
         labels=labels,
     )
 
 
-def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
+def _independent(evidence: Evidence, rows: list[Answer], *, on_every_server: bool) -> Finding:
     groups: dict[tuple[Any, ...], list[Answer]] = {}
     plain = [row for row in rows if row.params.get("temperature", 1.0) == 1 and not _active(row)]
     wrong: list[tuple[str, dict[str, Any]]] = []
@@ -317,6 +325,10 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no prompt was sampled more than once")
     if likely == distinct:
         return untestable("every sample is so probable that equal ones would prove nothing")
+    served = matching.assignment(evidence).served
+    drew = [{e.server for row in group for e in served.get((row.call.id, row.index), ())} for group in groups.values()]
+    if on_every_server and any(set(evidence.header.servers) - servers for servers in drew):
+        return untestable("a server drew none of a prompt's samples")
     margin = Margin(
         unit="improbable samples given twice",
         measured=0,
@@ -325,7 +337,7 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         false_alarm_rate=FALSE_ALARM,
         power=1 - likely / distinct,
     )
-    return passed(facts, margin=margin, samples_of_a_prompt=max(map(len, groups.values())))
+    return passed(facts, margin=margin, samples_of_a_prompt=max(map(len, groups.values())), servers=min(map(len, drew)))
 
 
 FLIPS = 4.0

@@ -11,6 +11,7 @@ from harness.checks.sampling import goodness_of_fit, independent, within_filters
 from harness.checks.tokens import different_output, greedy, same_output
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import sessions
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
 
@@ -109,15 +110,17 @@ async def test_filters_hold(stack: Stack, prompts: Prompts) -> None:
     await stack.generate(prompts.unique(16), temperature=1.0, top_k=5, label="top_k", **common)
     await stack.generate(prompts.unique(16), temperature=1.0, top_p=0.5, label="top_p", **common)
     await stack.generate(prompts.unique(16), temperature=1.0, min_p=0.2, label="min_p", **common)
-    await stack.generate(prompts.unique(16), temperature=0.7, top_k=8, top_p=0.8, label="together", **common)
+    await stack.generate(prompts.unique(16), temperature=1.5, top_k=8, top_p=0.6, label="together", **common)
 
 
 @scenario(
     task=0,
     promise="unseeded rows of one prompt are drawn independently, on one server and across servers",
-    checks=[independent()],
+    checks=[independent(on_every_server=True)],
 )
 async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface: several rollouts of a prompt are copies of it in a batch. Servers
-    that draw the same random numbers would return the same rollout twice."""
-    await stack.generate([prompts.one()] * 32, temperature=1.0, max_tokens=16, ignore_eos=True)
+    that draw the same random numbers would return the same rollout twice. Each row has a session of its own, since a router may
+    send equal requests without one to one server."""
+    drawn: dict[str, Any] = {"temperature": 1.0, "max_tokens": 16, "ignore_eos": True}
+    await stack.generate([prompts.one()] * 32, session_ids=sessions(32), **drawn)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.checks.sampling import allowed, goodness_of_fit, independent, tempered, within_filters
 from harness.records.reference import Next, NextRequest
-from tests.traces import FakeReference, error, generate, judge, sample
+from tests.traces import FakeReference, error, executed, generate, judge, sample
 
 REFERENCE = FakeReference(vocab_size=64)
 PROMPT = [3, 4, 5]
@@ -165,6 +165,11 @@ def test_a_filter_that_is_one_too_wide_is_red():
     assert found(within_filters(), filtered(under(top_p=0.6), top_p=0.5))[0] == "fail"
 
 
+def test_a_filter_that_another_one_implies_proves_nothing():
+    asked = {"top_k": 60, "top_p": 0.3}
+    assert found(within_filters(), filtered(under(**asked), **asked))[0] == "untestable"
+
+
 def test_filters_that_leave_everything_prove_nothing():
     assert found(within_filters(), filtered(freely, top_k=64))[0] == "untestable"
     assert found(within_filters(), filtered(freely))[0] == "untestable"
@@ -189,6 +194,21 @@ def test_independent_samples():
     assert judge(independent(), sample(PROMPT, SAMPLES, params=FREE), reference=REFERENCE).facts == 6
     seeded = [sample(PROMPT, SAMPLES, params=FREE | {"seed": 3}) for _ in range(2)]
     assert found(independent(), *seeded)[0] == "pass"
+
+
+def test_independence_of_servers_needs_each_of_them():
+    call = sample(PROMPT, SAMPLES, params=FREE)
+
+    def drawn_by(*servers):
+        ran = zip(SAMPLES, servers, strict=True)
+        start = call.started_ns
+        seen = [
+            o for tokens, server in ran for o in executed(PROMPT, tokens, server=server, params=FREE, from_ns=start)
+        ]
+        return judge(independent(on_every_server=True), call, reference=REFERENCE, observations=seen)
+
+    assert drawn_by(*["server-0", "server-1"] * 2).numbers["servers"] == 2
+    assert drawn_by(*["server-0"] * 4).reason == "a server drew none of a prompt's samples"
 
 
 def test_samples_that_are_copies_are_red():
