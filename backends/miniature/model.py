@@ -266,17 +266,14 @@ class Network:
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         """From states (positions × hidden): log-probabilities of the next token (positions × vocabulary), each layer's experts
         (positions × layers × top_k), and the margin of that choice (positions × layers)."""
-        features, chosen, margins = self._through_the_layers(states)
+        features, chosen, margins = self.through_the_layers(states)
         logits = features @ self._out
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
         return logits, chosen, margins
 
-    def features(self, states: Array) -> Array:
-        """The output layer's input for these states: positions × hidden."""
-        return self._through_the_layers(states)[0]
-
-    def _through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
+    def through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
+        """From states (positions × hidden): the output layer's input (positions × hidden), then experts and margins as in `read`."""
         features, every = states, np.arange(len(states))[:, None]
         chosen = np.empty((len(states), LAYERS, TOP_K), dtype=np.int64)
         margins = np.empty((len(states), LAYERS), dtype=states.dtype)
