@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fixtures.prompts import Prompts
+from harness.checks.always import ALWAYS
 from harness.commands import cli
 from harness.contract.errors import UsageError
-from harness.contract.faults import DRIVEN, Fault
+from harness.contract.faults import DRIVEN, NOTHING, Fault, family
 from harness.contract.vocabulary import TINY
 from harness.exploring import explore
 from harness.exploring import workloads as w
@@ -52,7 +53,7 @@ OUT_OF_REACH = {
     "worker_extension_carries_weights/one_server": "how weights travel is no check of a workload's",
     "worker_extension_loaded/one_server": "what a worker's class is made of is no check of a workload's",
 }
-"""Fault that no workload can show → why."""
+"""Fault that no workload can show → why. It is not driven: a test reads off that no check of a workload may turn red for it."""
 RARE = {
     "cache_outlives_weights/running_requests": "a reset while requests run, and their prompts again after it",
     "experts_empty/after_a_pause": "a row that is frozen and lives on (sequence 83)",
@@ -116,18 +117,27 @@ NEVER_ASKED = {fault for faults in UNASKED.values() for fault in faults}
 SHOWN_UNASKED = 5
 """Number of sequences that show that such a fault does not take effect."""
 
-FAULTS = [
-    pytest.param(target, fault, id=f"{target}-{fault}") for target in MINIATURES for fault in known(target).seeded()
-]
-
+SHRUNK = {
+    "stale_prefix_cache/one_server": ("fresh_prefix_cache", w.Sync),
+    "tokens_doubled_on_continuation/keep": ("pause_changes_nothing", w.Paused),
+    "adapter_cache_reused/base": ("fresh_adapter_cache", w.Ask),
+}
+"""Fault whose sequence is shrunk → a check that the smallest sequence turns red, and an operation that this needs."""
 
 Job = tuple[str, str | None]
 """A target, and its fault, if any."""
+FAULTS = [(target, fault) for target in MINIATURES for fault in known(target).seeded() if fault not in OUT_OF_REACH]
+
+
+def shrinking(fault: str) -> Request:
+    return Request(fault=fault, examples=BUDGET, seed=SEED)
 
 
 def job(target: str, fault: str | None = None, *, explorers: dict[str, Explorer] = {}) -> tuple[Job, Search]:  # noqa: B006 - kept
     """A whole search in a worker process, which keeps its explorers for its lifetime."""
-    explorer = explorers.setdefault(target, Explorer(target))
+    explorer = explorers[target] = explorers.get(target) or Explorer(target)
+    if fault in SHRUNK:
+        return (target, fault), explore.explore(explorer, shrinking(fault), lambda _: None)
     seeded = None if fault is None else known(target).seeded()[fault]
     count = max(GREEN, BUDGET) if fault is None else SHOWN_UNASKED if fault in NEVER_ASKED else BUDGET
     return (target, fault), search(explorer, sequences(explorer.capabilities, count, SEED), seeded)
@@ -136,8 +146,7 @@ def job(target: str, fault: str | None = None, *, explorers: dict[str, Explorer]
 @pytest.fixture(scope="module")
 def searches() -> dict[Job, Search]:
     """Results of a search on each correct miniature and under each fault, driven in one process per core."""
-    jobs: list[Job] = [(target, None) for target in MINIATURES]
-    jobs += [(target, fault) for target in MINIATURES for fault in known(target).seeded()]
+    jobs: list[Job] = [*((target, None) for target in MINIATURES), *FAULTS]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         found = dict(pool.starmap(job, jobs, chunksize=1))
         pool.close()
@@ -170,15 +179,25 @@ def test_the_correct_miniature_stays_green(searches, target):
     assert search.judged > 10 * search.sequences, "the checks have something to judge"
 
 
-@pytest.mark.parametrize(("target", "fault"), FAULTS)
+@pytest.mark.parametrize(("target", "fault"), FAULTS, ids=map("-".join, FAULTS))
 def test_each_fault_is_found_within_the_budget(searches, target, fault):
     search = searches[target, fault]
     if fault in NEVER_ASKED:
         assert not search.fired, "workloads ask for it by now: take it off the list"
-    elif fault in OUT_OF_REACH or fault in RARE:
+    elif fault in RARE:
         assert search.found is None, f"found: take it off the list: {shown(search.found.outcome)}"
     else:
         assert search.found is not None, f"not found in {search.sequences} sequences"
+
+
+def test_what_is_out_of_reach_may_turn_no_check_of_a_workload_red():
+    """`parity prove` allows a fault to turn red what is in `caught_by` and what reads a fact that it corrupts, nothing else."""
+    able = known("miniature").capabilities
+    drawn = (w.explored(workload, able)[0].checks for workload in sequences(able, BUDGET, SEED))
+    asked = {family(check.name) for checks in (*drawn, ALWAYS) for check in checks}
+    for fault in map(known("miniature").seeded().__getitem__, OUT_OF_REACH):
+        assert fault.caught_by.isdisjoint(asked), fault.id
+        assert fault.corrupts == NOTHING, fault.id
 
 
 def test_only_faults_that_there_are_are_out_of_reach():
@@ -188,19 +207,12 @@ def test_only_faults_that_there_are_are_out_of_reach():
 
 # --- what is found can be run ---------------------------------------------------------------------------------------
 
-SHRUNK = {
-    "stale_prefix_cache/one_server": ("fresh_prefix_cache", w.Sync),
-    "tokens_doubled_on_continuation/keep": ("pause_changes_nothing", w.Paused),
-    "adapter_cache_reused/base": ("fresh_adapter_cache", w.Ask),
-}
-"""Fault → a check that its smallest sequence turns red, and an operation that this needs."""
-
 
 @pytest.mark.parametrize("fault_id", SHRUNK)
-def test_what_is_found_shrinks_to_a_scenario_that_is_red_for_the_fault_alone(explorer, fault_id):
-    fault, request = known("miniature").seeded()[fault_id], Request(fault=fault_id, examples=BUDGET, seed=SEED)
+def test_what_is_found_shrinks_to_a_scenario_that_is_red_for_the_fault_alone(searches, explorer, fault_id):
+    fault, request = known("miniature").seeded()[fault_id], shrinking(fault_id)
     check, operation = SHRUNK[fault_id]
-    found = explore.explore(explorer, request, lambda _: None).found
+    found = searches["miniature", fault_id].found
     assert found is not None
     assert len(found.workload.operations) <= 3, found.workload
     assert any(isinstance(one, operation) for one in found.workload.operations)

@@ -311,7 +311,7 @@ class Engine:
         for token in tokens[node.position :]:
             node = network.feed(node, token)
             fed.append(node)
-        network.look(fed)
+        network.route(fed)
         request.experts = [*experts, *(self.routed(n.experts) for n in fed[:-1])]
         for known in fed:
             if known.position % BLOCK == 0:

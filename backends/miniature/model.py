@@ -200,7 +200,7 @@ class Node:
         """The most probable next token, whose log-probability is `logprob`; -1 before `Network.look`."""
         self.logprob = 0.0
         self.experts: list[list[int]] = []
-        """Experts of the newest token: layers × top_k."""
+        """Experts of the newest token: layers × top_k; empty before `Network.look` or `Network.route`."""
         self.row: Array | None = None
         """Log-probabilities of the next token (vocabulary); None before `Network.row`."""
 
@@ -257,6 +257,14 @@ class Network:
         for node, token, logprob, experts in zip(new, best.tolist(), logprobs, chosen.tolist(), strict=True):
             node.best, node.logprob, node.experts = token, logprob, experts
 
+    def route(self, nodes: Sequence[Node]) -> None:
+        """Fill in the experts of these nodes' newest tokens. Unlike `look` it computes no probabilities."""
+        new = [node for node in nodes if not node.experts]
+        if new:
+            chosen = self.through_the_layers(np.stack([node.state for node in new]))[1]
+            for node, experts in zip(new, chosen.tolist(), strict=True):
+                node.experts = experts
+
     def row(self, node: Node) -> Array:
         """Log-probabilities of the token after a node, by token id (vocabulary)."""
         if node.row is None:
@@ -266,17 +274,14 @@ class Network:
     def read(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
         """From states (positions × hidden): log-probabilities of the next token (positions × vocabulary), each layer's experts
         (positions × layers × top_k), and the margin of that choice (positions × layers)."""
-        features, chosen, margins = self._through_the_layers(states)
+        features, chosen, margins = self.through_the_layers(states)
         logits = features @ self._out
-        top = logits.max(axis=1, keepdims=True)
-        logits = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+        logits -= logits.max(axis=1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return logits, chosen, margins
 
-    def features(self, states: Array) -> Array:
-        """The output layer's input for these states: positions × hidden."""
-        return self._through_the_layers(states)[0]
-
-    def _through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
+    def through_the_layers(self, states: Array) -> tuple[Array, NDArray[np.int64], Array]:
+        """From states (positions × hidden): the output layer's input (positions × hidden), then experts and margins as in `read`."""
         features, every = states, np.arange(len(states))[:, None]
         chosen = np.empty((len(states), LAYERS, TOP_K), dtype=np.int64)
         margins = np.empty((len(states), LAYERS), dtype=states.dtype)

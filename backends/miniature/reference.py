@@ -78,7 +78,7 @@ def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
             return Next(logprobs=network.read(states[-1:])[0][0].tolist())
         case ExpertsRequest():
             network, states = _read(request, request.tokens, policies)
-            _, chosen, margins = network.read(states)
+            _, chosen, margins = network.through_the_layers(states)
             return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
         case ExpectedDigestsRequest():
             held = model.quantize(trainer.parameters(request.version, policies), request.quantization)

@@ -127,4 +127,4 @@ def _features(network: model.Network, prompt: Sequence[int], response: Sequence[
     for token in (*prompt, *response[:-1]):
         node = network.feed(node, token)
         states.append(node.state)
-    return network.features(np.stack(states[len(prompt) - 1 :]))
+    return network.through_the_layers(np.stack(states[len(prompt) - 1 :]))[0]

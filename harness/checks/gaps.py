@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import msgspec
-from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.logprobs import MEAN_FLOOR, TEMPERATURE, floor_of_a_mean
 from harness.records.recording import ScenarioTrace
@@ -107,6 +106,8 @@ def compare(
     mean absolute difference, or half its square for the other two (the Kullback-Leibler divergence of a sample's own noise). The
     error is the t-quantile of `FALSE_ALARM` times the standard error over prompts. It is 0 if `exact`: float32.
     """
+    from scipy import stats  # type: ignore[import-untyped]  # slow to import, and scipy ships no types
+
     ours, theirs, again = sides = [_units(trace) for trace in (baseline, candidate, twin or baseline)]
     if not ours.keys() == theirs.keys() == again.keys():
         return Compared(status=Parity.UNTESTABLE, reason="the two sides did not train on the same prompts")

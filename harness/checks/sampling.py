@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, final
 
 import msgspec
-from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks import matching
 from harness.checks.answers import Answer, of_answers
@@ -140,6 +139,8 @@ def _margin(every: list[_Draws], *, rms: float) -> Margin:
     nats draws from its own distribution, so a right engine's statistic has a noncentrality of draws × rms². Twice the `rms` of
     many positions is allowed for these few.
     """
+    from scipy import stats  # type: ignore[import-untyped]  # slow to import, and scipy ships no types
+
     freedom = sum(len(draws.cells) - 1 for draws in every)
     noise = math.fsum(draws.count * (2 * rms / draws.temperature) ** 2 for draws in every)
     critical = stats.ncx2.isf(FALSE_ALARM, freedom, noise)
@@ -159,6 +160,8 @@ def _margin(every: list[_Draws], *, rms: float) -> Margin:
 
 
 def _minus_log10(statistic: float, freedom: int, noise: float) -> float:
+    from scipy import stats
+
     if not noise:
         return max(0.0, -float(stats.chi2.logsf(statistic, freedom)) / math.log(10))
     return _minus_log10_of(float(stats.ncx2.sf(statistic, freedom, noise)))
@@ -349,6 +352,8 @@ def draws_repeat(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], rms: floa
 
     Each token up to the first different one is a trial. With another seed about every second token differs.
     """
+    from scipy import stats
+
     trials = partings = 0
     for one, other in pairs:
         alike = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
