@@ -11,21 +11,24 @@ import jinja2
 import msgspec
 
 from harness.judging.ledger import Ledger
+from harness.records.differing import names_of_sides
 from harness.records.verdict import Judgement, NoiseFloor, Verdict
 from harness.suite.coverage import State, state_of
 from harness.suite.plan import Plan
 from reports import reproduce
 from reports.pictures import Pictures
 from reports.tables import CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
-from reports.text import many, one_line, seconds, shown, sides, visible
+from reports.text import many, one_line, seconds, shown, sides, told_apart, visible
 from reports.text import number as figure
 from reports.view import (
     anchor,
     bounds,
     count,
     divergences,
+    explained,
     exposures,
     gap_rows,
+    held_entries,
     known_ids,
     repetition,
     severities,
@@ -34,8 +37,6 @@ from reports.view import (
     trainings,
 )
 
-SIDES = (("baseline", "candidate"), ("expected", "actual"), ("expected", "got"), ("wanted", "got"), ("given", "seen"))
-"""Keys of a piece of evidence that are shown side by side."""
 MARK = {
     State.PASS: "✓", State.RED: "✕", State.UNTESTABLE: "?", State.MISSING: "∅", State.KNOWN: "≈",
     State.OPEN: "○", State.INCOMPLETE: "◐", State.NOT_EXERCISED: "–",
@@ -64,6 +65,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             anchored={v.id for d in found for v in d.verdicts},
             ledger=ledger,
             known_ids=known_ids(judgement),
+            held_entries=held_entries(judgement),
             headers=judgement.run.headers,
             patches=_unique(judgement, "patches"),
             notes=_unique(judgement, "notes"),
@@ -93,6 +95,7 @@ def environment() -> jinja2.Environment:
         "bounds": bounds,
         "cells": lambda row, columns: cells(columns, row),
         "day": _day,
+        "explained": explained,
         "figure": figure,
         "gap_rows": gap_rows,
         "line": one_line,
@@ -130,11 +133,15 @@ def _day(stamp: str) -> str:
 
 def _sides(item: dict[str, Any]) -> dict[str, Any]:
     """One piece of evidence: the two sides, if it names two, and the rest as rows."""
-    names = next((pair for pair in SIDES if pair[0] in item and pair[1] in item), None)
-    rest = {key: value for key, value in item.items() if not names or key not in names}
+    names = names_of_sides(item)
     if names is None:
-        return {"names": None, "rest": rest, "note": ""}
+        return {"names": None, "rest": item, "note": ""}
     left, right, note = sides(item[names[0]], item[names[1]])
+    drop = {*names}
+    if "first difference" in item:  # a check has cut the sides already
+        note = told_apart(item["first difference"], [item["lengths"][name] for name in names], item[names[0]])
+        drop |= {"first difference", "lengths"}
+    rest = {key: value for key, value in item.items() if key not in drop}
     return {"names": names, "left": left, "right": right, "note": note, "rest": rest}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Conformance, Judgement, Verdict
 from reports import reproduce
 from reports.text import exact, one_line, seconds, shortened, visible
@@ -60,13 +61,14 @@ def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement) -> None:
 def _details(verdict: Verdict, judgement: Judgement) -> list[str]:
     lines = [
         ("promise", verdict.promise),
+        ("because of", verdict.because or ""),
         ("blame", verdict.blame or ""),
         ("fault", verdict.fault),
         ("source", verdict.source),
         ("next step", verdict.next_step),
         ("reproduce", reproduce.command(verdict, judgement.run)),
     ]
-    evidence = [f"evidence: {shortened(exact(item), 4_000)}" for item in verdict.evidence]
+    evidence = [f"evidence: {shortened(exact(around_the_difference(item)), 4_000)}" for item in verdict.evidence]
     return [visible(f"{name}: {text}") for name, text in lines if text] + evidence
 
 

@@ -8,6 +8,7 @@ from typing import final
 import msgspec
 
 from harness.contract.faults import DRIVEN
+from harness.proving.entries import Stays
 from harness.proving.kill_matrix import Cell, FaultProof, KillMatrix, Mark, Outcome, Proof
 from reports.html import environment
 
@@ -63,7 +64,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 def render(matrix: KillMatrix) -> str:
     """The text of kill_matrix.html."""
     made = environment()
-    made.globals |= {"SIGN": SIGN, "SAID": SAID, "OUTCOME_SIGN": OUTCOME_SIGN, "DRIVEN": DRIVEN}
+    made.globals |= {"SIGN": SIGN, "SAID": SAID, "OUTCOME_SIGN": OUTCOME_SIGN, "DRIVEN": DRIVEN, "STAYS": Stays}
     template = made.get_template("kill_matrix.html.j2")
     return template.render(
         matrix=matrix,

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.proving.entries import LedgerProof, Stays
 from harness.proving.kill_matrix import KillMatrix, Proof
 from reports.terminal import SHOWN, WIDTH
 from reports.text import many, one_line, seconds, shortened
@@ -40,6 +41,7 @@ def _parts(matrix: KillMatrix, report: Path | None) -> list[RenderableType]:
     return [
         Text(),
         _stacks(matrix.proofs),
+        *(part for proof in matrix.proofs if proof.ledger for part in _ledger(proof.target, proof.ledger)),
         *_reds(matrix.problems),
         *_part(matrix),
         Text(),
@@ -63,6 +65,18 @@ def _stacks(proofs: list[Proof]) -> RenderableType:
             Text("green", style="green") if proof.control.green else Text("red", style="bold red"),
         )
     return table
+
+
+def _ledger(target: str, ledger: LedgerProof) -> list[RenderableType]:
+    """The entries about a stack beside other faults: one row per entry, one line of figures."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in (f"ledger, {one_line(target)}", "known", *Stays):
+        table.add_column(column, overflow="fold")
+    for entry in ledger.entries:
+        table.add_row(Text(entry.entry), str(entry.known), *(str(entry.count(stays)) for stays in Stays))
+    figures = ", ".join(f"{ledger.count(stays)} {stays}" for stays in Stays)
+    closing = f"faults beside entries: {figures}; {len(ledger.untried)} entries without such a fault"
+    return [Text(), table, Text(closing)]
 
 
 def _reds(problems: list[str]) -> list[RenderableType]:

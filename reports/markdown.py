@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.judging.ledger import Ledger
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, LedgerProblem, Verdict
 from harness.suite.coverage import State
 from harness.suite.plan import Plan
@@ -19,9 +20,11 @@ from reports.view import (
     bounds,
     count,
     divergences,
+    explained,
     exposures,
     gap_rows,
     given_way,
+    held_entries,
     known_ids,
     open_causes,
     repetition,
@@ -48,7 +51,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
-        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(len(red), 'cause')}\n")
+        causes = sum(not d.below for d in red)
+        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(causes, 'cause')}\n")
     blocks += _fitting([*map(_problem, judgement.ledger_problems), *(_divergence(d, judgement) for d in red)], used)
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     known = [d for d in found if not d.red and d.known]
@@ -143,6 +147,9 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
     cause, first = divergence.cause, divergence.first
     where = f"{first.scenario} @ {first.topology}"
     more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
+    if divergence.below:
+        what = f"**{text(divergence.check)}** {text(divergence.status)}: {text(shortened(divergence.reason, 300))}"
+        return f"- because of {text(first.head.because or '')}: {what} (in {text(where)}{more})\n"
     lines = [
         f"#### {text(divergence.status)} · {text(divergence.check)}\n",
         f"{text(shortened(divergence.reason, 600)) or '_no reason given_'}\n",
@@ -150,6 +157,8 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
         f"- promise: {text(cause.promise)}",
         f"- source: {text(cause.source)}",
     ]
+    if divergence.explains:
+        lines.append(f"- explains {text(explained(divergence))}")
     if cause.blame:
         lines.append(f"- blame: {cause.blame}")
     if divergence.known:
@@ -173,7 +182,10 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
     for verdict in verdicts:
         for item in verdict.evidence[:1]:
             yield "compared:" if verdict.baseline else f"{one_line(verdict.target)}:"
-            yield from (f"  {one_line(str(key))}: {shortened(exact(value))}" for key, value in item.items())
+            yield from (
+                f"  {one_line(str(key))}: {shortened(exact(value))}"
+                for key, value in around_the_difference(item).items()
+            )
 
 
 def _security(judgement: Judgement) -> Iterable[str]:
@@ -205,7 +217,7 @@ def _training(judgement: Judgement) -> Iterable[str]:
 
 def _end(judgement: Judgement) -> str:
     lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    lines += [f"{text(said)}.\n" for said in (*open_causes(judgement), *given_way(judgement))]
+    lines += [f"{text(said)}.\n" for said in (*held_entries(judgement), *open_causes(judgement), *given_way(judgement))]
     lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

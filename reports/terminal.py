@@ -9,17 +9,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.records.verdict import Judgement, Severity
+from harness.records.verdict import Judgement, RunInfo, Severity
 from harness.suite.coverage import State
 from harness.suite.plan import Plan, load_plan
+from reports import reproduce
 from reports.tables import NOISE, cells
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
     Divergence,
     count,
     divergences,
+    explained,
     exposures,
     given_way,
+    held_entries,
     known_ids,
     open_causes,
     repetition,
@@ -51,7 +54,7 @@ def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[Render
     return [
         *_head(judgement),
         _tasks(judgement, plan),
-        *_reds([d for d in found if d.red]),
+        *_reds([d for d in found if d.red], judgement.run),
         *_ledger(judgement),
         *_security(judgement),
         *_training(judgement),
@@ -100,23 +103,27 @@ def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
     return Padding(table, (1, 0, 0, 0))
 
 
-def _reds(reds: list[Divergence]) -> list[RenderableType]:
+def _reds(reds: list[Divergence], run: RunInfo) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    if reds:
-        lines += [Text(), Text(f"Red: {many(len(reds), 'cause')}", style="bold red")]
-    for divergence in reds[:SHOWN]:
+    causes = [d for d in reds if not d.below]
+    if causes:
+        more = f", {many(len(reds) - len(causes), 'consequence')}" if len(causes) < len(reds) else ""
+        lines += [Text(), Text(f"Red: {many(len(causes), 'cause')}{more}", style="bold red")]
+    for divergence in causes[:SHOWN]:
         cause, first = divergence.cause, divergence.first
         more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
         lines.append(_line((f"✗ {one_line(divergence.status)} ", "bold red"), (one_line(divergence.check), "bold")))
         facts = [
             shortened(one_line(divergence.reason), 400),
             f"in {one_line(first.scenario)} @ {one_line(first.topology)}{more}",
+            f"explains {one_line(said)}" if (said := explained(divergence)) else "",
             f"blame: {cause.blame}" if cause.blame else "",
             f"next: {one_line(cause.next_step)}" if cause.next_step else "",
+            f"again: {one_line(reproduce.command(first.head, run))}",
         ]
         lines += [Padding(Text(fact), (0, 0, 0, 4)) for fact in facts if fact]
-    if len(reds) > SHOWN:
-        lines.append(Text(f"  … and {len(reds) - SHOWN} more causes in the report", style="red"))
+    if len(causes) > SHOWN:
+        lines.append(Text(f"  … and {len(causes) - SHOWN} more causes in the report", style="red"))
     return lines
 
 
@@ -131,7 +138,7 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
     for problem in judgement.ledger_problems:
         lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
         lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
-    return lines
+    return lines + [Text(one_line(said)) for said in held_entries(judgement)]
 
 
 def _security(judgement: Judgement) -> list[RenderableType]:

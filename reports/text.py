@@ -10,6 +10,8 @@ from typing import Any, final
 
 import msgspec
 
+from harness.records.differing import common_prefix
+
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories without a visible form: controls, bidi overrides, zero-width, surrogates, …"""
 _NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
@@ -103,12 +105,17 @@ def sides(left: Any, right: Any) -> tuple[Shown, Shown, str]:
     """
     if type(left) is not type(right) or not isinstance(left, list | str):
         return shown(left), shown(right), ""
-    at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    at = common_prefix(left, right)
     if at == len(left) == len(right):
         return shown(left), shown(right), "equal"
-    unit = "element" if isinstance(left, list) else "character"
-    lengths = "" if len(left) == len(right) else f"; lengths {len(left)} and {len(right)}"
-    return _marked(left, at), _marked(right, at), f"first difference at {unit} {at}{lengths}"
+    return _marked(left, at), _marked(right, at), told_apart(at, [len(left), len(right)], left)
+
+
+def told_apart(at: int, lengths: list[int], side: Any) -> str:
+    """Where two sides part, in words. `side` is one of them."""
+    unit = "character" if isinstance(side, str) else "element"
+    one, other = lengths
+    return f"first difference at {unit} {at}" + ("" if one == other else f"; lengths {one} and {other}")
 
 
 def _marked(value: list[Any] | str, at: int) -> Shown:

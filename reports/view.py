@@ -81,6 +81,16 @@ def open_causes(judgement: Judgement) -> list[str]:
     return [f"Open differences, verdicts by cause: {', '.join(said)}"]
 
 
+def held_entries(judgement: Judgement) -> list[str]:
+    """One line on each stack that is a release under another name: which entries of the ledger hold for it."""
+    return [
+        f"the ledger's entries about {release} hold for {name}: its recordings name that version"
+        if release
+        else f"no entry of the ledger holds for {name}: no released target has its version"
+        for name, release in judgement.released.items()
+    ]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """One line on the concessions to the run's stacks; none for a run without any."""
     if not judgement.concessions:
@@ -186,6 +196,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return [v for v in self.stacks if v is not None] + self.pairs
 
     @property
+    def explained(self) -> bool:
+        """True if another check explains everything here that is not green."""
+        return all(v.because for v in self.verdicts if v.status not in GREEN)
+
+    @property
     def head(self) -> Verdict:
         """The most important verdict: red ones first, then known ones, then the worst status."""
         return min(self.verdicts, key=lambda v: (not v.red, v.known is None, severity(v.status)))
@@ -210,6 +225,14 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     known: str | None
     red: bool
     instances: list[Instance]
+    explains: dict[str, int] = {}
+    """Check → number of its red verdicts that this cause explains."""
+    below: bool = False
+    """True for a consequence that is listed below its cause."""
+
+    @property
+    def places(self) -> list[tuple[str, str, str]]:
+        return [(i.scenario, i.topology, self.check) for i in self.instances]
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -232,7 +255,8 @@ CAUSED = frozenset({Parity.REGRESSION, Parity.BASELINE_DEFECT, Parity.BOTH_WRONG
 
 
 def divergences(judgement: Judgement) -> list[Divergence]:
-    """Everything that is not plain green, by cause: red first, then known, then the rest."""
+    """Everything that is not plain green, by cause: red first, then known, then the rest. What explains most comes first; its
+    consequences follow it."""
     stacks = [column.target for column in columns(judgement.run, judgement.verdicts) if column.baseline is None]
     places: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in judgement.verdicts:
@@ -249,9 +273,38 @@ def divergences(judgement: Judgement) -> list[Divergence]:
             pairs=[v for v in verdicts if v.baseline is not None],
         )
         signature = tuple((v.target, v.baseline, v.status, v.reason, v.known) for v in verdicts)
-        causes.setdefault((check, signature), []).append(instance)
-    found = [_divergence(instances) for instances in causes.values()]
-    return sorted(found, key=lambda d: (not d.red, d.known is None, severity(d.status), -len(d.instances), d.check))
+        causes.setdefault((check, signature, instance.explained), []).append(instance)
+    return _causes_first([_divergence(instances) for instances in causes.values()])
+
+
+def _causes_first(found: Sequence[Divergence]) -> list[Divergence]:
+    at = {place: divergence for divergence in found for place in divergence.places}
+    explained: dict[tuple[str, str, str], Counter[str]] = {}
+    for verdict in (v for d in found for v in d.verdicts if v.because and v.red):
+        place = (verdict.scenario, verdict.topology, verdict.because or "")
+        explained.setdefault(place, Counter())[verdict.check] += 1
+    below: dict[tuple[str, str, str], list[Divergence]] = {}
+    heads: list[Divergence] = []
+    for divergence in found:
+        first = divergence.first
+        cause = at.get((first.scenario, first.topology, first.head.because or ""))
+        if cause is None or cause.first.explained or not first.explained or cause.red != divergence.red:
+            names = sum((explained.get(place, Counter()) for place in divergence.places), Counter())
+            heads.append(msgspec.structs.replace(divergence, explains=dict(names.most_common())))
+        else:
+            below.setdefault(cause.places[0], []).append(msgspec.structs.replace(divergence, below=True))
+    ordered = sorted(heads, key=lambda d: (not d.red, d.known is None, -sum(d.explains.values()), *_frequent(d)))
+    return [d for head in ordered for d in (head, *sorted(below.get(head.places[0], ()), key=_frequent))]
+
+
+def _frequent(divergence: Divergence) -> tuple[int, int, str]:
+    return severity(divergence.status), -len(divergence.instances), divergence.check
+
+
+def explained(divergence: Divergence) -> str:
+    """ "4 more: tokens.greedy (3), logprobs": what a cause explains, with the number of red verdicts; empty if nothing."""
+    names = [name if times == 1 else f"{name} ({times})" for name, times in divergence.explains.items()]
+    return f"{sum(divergence.explains.values())} more: {', '.join(names)}" if names else ""
 
 
 def _divergence(instances: list[Instance]) -> Divergence:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.contract.messages import SessionId
+
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 """One right answer to a prompt, of exactly `max_tokens` tokens."""
 ANSWER: dict[str, Any] = {"max_tokens": 16, **GREEDY}
 LONG: dict[str, Any] = {"max_tokens": 200, **GREEDY}
 """Long enough (about a second) to be paused in the middle, or twice."""
+SPREAD = 16
+"""Enough prompts that each of two servers gets some, however a router spreads them: a fair one leaves a server out once in 30,000
+runs."""
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 """Wherever two engines can live: topologies of `scenarios/topologies.toml`."""
+
+
+def sessions(n: int) -> list[SessionId]:
+    """One session per row, so that a prompt that is sent again meets the same server and its cache."""
+    return [f"conversation-{number}" for number in range(n)]

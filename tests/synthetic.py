@@ -9,6 +9,7 @@ import msgspec
 
 from harness.contract.errors import Blame
 from harness.judging.gate import decide
+from harness.judging.judge import NEXT_STEP
 from harness.judging.ledger import Entry, Ledger, apply
 from harness.records.verdict import Judgement, LedgerProblem, NoiseFloor, RunInfo, Verdict
 from harness.suite.plan import Plan, load_plan
@@ -99,10 +100,11 @@ def verdict(module: str, name: str, check: str, target: str, topology: str = "di
 
 def _red(status: str, reason: str, evidence: list[dict] | None = None, **fields) -> dict:
     blame = Blame.HARNESS if status == "untestable" else Blame.STACK
-    step = "compare the evidence with the rule's source; mend the stack, or enter the difference in the ledger"
+    step = STEP
     return {"status": status, "reason": reason, "evidence": evidence or [], "blame": blame, "next_step": step, **fields}
 
 
+STEP = NEXT_STEP[Blame.STACK]
 TOKENS = [812, 14, 77, 3021, 99, 5, 640, 12, 12, 7, 1833, 4, 90, 22, 617, 18]
 STOP = _red(
     "fail",

@@ -7,15 +7,18 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from harness.commands import cli
 from harness.contract.errors import EnvironmentBroken
+from harness.judging import ledger
 from harness.machine import doctor
 from harness.machine.doctor import Diagnosis
 from harness.records.verdict import Judgement, RunInfo
-from tests import recordings
+from reports import json_report
+from tests import recordings, synthetic
 
 COMMANDS = (
     "run",
@@ -27,6 +30,7 @@ COMMANDS = (
     "setup",
     "judge",
     "compare",
+    "ledger",
     "concessions",
     "report",
     "doctor",
@@ -243,6 +247,33 @@ def test_a_merge_without_a_folder_goes_beside_the_other_runs(
     assert parity(monkeypatch, "report", "--merge", str(run)) == 1
     [made] = (cli.PROJECT / ".parity" / "runs").iterdir()
     assert (made / "run.json").is_file()
+
+
+def test_the_ledger_over_several_runs_ends_red_where_an_entry_explains_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    entry = ledger.load().entries[0]
+    monkeypatch.setattr(ledger, "load", lambda: ledger.Ledger(entries=(entry,)))
+    one = synthetic.verdict("a", "b", entry.check, entry.targets[0])
+    about = msgspec.structs.replace(one, scenario=entry.scenario)
+    verdicts = {"other": one, "green": about, "red": msgspec.structs.replace(about, status="fail", known=entry.id)}
+    for name, verdict in verdicts.items():
+        (tmp_path / name).mkdir()
+        judgement = msgspec.structs.replace(synthetic.judgement(), verdicts=[verdict])
+        (tmp_path / name / "report.json").write_bytes(json_report.encode(json_report.settle(judgement)))
+
+    def ended(*names: str) -> int:
+        return parity(monkeypatch, "ledger", *(name if name[0] == "-" else str(tmp_path / name) for name in names))
+
+    assert ended("other", "green", "red") == ended("red", "--all") == ended("other") == 0
+    assert ended("other", "green") == ended("other", "--all") == 1
+    assert "were judged and explain nothing" in capsys.readouterr().out
+    assert parity(monkeypatch, "ledger", str(tmp_path / "red"), "--json", str(tmp_path / "uses.json")) == 0
+    (use,) = msgspec.json.decode((tmp_path / "uses.json").read_bytes())["entries"]
+    assert (use["entry"], use["judged"], use["explained"], use["runs"]) == (entry.id, 1, 1, [str(tmp_path / "red")])
+    (tmp_path / "empty").mkdir()
+    assert ended("red", "empty") == 2
+    assert "empty has no report.json" in capsys.readouterr().err
 
 
 def test_compare_writes_reports_only_where_it_is_told(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

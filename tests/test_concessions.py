@@ -38,6 +38,8 @@ def test_those_of_a_run_are_those_of_its_stacks():
         "local:legacy",
         "skyrl-0.2.0:legacy",
     }
+    older = real_stacks(["local:legacy"], {"local:legacy": "skyrl-0.1.0:legacy"})
+    assert older == {"local:legacy", "skyrl-0.1.0:legacy"}
     assert of_stacks(CONCESSIONS, real_stacks(["miniature", "miniature:retry"])) == []
     http, legacy = (of_stacks(CONCESSIONS, [f"skyrl-0.2.0:{kind}"]) for kind in ("http", "legacy"))
     shared = {one.id for one in CONCESSIONS if one.stacks == [EVERY_STACK]}

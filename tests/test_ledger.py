@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.contract.errors import Blame, LedgerError
-from harness.judging.ledger import Ledger, apply, load
+from harness.judging.ledger import Ledger, apply, load, uses
 from harness.records.verdict import Conformance, Parity, Verdict
 
 TODAY = datetime.date(2026, 5, 1)
@@ -242,6 +242,59 @@ def test_two_entries_for_one_verdict_are_a_problem(tmp_path):
     assert any(p.entry == "wider" and "explains what 'stop-text'" in p.problem for p in problems)
 
 
+LOCAL = "local:http"
+
+
+def test_an_entry_holds_for_a_stack_that_is_its_release_under_another_name(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", "cap = 1"))
+    judged = [verdict(), verdict(target=LOCAL), verdict(target=LOCAL, baseline=LEGACY, status="regression", reason="")]
+    assert known(apply(entries, judged, TODAY)[0]) == ["stop-text", None, None]
+    assert known(apply(entries.holding_for({LOCAL: None}), judged, TODAY)[0]) == ["stop-text", None, None]
+    verdicts, problems = apply(entries.holding_for({LOCAL: HTTP}), judged, TODAY)
+    assert (known(verdicts), problems) == (["stop-text"] * 3, []), "each has a cap of its own"
+    verdicts, problems = apply(entries.holding_for({LOCAL: HTTP}), [verdict(n, target=LOCAL) for n in "ab"], TODAY)
+    assert known(verdicts) == ["stop-text", None]
+    assert "matches 2 verdicts, its cap is 1" in problems[0].problem
+
+
+def test_an_entry_about_a_pair_holds_where_either_side_is_a_release_under_another_name(tmp_path):
+    pair = ledger(tmp_path, ('["skyrl-0.2.0:http"]', f'["{LEGACY}~{HTTP}"]'))
+    held = pair.holding_for({LOCAL: HTTP, "local:legacy": LEGACY})
+    for baseline, target in ((LEGACY, LOCAL), ("local:legacy", LOCAL), ("local:legacy", HTTP), (LEGACY, HTTP)):
+        judged = [verdict(target=target, baseline=baseline, status="regression")]
+        assert known(apply(held, judged, TODAY)[0]) == ["stop-text"]
+    assert known(apply(held, [verdict(target=LEGACY, baseline=LOCAL, status="regression")], TODAY)[0]) == [None]
+
+
+def test_an_own_stack_that_mended_a_difference_does_not_make_its_entry_stale(tmp_path):
+    held = ledger(tmp_path).holding_for({LOCAL: HTTP})
+    mended = verdict(target=LOCAL, status="pass", reason="")
+    assert apply(held, [mended], TODAY)[1] == []
+    assert len(apply(held, [mended, verdict(status="pass", reason="")], TODAY)[1]) == 1, "the release has to have it"
+
+
+def test_runs_together_show_what_each_entry_explains(tmp_path):
+    more = GOOD.replace("stop-text", "gone").replace("stops.text", "stops.gone")
+    more += GOOD.replace("stop-text", "idle").replace("stops.text", "stops.idle")
+    entries = ledger(tmp_path, more=more)
+    monday, _ = apply(entries, [verdict(), compared(), verdict(check="stops.gone", status="pass", reason="")], TODAY)
+    tuesday, _ = apply(entries, [verdict("b", status="pass", reason="")], TODAY)
+    blind = verdict(check="stops.idle", status="untestable", reason="tap is blind")
+    found = uses(entries, {"monday": monday, "tuesday": [*tuesday, blind]})
+    assert [(use.entry, use.judged, use.explained, use.runs) for use in found] == [
+        ("stop-text", 3, 2, ["monday"]),
+        ("gone", 1, 0, []),
+        ("idle", 0, 0, []),
+    ]
+    assert [use.stale for use in found] == [False, True, False]
+
+
+def test_a_run_that_was_judged_with_another_ledger_is_refused(tmp_path):
+    judged, _ = apply(ledger(tmp_path), [verdict()], TODAY)
+    with pytest.raises(LedgerError, match="run monday was judged with entries that the ledger lacks: stop-text"):
+        uses(Ledger(), {"monday": judged})
+
+
 EXPLAINED = {
     "fail": {None, "fail"},
     "untestable": {None, "untestable"},
@@ -291,3 +344,17 @@ def test_whatever_was_judged_only_reds_are_explained_and_never_more_than_the_cap
     assert [msg.id for msg in verdicts] == [v.id for v in judged]
     settled = [v for v in judged if v.status in ("pass", "fail")]
     assert bool(explained) or bool(problems) or not settled
+
+
+def test_a_known_reason_does_not_hide_another_one(tmp_path):
+    both = verdict(
+        reason="row 3 keeps the stop string; text is empty", reasons=["row 3 keeps the stop string", "text is empty"]
+    )
+    entries = ledger(tmp_path)
+    told, problems = apply(entries, [both], TODAY)
+    assert (known(told), told[0].red, problems) == ([None], True, [])
+    assert told[0].explained == {"row 3 keeps the stop string": "stop-text"}
+
+    more = GOOD.replace('"stop-text"', '"no-text"').replace("row \\\\d+ keeps the stop string", "text is empty")
+    told, problems = apply(ledger(tmp_path, more=more), [both], TODAY)
+    assert (known(told), told[0].red, problems) == (["stop-text"], False, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,24 @@ from harness.records.recording import Call, CallError, Event, ScenarioEnd
 from harness.records.verdict import Conformance, Judgement, Parity
 from harness.running import run as running
 from harness.running.run import RunFolder, compare_recordings, judge_run
+from reports.view import held_entries
 from tests import recordings, traces
 
 TODAY = datetime.date(2026, 1, 1)
 NAMES = ["module.test_a", "module.test_b"]
 OLD, NEW = "stack:old", "stack:new"
+ENTRY = """
+[[divergence]]
+id = "one"
+scenario = "module.*"
+check = "conservation"
+targets = ["{target}"]
+reason = '{reason}'
+cap = {cap}
+owner = "nobody"
+expires = 2026-12-31
+source = "client.py:1: what was"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -212,23 +226,30 @@ def test_only_a_whole_wave_says_what_was_never_driven_or_exercised(tmp_path, led
     ("driven", "stale"), [(NAMES, True), (NAMES[:1], False)], ids=["all that it covers", "a part of it"]
 )
 def test_an_entry_with_a_pattern_is_stale_only_where_all_that_it_covers_was_driven(tmp_path, ledger, driven, stale):
-    ledger.write_text(
-        f"""
-        [[divergence]]
-        id = "gone"
-        scenario = "module.*"
-        check = "conservation"
-        targets = ["{NEW}"]
-        reason = "what was"
-        cap = 1
-        owner = "nobody"
-        expires = 2026-12-31
-        source = "client.py:1: what was"
-        """
-    )
+    ledger.write_text(ENTRY.format(target=NEW, reason="what was", cap=1))
     recordings.run_folder(tmp_path / "run", driven)
     problems = judge_run(tmp_path / "run", ledger=ledger, today=TODAY).ledger_problems
-    assert [p.entry for p in problems] == ["gone"] * stale
+    assert [p.entry for p in problems] == ["one"] * stale
+
+
+@pytest.mark.parametrize(("version", "holds"), [("0.2.0", True), ("0.2.1.dev0", False)])
+def test_the_entries_of_a_release_hold_for_an_own_stack_of_that_version(tmp_path, ledger, version, holds):
+    found = recordings.run_folder(tmp_path / "found", NAMES, change=other_token)
+    red = judge_run(found.path, ledger=ledger, today=TODAY)
+    (reason,) = {v.reason for v in red.verdicts if v.check == "conservation" and v.red and v.baseline is None}
+    ledger.write_text(ENTRY.format(target="skyrl-0.2.0:http", reason=re.escape(reason), cap=2))
+    with RunFolder.create(tmp_path / "run") as folder:
+        about = {"about": {"packages": {"skyrl": version}}}
+        recordings.write(folder.recording("local:http", Topology()), "local:http", NAMES, change=other_token, **about)
+        recordings.book(folder.reference)
+        folder.write_info(recordings.info(baseline=None, candidate=None))
+    judgement = judge_run(folder.path, ledger=ledger, today=TODAY)
+    own = [v for v in judgement.verdicts if v.check == "conservation"]
+    assert [v.known for v in own] == ["one"] * 2 if holds else [None] * 2
+    assert judgement.released == {"local:http": "skyrl-0.2.0:http" if holds else None}
+    assert judgement.ledger_problems == []
+    (said,) = held_entries(judgement)
+    assert ("about skyrl-0.2.0:http hold for local:http" in said) is holds
 
 
 def test_a_scenario_that_is_not_declared_any_more_is_untestable(judged, declared):

@@ -12,7 +12,8 @@ import pytest
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import targets
 from harness.machine.environments import requirement_file
-from harness.machine.targets import HOST_NEEDS, interpreters, known, registry, resolve
+from harness.machine.installed import pins
+from harness.machine.targets import HOST_NEEDS, interpreters, known, registry, released, resolve
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
@@ -30,6 +31,27 @@ def test_a_local_target_is_its_release_without_the_environment():
         assert local.variables == release.variables == {"_SKYRL_USE_NEW_INFERENCE": switch}
 
 
+def test_a_release_is_what_the_targets_lock_pins():
+    stated = {target.environment: target.release for target in registry().values() if target.release}
+    assert len(stated) == 2
+    for environment, release in stated.items():
+        package, version = release.split("==")
+        assert {pins(requirement_file(environment, engine))[package] for engine in ("cpu", "cuda")} == {version}
+
+
+def test_a_stack_under_another_name_is_the_release_that_its_recordings_name():
+    def of(name: str, *versions: str) -> str | None:
+        return released((name, {"skyrl": version, "vllm": "1"}) for version in versions).get(name, "left out")
+
+    assert of("local:http", "0.2.0") == of("skyrl-0.2.0:http in run", "0.2.0") == "skyrl-0.2.0:http"
+    assert of("local:legacy", "0.1.0", "0.1.0") == "skyrl-0.1.0:legacy"
+    for unreleased in (("0.2.0.dev3",), ("0.2.0+mine",), ("9.9",), ("0.1.0", "0.2.0")):
+        assert of("local:http", *unreleased) is None
+    assert released([("local:http", {"vllm": "1"})]) == {"local:http": None}
+    for other in ("skyrl-0.2.0:http", "miniature", "miniature in run", "unheard of"):
+        assert of(other, "0.2.0") == "left out"
+
+
 @pytest.mark.parametrize("name", list(registry()))
 def test_the_adapter_of_a_target_is_there(name):
     module, _, adapter = registry()[name].adapter.partition(":")
@@ -37,13 +59,21 @@ def test_the_adapter_of_a_target_is_there(name):
 
 
 def test_what_is_like_another_takes_all_but_its_environment_unless_it_names_its_own(tmp_path):
-    rows = ['about = ""', 'adapter = "a:A"', 'environment = "first"', "capabilities = []", 'variables = { A = "1" }']
+    rows = [
+        'about = ""',
+        'adapter = "a:A"',
+        'environment = "first"',
+        'release = "one==1"',
+        "capabilities = []",
+        'variables = { A = "1" }',
+    ]
     (tmp_path / "targets.toml").write_text(
         "\n".join(["[targets.first]", *rows, "[targets.local]", 'like = "first"'])
         + '\n[targets.next]\nlike = "first"\nenvironment = "next"\nvariables = { A = "2" }\n'
     )
     found = registry(tmp_path / "targets.toml")
     assert [found[name].environment for name in ("first", "local", "next")] == ["first", None, "next"]
+    assert [found[name].release for name in ("first", "local", "next")] == ["one==1", None, None]
     assert [found[name].variables["A"] for name in ("first", "local", "next")] == ["1", "1", "2"]
 
 

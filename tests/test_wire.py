@@ -78,6 +78,22 @@ def test_status_and_body_agree():
         assert traces.judge(STATUS, call({}, answer, status)).status == "fail"
 
 
+def test_every_answer_is_judged():
+    error = {"error": {"message": "no", "type": "NotFoundError", "code": 404}}
+    wrong = [call({}, json.dumps(error)), call({}, "", 404), call({"stream": True}, STREAM, 500, headers=SSE)]
+    found = traces.judge(STATUS, *wrong, call({}, json.dumps(BODY)))
+    assert found.reasons == [
+        "a stream came with the status of an error",
+        "an error came with the status of a success",
+        "an error came without an OpenAI error body",
+    ]
+    assert (found.facts, {of for of, _ in found.concerns}) == (4, {one.id for one in wrong})
+    assert found.numbers == {"answers": 2, "errors": 2}
+    asked = {"stream": True}
+    found = traces.judge(STREAMS, call(asked, json.dumps(BODY)), call(asked, STREAM[:-8], headers=SSE))
+    assert (found.numbers, len(found.reasons)) == ({"streams": 2}, 2)
+
+
 def test_a_stream_ends_as_streams_do():
     asked = {"stream": True}
     assert traces.judge(STREAMS, call(asked, STREAM, headers=SSE)).status == "pass"

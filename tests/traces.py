@@ -233,6 +233,7 @@ def executed(
     reason: str | None = "length",
     from_ns: int | None = None,
     step_ns: int = 1,
+    cached_tokens: int = 0,
 ) -> list[Observation]:
     """A tap's observations of one request: arrival, one step per token, finish (none with `reason=None`: still running)."""
     name = request_id or f"request-{next(_ids)}"
@@ -252,7 +253,8 @@ def executed(
         seen.append(observation("step", server, start + number * step_ns, tokens={name: [token]}))
     if reason is not None:
         end = start + (len(tokens) + 1) * step_ns
-        seen.append(observation("finish", server, end, request_id=name, reason=reason))
+        ended = {"request_id": name, "reason": reason, "cached_tokens": cached_tokens}
+        seen.append(observation("finish", server, end, **ended))
     return seen
 
 

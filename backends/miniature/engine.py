@@ -87,6 +87,8 @@ class Request:
         self.reason: Literal["stop", "length", "abort"] | None = None
         self.node: model.Node | None = None
         """The network's node after all tokens so far; None until they are fed, or if they must be fed again."""
+        self.cached_tokens: int | None = None
+        """Tokens of the prompt that came from the prefix cache when it was first read."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
 
     @property
@@ -303,6 +305,8 @@ class Engine:
         """Feed the request's tokens from the end of the cached prefix on."""
         tokens = request.context
         node, experts = self.cached(request, network)
+        if request.cached_tokens is None:
+            request.cached_tokens = node.position
         fed = []
         for token in tokens[node.position :]:
             node = network.feed(node, token)
@@ -425,7 +429,7 @@ class Engine:
 
     def finish(self, request: Request) -> None:
         """End a request: record its reason and answer its caller."""
-        self.tell("finish", request_id=request.id, reason=request.reason)
+        self.tell("finish", request_id=request.id, reason=request.reason, cached_tokens=request.cached_tokens)
         if not request.done.done():
             request.done.set_result(self.output(request))
 

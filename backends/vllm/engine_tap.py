@@ -126,7 +126,10 @@ def _wrap_requests(processor: type, folder: Path) -> None:
             if output.request_id not in self.request_states:
                 # The frontend finds stop strings itself: the engine core reports no reason for them.
                 reason = str(output.finish_reason) if output.finish_reason is not None else "stop"
-                log.write("finish", {"request_id": output.request_id, "reason": reason})
+                cached = getattr(
+                    output, "num_cached_tokens", None
+                )  # prompt tokens from the prefix cache, counted by the engine
+                log.write("finish", {"request_id": output.request_id, "reason": reason, "cached_tokens": cached})
         return result
 
     @functools.wraps(abort)

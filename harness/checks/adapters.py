@@ -14,8 +14,17 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
-from harness.checks.staleness import BLOCK, Answered, follow, greedy_answers, overlap, questions
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
+from harness.checks.staleness import (
+    Again,
+    Answered,
+    after_hits,
+    asked_again,
+    follow,
+    greedy_answers,
+    overlap,
+    questions,
+)
 from harness.checks.transfer import FINISH, RPC, START, UPDATE, within
 from harness.contract.faults import Fact
 from harness.records.recording import Call, Observation
@@ -55,21 +64,23 @@ def _judge_effect(evidence: Evidence) -> Finding:
     pairs = {pair: moved for pair, moved in pairs.items() if any(moved) or len(moved) >= ENOUGH}
     if not any(None in pair for pair in pairs):
         return untestable("too few prompts were answered both by the base model and under an adapter")
-    unmoved = [pair for pair, moved in pairs.items() if not any(moved)]
-    if unmoved:
-        reasons = {
-            "an adapter does not change the answers" if one is None else "another version does not change the answers"
-            for one, _ in unmoved
-        }
-        shown = [{"adapter versions": list(pair), "prompts": len(pairs[pair])} for pair in unmoved]
-        return failed(len(pairs), "; ".join(sorted(reasons)), shown)
-    return passed(len(pairs))
+    wrong = [
+        (
+            "an adapter does not change the answers" if one is None else "another version does not change the answers",
+            {"adapter versions": [one, other], "prompts": len(moved)},
+        )
+        for (one, other), moved in pairs.items()
+        if not any(moved)
+    ]
+    return concluded(len(pairs), wrong, pairs=len(pairs), prompts=max(map(len, pairs.values())))
 
 
 ADAPTER_EFFECT = Check(
     name="adapter_effect",
     fault="an adapter is accepted and ignored, or loading another version under its name has no effect",
+    next_step="compare the adapter's name in the request with the one that the engine ran, then the version that it was loaded from",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source=f"{SOURCE}; architecture, forced effect",
     judge=_judge_effect,
 )
@@ -85,47 +96,43 @@ def _judge_isolated(evidence: Evidence) -> Finding:
     base = _base_answers(evidence)
     if not any(load.ended_ns <= answer.row.call.ended_ns for load in loads for answer in base):
         return untestable("nothing was answered without an adapter once one was loaded")
-    found = follow(
+    under = [call for call in evidence.calls("generate") if call.request.get("lora_adapter") is not None]
+    beside = sum(any(overlap(answer.row.call, call) for call in under) for answer in base)
+    after = sum(any(load.ended_ns <= answer.row.call.ended_ns for load in loads) for answer in base)
+    return follow(
         evidence,
         base,
         other_adapters,
         replaced="an answer without an adapter was made under one",
         neither="an answer without an adapter is not the base model's",
+        after_a_load=after,
+        beside_an_adapter=beside,
     )
-    under = [call for call in evidence.calls("generate") if call.request.get("lora_adapter") is not None]
-    beside = sum(any(overlap(answer.row.call, call) for call in under) for answer in base)
-    return msgspec.structs.replace(found, numbers={**found.numbers, "beside an adapter": beside})
 
 
 ADAPTER_ISOLATED = Check(
     name="adapter_isolated",
     fault="an adapter leaks into answers of the base model, in the same batch or afterwards",
+    next_step="look at the requests beside the one in the evidence: which adapter ran in the same batch or filled "
+    "the same prefix-cache block",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source=f"{SOURCE}: requests without an adapter are served by the base model",
     judge=_judge_isolated,
     queries=lambda evidence: questions(evidence, _base_answers(evidence), other_adapters),
 )
 
 
-def _again(evidence: Evidence) -> list[Answered]:
+def _again(evidence: Evidence) -> list[Again]:
     """Answers to prompts longer than a cache block that another adapter, or the base model, answered before."""
-    seen: dict[Any, set[int | None]] = defaultdict(set)
-    found = []
-    for answer in greedy_answers(evidence):
-        asked = (answer.row.prompt, answer.version)
-        if len(answer.row.prompt or ()) <= BLOCK:
-            continue
-        if seen[asked] - {answer.adapter}:
-            found.append(answer)
-        seen[asked].add(answer.adapter)
-    return found
+    return asked_again(evidence, greedy_answers(evidence), lambda a: (a.row.prompt, a.version), lambda a: a.adapter)
 
 
 def _judge_cache(evidence: Evidence) -> Finding:
     again = _again(evidence)
     if not again:
         return untestable("no prompt longer than a prefix-cache block was answered under two adapters")
-    return follow(
+    return after_hits(
         evidence,
         again,
         other_adapters,
@@ -135,13 +142,15 @@ def _judge_cache(evidence: Evidence) -> Finding:
 
 
 def _ask_cache(evidence: Evidence) -> Iterator[ScoreRequest]:
-    return questions(evidence, _again(evidence), other_adapters)
+    return questions(evidence, [one.answer for one in _again(evidence)], other_adapters)
 
 
 FRESH_ADAPTER_CACHE = Check(
     name="fresh_adapter_cache",
     fault="keys and values computed under one adapter are read under another, or under its next version",
+    next_step="look at the key of the prefix cache: it has to hold the adapter and its version",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
     queries=_ask_cache,
@@ -169,7 +178,7 @@ def _judge_travels(evidence: Evidence) -> Finding:
     loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
     if not loads:
         return untestable("no adapter was loaded")
-    facts, largest, wrong = 0, 0, []
+    facts, largest, wrong, unseen = 0, 0, [], False
     for load in loads:
         seen = within(evidence, load)
         loaded = {s.server: s for s in seen if s.data["op"] == LOAD and s.data["error"] is None}
@@ -184,21 +193,24 @@ def _judge_travels(evidence: Evidence) -> Finding:
         for server, one in loaded.items():
             tensors = _tensors(one)
             if tensors is None:
-                return untestable("the tap could not see what was loaded")
+                unseen = True
+                continue
             facts += len(tensors)
             largest = max(largest, sum(tensors.values()))
             if strange := sorted(name for name in tensors if not any(part in name.lower() for part in FACTORS)):
                 found = {**shown, "server": server, "tensors": strange[:3]}
                 wrong.append(("an adapter came with tensors that are no low-rank factors", found))
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [found for _, found in wrong])
-    return passed(facts, loads=len(loads), bytes=largest)
+    if unseen and not wrong:
+        return untestable("the tap could not see what was loaded")
+    return concluded(facts, wrong, loads=len(loads), bytes=largest, servers=len(evidence.header.servers))
 
 
 ONLY_ADAPTER_TRAVELS = Check(
     name="only_adapter_travels",
     fault="loading an adapter also sends weights of the model, or does not reach every server",
+    next_step="look at what the weight sync of the adapter sends: the evidence names tensors or calls beyond the adapter's own",
     reads=Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
     source='SkyRL #1014, task 11: "Only LoRA weights synced"',
     tap=Tap.READ,
     judge=_judge_travels,

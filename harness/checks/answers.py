@@ -12,13 +12,16 @@ from typing import Any
 import msgspec
 
 from harness.checks import matching
-from harness.checks.base import Check, Evidence, Finding, failed, kept, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, kept, together, untestable
 from harness.contract.errors import Blame
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import CHOICES, LISTS
 from harness.contract.topology import Quantization
 from harness.records.recording import Call
 from harness.records.reference import NextRequest, Query, Routed, ScoreRequest, UnansweredQuery
+
+TOKENS = 64
+"""Most tokens of a prompt or an answer that evidence shows."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +56,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return {"version": self.version, "adapter": self.adapter, "quantization": self.quantization}
 
     def shown(self, **more: Any) -> dict[str, Any]:
-        """The smallest input that shows this row's fault, with its result."""
+        """The smallest input that shows this row's fault, with its result: the first tokens, or those around `position`."""
+        first = max(0, more.get("position", 0) - TOKENS // 2)
         return {
             "call": self.call.label or self.call.id,
             "method": self.call.method,
             "row": self.index,
-            "prompt": self.prompt[:64],
+            "prompt": self.prompt[:TOKENS],
             "sampling_params": self.params,
-            "tokens": self.tokens[:64],
+            **({"tokens from": first} if first else {}),
+            "tokens": self.tokens[first : first + TOKENS],
             "finish_reason": self.finish_reason,
             **more,
         }
@@ -80,21 +85,35 @@ def of_answers(
     labels: Sequence[str] = (),
     methods: Sequence[str] = LISTS,
     reads: Fact = Fact.ANSWERS,
+    falsifies: Fact = NOTHING,
+    next_step: str = "",
 ) -> Check:
     """A check of the answers of the calls with these `labels` (empty: all calls). The labels become part of its name."""
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, labels, methods)
-        return trouble(calls, labels, methods) or rule(evidence, answers(evidence, calls))
+        wrong, rows = trouble(calls, labels, methods), whole(evidence, calls)
+        if wrong is None or not rows:
+            return wrong or rule(evidence, rows)
+        return together([wrong, rule(evidence, rows)])
 
     def queries(evidence: Evidence) -> Iterator[Query]:
         calls = select(evidence, labels, methods)
         yield from matching.queries(evidence)
-        if asks is not None and trouble(calls, labels, methods) is None:
-            yield from asks(evidence, answers(evidence, calls))
+        if asks is not None and (rows := whole(evidence, calls)):
+            yield from asks(evidence, rows)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
-    return Check(name=full_name, fault=fault, source=source, reads=reads, judge=judge, queries=queries)
+    return Check(
+        name=full_name,
+        fault=fault,
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        next_step=next_step,
+        judge=judge,
+        queries=queries,
+    )
 
 
 def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) -> list[Call]:
@@ -103,38 +122,73 @@ def select(evidence: Evidence, labels: Sequence[str], methods: Sequence[str]) ->
 
 
 def trouble(calls: Sequence[Call], labels: Sequence[str], methods: Sequence[str]) -> Finding | None:
-    """Why no row can be judged, or None: no call, an absent label, a failed call, or results that are not one row per prompt."""
+    """What is wrong before any row is judged, or None: no call, an absent label, failed calls, results that are not one row per
+    prompt, rows without tokens or finish reason."""
     absent = sorted(set(labels) - {c.label for c in calls})
     if absent:
         return untestable(f"no call labelled {', '.join(absent)} was recorded")
     if not calls:
         return untestable(f"no call of {' or '.join(methods)} was recorded")
-    for call in calls:
-        if call.error is not None:
-            return unexpected(call)
-    for call in calls:
-        wrong = _shape(call)
-        if wrong:
-            return failed(1, f"{call.method}() {wrong}", [_summary(call)])
-    return None
+    found = [finding for call in calls if (finding := _broken(call) or _hollow(call)) is not None]
+    return together(found) if found else None
+
+
+def whole(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
+    """The rows of `calls` in which `trouble` finds nothing."""
+    rows = answers(evidence, answered(calls))
+    return [row for row in rows if row.index not in _hollow_rows(row.call)]
+
+
+def answered(calls: Iterable[Call]) -> list[Call]:
+    """Those calls whose rows can be judged."""
+    return [call for call in calls if _broken(call) is None]
+
+
+def _broken(call: Call) -> Finding | None:
+    """The finding for a call of which no row can be judged."""
+    if call.error is not None:
+        return unexpected(call)
+    wrong = _shape(call)
+    return failed(1, f"{call.method}() {wrong}", [_summary(call)]) if wrong else None
+
+
+def _hollow(call: Call) -> Finding | None:
+    """The finding for rows that came back without tokens or finish reason."""
+    rows = _hollow_rows(call)
+    shown = _summary(call) if rows else {}
+    return (
+        concluded(len(rows), ((f"{call.method}() {why}", shown | {"row": row}) for row, why in rows.items()))
+        if rows
+        else None
+    )
+
+
+def _hollow_rows(call: Call) -> dict[int, str]:
+    """Index of each row without tokens or finish reason → what is wrong."""
+    if call.method in CHOICES:
+        ends = [choice.get("finish_reason") for choice in choices(call)]
+        return {row: "returned a choice without a finish reason" for row, end in enumerate(ends) if not end}
+    result = call.result or {}
+    found = {
+        row: "returned a result without a finish reason" for row, end in enumerate(result["stop_reasons"]) if not end
+    }
+    return found | {
+        row: "returned a result without tokens" for row, ids in enumerate(result["response_ids"]) if not ids
+    }
 
 
 def unexpected(call: Call) -> Finding:
     """The finding for a call that failed and should not have. Its reason names the error; the message varies and is evidence."""
     assert call.error is not None
     error = call.error
-    shown = {"call": call.label or call.id, "error": error.kind, "message": error.message, "status": error.status}
-    return Finding(
-        status="fail" if error.blame == Blame.STACK else "untestable",
-        facts=1,
-        reason=f"{call.method}() failed with {error.kind}",
-        evidence=[{**shown, "request": short(call.request)}],
-        blame=Blame(error.blame),
-    )
+    reason, blame = f"{call.method}() failed with {error.kind}", Blame(error.blame)
+    told = {"error": error.kind, "message": error.message, "status": error.status}
+    shown = {"call": call.label or call.id, **told, "request": short(call.request)}
+    return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
 
 
 def answers(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
-    """The rows of `calls`, in which `trouble` found nothing. The reference renders prompts of chat messages."""
+    """The rows of `calls`, whose results have the right shape. The reference renders prompts of chat messages."""
     wanted, known = {call.id for call in calls}, _known(evidence)
     found = []
     for row in matching.rows(evidence):
@@ -231,7 +285,7 @@ def _shape_of_body(call: Call) -> str | None:
         return f"returned {'fewer' if len(found) < rows else 'more'} choices than were asked for"
     if [choice.get("index") for choice in found] != list(range(rows)):
         return "returned choices whose indices are not 0, 1, … in the order of the prompts"
-    return None if all(c.get("finish_reason") for c in found) else "returned a choice without a finish reason"
+    return None
 
 
 def _shape_of_lists(call: Call) -> str | None:
@@ -246,9 +300,7 @@ def _shape_of_lists(call: Call) -> str | None:
         optional = field != "stop_reasons"
         if not (found is None and optional) and (not isinstance(found, list) or len(found) != rows):
             return f"returned another number of {field} than of results"
-    if not all(ids):
-        return "returned a result without tokens"
-    return None if all(result["stop_reasons"]) else "returned a result without a finish reason"
+    return None
 
 
 def _summary(call: Call) -> dict[str, Any]:

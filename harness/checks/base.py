@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import cached_property, wraps
+from itertools import zip_longest
 from typing import Any, Literal, TypeVar, final
 
 import msgspec
@@ -20,6 +21,8 @@ from harness.records.wire import as_openai
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Status = Literal["pass", "fail", "untestable"]
+SHOWN = 3
+"""Pieces of evidence in a finding; with more reasons than that, one for each."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     facts: int
     reason: str = ""
+    reasons: list[str] = []
+    """If there are several: each alone. The ledger has to explain every one of them."""
     evidence: list[dict[str, Any]] = []
     blame: Blame | None = None
     numbers: dict[str, float] = {}
@@ -60,16 +65,55 @@ def failed(facts: int, reason: str, evidence: Sequence[dict[str, Any]] = (), **n
         status="fail",
         facts=facts,
         reason=reason,
-        evidence=list(evidence)[:3],
+        evidence=list(evidence)[:SHOWN],
         concerns=list(concerns),
         blame=Blame.STACK,
         numbers=numbers,
     )
 
 
+def concluded(
+    facts: int, wrong: Iterable[tuple[str, dict[str, Any]]], *, margin: Margin | None = None, **numbers: float
+) -> Finding:
+    """Passed, or failed with every reason in `wrong`: (reason, evidence) of each comparison that did not hold.
+
+    A check judges on after the first thing that is wrong, since a known error must not hide a new one.
+    """
+    by_reason: dict[str, list[dict[str, Any]]] = {}
+    for reason, shown in wrong:
+        by_reason.setdefault(reason, []).append(shown)
+    if not by_reason:
+        return passed(facts, margin=margin, **numbers)
+    each = (failed(0, reason, by_reason[reason]) for reason in sorted(by_reason))
+    return msgspec.structs.replace(together(each), facts=facts, numbers=numbers)
+
+
+def together(findings: Iterable[Finding]) -> Finding:
+    """Several findings of one check as one: all that fails; else what is untestable; else the first. At least one is needed."""
+    first, *_ = found = list(findings)
+    facts = sum(one.facts for one in found)
+    wrong = [one for one in found if one.status == "fail"]
+    untold = [one for one in found if one.status == "untestable"]
+    if len(wrong) < 2:
+        return untold[0] if untold and not wrong else msgspec.structs.replace((wrong or [first])[0], facts=facts)
+    reasons = sorted({reason for one in wrong for reason in one.reasons or [one.reason]})
+    told = [[{"why": one.reason} | shown for shown in one.evidence] for one in wrong]
+    in_turn = [shown for turn in zip_longest(*told) for shown in turn if shown is not None]
+    return Finding(
+        status="fail",
+        facts=facts,
+        reason="; ".join(reasons),
+        reasons=reasons if len(reasons) > 1 else [],
+        evidence=in_turn[: max(SHOWN, len(reasons))],
+        concerns=list(dict.fromkeys(concern for one in wrong for concern in one.concerns)),
+        blame=Blame.STACK,
+        numbers={name: value for one in wrong for name, value in one.numbers.items()},
+    )
+
+
 def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dict[str, Any]] = ()) -> Finding:
     """Nothing could be judged: never a pass."""
-    return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:3])
+    return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:SHOWN])
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +316,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rule is written, by public name: "SkyRL #934", "vLLM documentation, Sleep Mode"."""
     reads: Fact = NOTHING
     """Facts that must be true for the check to pass. A fault that corrupts one of them may turn the check red."""
+    falsifies: Fact = NOTHING
+    """Facts that are false if the check fails: other checks that read them may be red for that reason alone."""
+    next_step: str = ""
+    """What to look at first if the check fails, in one sentence. If empty, reports give the advice for the blame."""
     tap: Tap = Tap.UNREAD
     errors_of: str | None = None
     """Label of the calls whose errors it judges ("" for calls without one), `EVERY` for all; None if it judges none."""

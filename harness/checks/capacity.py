@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, request, untestable
 from harness.contract.messages import RolloutRequest, StalenessRequest, TrainedRequest
 from harness.records.recording import Call
 
@@ -80,7 +80,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts, wrong = 0, []
     for slot in found.slots:
         at = slot.ended_ns
-        shown: dict[str, Any] = {"rollout": slot.request["rollout"], "step": found.step_at(at)}
+        shown: dict[str, Any] = {"call": slot.id, "rollout": slot.request["rollout"], "step": found.step_at(at)}
         facts += 2
         if found.begun(at) > found.ahead(at):
             wrong.append((TOO_EARLY, {**shown, "begun": found.begun(at), "at most": found.ahead(at)}))
@@ -92,14 +92,16 @@ def _judge(evidence: Evidence) -> Finding:
     wrong += [(LOST, {"rollout": name}) for name in sorted(back - set(used))]
     facts += len(used)
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    if not any(_waited(found, slot) for slot in found.slots):
+        return concluded(facts, wrong)
+    waited = sum(_waited(found, slot) for slot in found.slots)
+    if not waited:
         return untestable(NEVER_FULL)
     ages = _ages(found).values()
     if not ages:
         return untestable(UNUSED)
     over = sum(age > found.limits.max_staleness_steps for age in ages)
-    return passed(facts, oldest_steps=max(ages), older_than_meant=over, mean_steps=sum(ages) / len(ages))
+    mean = sum(ages) / len(ages)
+    return passed(facts, waited=waited, oldest_steps=max(ages), older_than_meant=over, mean_steps=mean)
 
 
 def _waited(found: Rollouts, slot: Call) -> bool:

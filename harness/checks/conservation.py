@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
+from collections.abc import Iterator
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded
 from harness.checks.matching import WITH_ROWS, Assignment, Row, assignment, queries
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 
 LOST = "a submitted row is neither returned nor reported as failed"
 EXTRA = "a call returned more rows than it was given"
@@ -16,16 +20,20 @@ REPEATED = "a request was executed more than once"
 STRANGER = "an engine executed a prompt that nobody asked for"
 
 
-def _execution(execution: Execution) -> dict[str, object]:
+def _execution(execution: Execution) -> dict[str, Any]:
     return {"server": execution.server, "prompt": list(execution.prompt[:16]), "tokens": list(execution.tokens[:16])}
 
 
-def _surplus(evidence: Evidence) -> list[dict[str, object]]:
+def _altered(row: Row, execution: Execution) -> dict[str, Any]:
+    return {**row.shown, "server": execution.server, **parting(got=row.tokens or (), engine=execution.tokens)}
+
+
+def _surplus(evidence: Evidence) -> list[dict[str, Any]]:
     """Calls whose result holds more rows than were submitted."""
     asked: dict[int, int] = {}
     for row in assignment(evidence).rows:
         asked[row.call.id] = asked.get(row.call.id, 0) + 1
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     for call in (c for method in WITH_ROWS for c in evidence.calls(method) if c.error is None):
         result = call.result or {}
         returned = len(result.get("response_ids") or (result.get("body") or {}).get("choices") or ())
@@ -45,33 +53,31 @@ def _judge(evidence: Evidence) -> Finding | None:
     facts = len(found.rows) + len(evidence.executions)
     if facts == 0:
         return None  # an empty batch: nothing was asked for and nothing ran
-    problem = _problem(evidence, found)
-    return failed(facts, problem[0], problem[1]) if problem else passed(facts, aborted=len(found.aborted))
+    return concluded(facts, _wrong(evidence, found), aborted=len(found.aborted))
 
 
-def _problem(evidence: Evidence, found: Assignment) -> tuple[str, list[dict[str, object]]] | None:
-    """The first fault found, or None. Faults nearest to the cause come first."""
+def _wrong(evidence: Evidence, found: Assignment) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Everything that is wrong. Of each row the fault that is nearest to the cause."""
     altered = {(row.call.id, row.index): execution for row, execution in found.altered}
     returned = [row for row in found.rows if row.state == "returned"]
     unserved = [row for row in returned if not found.of(row) and (row.call.id, row.index) not in altered]
     other = [(row, execution) for row, execution in found.altered if row.state == "returned"]
-    faults: list[tuple[str, list[dict[str, object]]]] = [
-        (LOST, [row.shown for row in found.rows if row.state == "lost"]),
-        (EXTRA, _surplus(evidence)),
-        (EMPTIED, [{**row.shown, "engine": _execution(e)} for row, e in other if _empty(row) and e.tokens]),
-        (EMPTY, [row.shown for row in unserved if _empty(row)]),
-        (ALTERED, [{**row.shown, "tokens": list(row.tokens or ())[:16], "engine": _execution(e)} for row, e in other]),
-        (UNSERVED, [row.shown for row in unserved]),
-        (REPEATED, [_execution(e) for e in found.repeated]),
-        (STRANGER, [_execution(e) for e in found.strangers]),
-    ]
-    return next(((reason, seen) for reason, seen in faults if seen), None)
+    yield from ((LOST, row.shown) for row in found.rows if row.state == "lost")
+    yield from ((EXTRA, shown) for shown in _surplus(evidence))
+    for row, execution in other:
+        yield EMPTIED if _empty(row) and execution.tokens else ALTERED, _altered(row, execution)
+    yield from ((EMPTY if _empty(row) else UNSERVED, row.shown) for row in unserved)
+    yield from ((REPEATED, _execution(execution)) for execution in found.repeated)
+    yield from ((STRANGER, _execution(execution)) for execution in found.strangers)
 
 
 CONSERVATION = Check(
     name="conservation",
     fault="a result is lost, doubled or made up, or an error becomes an empty success",
+    next_step="follow the row in the evidence from the call to its engine and back: the first layer that drops, "
+    "repeats or changes it is the place",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=ROWS,
     source="SkyRL API reference, InferenceEngineInterface.generate: one output per prompt, in order",
     tap=Tap.READ,
     judge=_judge,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, passed, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
 from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
@@ -134,7 +134,7 @@ def _shown(row: Row, attempts: list[Execution]) -> dict[str, Any]:
 
 
 def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
-    facts, continued = 0, 0
+    facts, continued, interrupted = 0, 0, 0
     wrong: list[tuple[str, dict[str, Any]]] = []
     for row in assignment(evidence).rows:
         aborts = _aborts(evidence, row)
@@ -142,6 +142,7 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
             continue
         attempts = _attempts(evidence, row)
         facts += 1 + len(attempts)
+        interrupted += len(aborts)
         if moments:
             continued += len(attempts) > 1 and caught_at(evidence, row, *moments) > 0
         else:
@@ -149,11 +150,11 @@ def _judge(evidence: Evidence, moments: Sequence[Moment]) -> Finding:
         if why := _wrong(row, attempts, len(aborts)):
             wrong.append((why, _shown(row, attempts)))
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if not continued:
         nowhere = f"{NOT_CONTINUED} {' or '.join(moments)}" if moments else NOT_CONTINUED
         return untestable(nowhere if facts else NOTHING_PAUSED)
-    return passed(facts, continued=continued)
+    return passed(facts, interrupted=interrupted, continued=continued)
 
 
 def continuation(*moments: Moment) -> Check:
@@ -162,6 +163,7 @@ def continuation(*moments: Moment) -> Check:
     return Check(
         name="continuation",
         fault="a request that continues after an abort loses or doubles tokens, gets its whole budget again, or shows the abort",
+        next_step="compare the attempts in the evidence: what each one was given has to be the prompt and all tokens made before it",
         reads=Fact.ANSWERS | Fact.PAUSES,
         source='SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated tokens)"',
         tap=Tap.READ,
@@ -179,7 +181,7 @@ def same_as_uninterrupted(*moments: Moment) -> Check:
     def judge(evidence: Evidence) -> Finding:
         return same(
             evidence,
-            lambda paused: any(caught_at(evidence, row, *moments) for row in paused),
+            lambda row: caught_at(evidence, row, *moments) > 0,
             f"the pause met no request {' or '.join(moments)}",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.echo import CONTROL_OPS, reached
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -15,7 +15,7 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
     calls = [c for method in CONTROL_OPS for c in evidence.calls(method) if c.error is None]
     if not calls:
         return untestable("no control call succeeded")
-    reasons: list[tuple[str, dict[str, Any]]] = []
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for call in calls:
         seen = Counter(control.server for control in reached(evidence, call))
         shown = {
@@ -24,19 +24,19 @@ def _judge_fan_out(evidence: Evidence) -> Finding:
             "times by server": {s: seen[s] for s in evidence.header.servers},
         }
         if any(seen[server] == 0 for server in evidence.header.servers):
-            reasons.append((f"{call.method}() did not reach every server", shown))
+            wrong.append((f"{call.method}() did not reach every server", shown))
         elif any(times > 1 for times in seen.values()):
-            reasons.append((f"{call.method}() reached a server more than once", shown))
-    facts = len(calls) * len(evidence.header.servers)
-    if reasons:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in reasons})), [shown for _, shown in reasons])
-    return passed(facts)
+            wrong.append((f"{call.method}() reached a server more than once", shown))
+    servers = len(evidence.header.servers)
+    return concluded(len(calls) * servers, wrong, calls=len(calls), servers=servers)
 
 
 FAN_OUT = Check(
     name="fan_out",
     fault="a control call reaches only some servers, or one of them twice",
+    next_step="look at `times by server` in the evidence, and at how the client sends this call to the server with 0 or with several",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES | Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #904, "Control plane (fan-out)"; SkyRL #899, "Control plane fan-out … hit all servers"',
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_fan_out,
@@ -58,12 +58,13 @@ def _judge_healthy(evidence: Evidence) -> Finding:
     if not answers:
         return untestable("health() gave no answer while a server worked")
     sick = [{"call": call.id, "result": call.result} for call in answers if call.result != {"healthy": True}]
-    return failed(len(answers), "health() is not true while servers work", sick) if sick else passed(len(answers))
+    return concluded(len(answers), [("health() is not true while servers work", shown) for shown in sick])
 
 
 HEALTHY = Check(
     name="healthy",
     fault="a stack that serves requests reports itself unhealthy",
+    next_step="ask each server's own /health: if all say 200, the stack's summary of them is wrong",
     reads=Fact.ERRORS,
     source="SkyRL #899, review of /health: true if at least one engine is healthy",
     judge=_judge_healthy,
@@ -80,14 +81,13 @@ def _judge_health_follows(evidence: Evidence) -> Finding:
         return untestable("health() was not asked both with some servers dead and with all of them")
     wrong = []
     for dead, call in last.items():
-        shown = {"servers dead": dead, "of": everyone, "result": call.result, "error": _error(call)}
+        state = {"servers dead": dead, "of": everyone}
+        shown = {"call": call.id, **state, "result": call.result, "error": _error(call)}
         if dead < everyone and call.result != {"healthy": True}:
             wrong.append(("health() is not true while a server works", shown))
         if dead == everyone and call.error is None and call.result != {"healthy": False}:
             wrong.append(("health() is true though every server is dead", shown))
-    if wrong:
-        return failed(len(last), "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(len(last))
+    return concluded(len(last), wrong)
 
 
 def _error(call: Call) -> str | None:
@@ -97,6 +97,7 @@ def _error(call: Call) -> str | None:
 HEALTH_FOLLOWS_SERVERS = Check(
     name="health_follows_servers",
     fault="health() is true whatever the servers do, or false as soon as one of them is dead",
+    next_step="look at what health() asks: the servers at that moment, or an earlier answer of theirs",
     reads=Fact.ERRORS,
     source='SkyRL #899, review of /health: "if at least one engine exists that is healthy it should return true"',
     judge=_judge_health_follows,
@@ -109,11 +110,14 @@ def _judge_world_size(evidence: Evidence) -> Finding:
         return untestable("world_size() gave no answer")
     expected = evidence.header.topology.world_size
     wrong = [
-        {"result": call.result, "expected": expected} for call in answers if call.result != {"world_size": expected}
+        (
+            "world_size() is not the number of inference workers",
+            {"call": c.id, "result": c.result, "expected": expected},
+        )
+        for c in answers
+        if c.result != {"world_size": expected}
     ]
-    if wrong:
-        return failed(len(answers), "world_size() is not the number of inference workers", wrong)
-    return passed(len(answers))
+    return concluded(len(answers), wrong, servers=len(evidence.header.servers))
 
 
 WORLD_SIZE = Check(
@@ -128,28 +132,30 @@ def _judge_pause_states(evidence: Evidence) -> Finding:
     answers = [call for call in evidence.calls("is_paused") if call.result is not None]
     if not answers:
         return untestable("is_paused() gave no answer")
-    facts, states = 0, set()
+    facts, states = 0, Counter[bool]()
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for call in answers:
         changes = [c for m in ("pause", "resume") for c in evidence.calls(m) if c.error is None]
         before = [c for c in sorted(changes, key=lambda c: c.ended_ns) if c.ended_ns <= call.started_ns]
         expected = bool(before) and before[-1].method == "pause"
         assert call.result is not None
         servers: dict[str, bool] = call.result["servers"]
-        facts += len(servers)
-        shown = [{"call": call.id, "result": servers, "expected": expected}]
+        facts += len(evidence.header.servers)
+        states[expected] += 1
+        shown = {"call": call.id, "result": servers, "expected": expected}
         if len(servers) != len(evidence.header.servers):
-            return failed(facts or 1, "is_paused() does not name every server", shown)
-        if any(state is not expected for state in servers.values()):
-            return failed(facts, f"is_paused() says otherwise after {'pause' if expected else 'resume'}()", shown)
-        states.add(expected)
-    if states != {True, False}:
+            wrong.append(("is_paused() does not name every server", shown))
+        elif any(state is not expected for state in servers.values()):
+            wrong.append((f"is_paused() says otherwise after {'pause' if expected else 'resume'}()", shown))
+    if not wrong and len(states) < 2:
         return untestable("is_paused() was not asked both paused and running")
-    return passed(facts)
+    return concluded(facts, wrong, asked_paused=states[True], asked_running=states[False])
 
 
 PAUSE_STATES = Check(
     name="pause_states",
     fault="is_paused() leaves out a server, or shows a wrong state",
+    next_step="look at where is_paused() reads its answer: every engine's own state, or a flag of the client",
     reads=Fact.PAUSES,
     source="SkyRL #899, review of /is_paused: a mapping from server to is_paused state of each engine",
     judge=_judge_pause_states,
@@ -158,11 +164,17 @@ PAUSE_STATES = Check(
 
 def _judge_no_sleep(evidence: Evidence) -> Finding:
     slept = [c for op in ("sleep", "wake_up") for c in evidence.controls(op) if c.at_ns >= evidence.began_ns]
-    facts = len(evidence.header.servers)
-    if slept:
-        shown = [{"server": control.server, "op": control.data["op"]} for control in slept]
-        return failed(facts, "an engine with its own accelerators was put to sleep or woken", shown)
-    return passed(facts)
+    syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
+    wrong = [
+        (
+            "an engine with its own accelerators was put to sleep or woken",
+            {"server": control.server, "op": control.data["op"]},
+        )
+        for control in slept
+    ]
+    if not syncs and not wrong:
+        return untestable("no weights were synced")
+    return concluded(len(evidence.header.servers) * max(1, len(syncs)), wrong, syncs=len(syncs))
 
 
 NO_SLEEP = Check(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.recording import Call
 
 ENGINE_DEFAULTS: dict[str, Any] = {
@@ -69,11 +70,11 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
     "stop_token_ids": (
         "the model's own end tokens are added",
-        lambda _row, given, seen: set(given or ()) <= set(seen or ()),
+        lambda _row, given, seen: set(given) == set(seen),
     ),
     "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
     "logprobs": (
-        "True means 1, and in a chat top_logprobs; sample() asks for the sampled token alone: 0",
+        "True means 1, and in a chat top_logprobs",
         lambda row, given, seen: seen in _logprobs(row, given),
     ),
     "prompt_logprobs": ("True means 1", lambda _row, given, seen: seen == (1 if given is True else given)),
@@ -94,16 +95,16 @@ def _copies(row: Row) -> int:
 def _logprobs(row: Row, given: Any) -> set[Any]:
     if row.call.method == "chat_completion":
         return {None} if given is False else {row.params.get("top_logprobs") or 0, 1 if given is True else given}
-    number = 1 if given is True else given
-    return {number, 0} if row.call.method == "sample" else {number}
+    return {1 if given is True else given}
 
 
 def _bias(value: Any) -> dict[int, float]:
     return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in (value or {}).items()}
 
 
-def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
+def _parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, True if right) for every sampling parameter that the caller gave."""
+    ends = set(evidence.header.vocabulary.ends)
     temperature = row.params.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON
     for field, given in row.params.items():
@@ -116,6 +117,8 @@ def _parameters(row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any,
                 yield field, given, None, given == execution.sampling_params.get(field)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
+        if at == "stop_token_ids":
+            seen = [token for token in seen or () if token in given or token not in ends]
         yield field, given, seen, _right(row, field, given, seen)
 
 
@@ -182,7 +185,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     for row in found.rows:
         for execution in found.of(row)[:1]:
             facts += 1  # the prompt, by which rows are matched
-            for field, given, seen, right in _parameters(row, execution):
+            for field, given, seen, right in _parameters(evidence, row, execution):
                 facts += 1
                 if not right:
                     wrong.append(
@@ -203,11 +206,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     changed = _changed_prompts(evidence)
     facts += len(changed)
     wrong = [("a prompt was changed on the way", item) for item in changed] + wrong
-    if wrong:
-        reasons = sorted({reason for reason, _ in wrong})
-        smallest = [next(item for reason, item in wrong if reason == r) for r in reasons]
-        return failed(facts, "; ".join(reasons), smallest)
-    return passed(facts) if facts else None
+    return concluded(facts, wrong) if facts or wrong else None
 
 
 def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
@@ -223,7 +222,7 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
                 None,
                 stranger.tokens,
             ):
-                items.append({**row.shown, "engine": list(stranger.prompt[:16])})
+                items.append({**row.shown, **parting(given=row.prompt, engine=stranger.prompt)})
                 break
     return items
 
@@ -231,7 +230,9 @@ def _changed_prompts(evidence: Evidence) -> list[dict[str, Any]]:
 ECHO = Check(
     name="echo",
     fault="an argument is dropped or changed between the caller and the engine",
+    next_step="find the hop that drops or changes the argument: in the evidence `given` is the caller's, `engine` the engine's",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.ERRORS,
+    falsifies=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
     source="SkyRL API reference, InferenceEngineInput; vLLM documentation, SamplingParams, /pause, /sleep, /wake_up",
     tap=Tap.READ,
     judge=_judge,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.answers import select, short
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.answers import select, short, unexpected
+from harness.checks.base import Check, Evidence, Finding, concluded, together, untestable
 from harness.checks.matching import is_error
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
@@ -14,6 +14,7 @@ from harness.records.recording import Call
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
 """Kinds of exception that name no cause."""
 BAD_REQUEST = 400
+COLUMNS = ("response_ids", "responses", "stop_reasons", "response_logprobs")
 LATE, DEAD = "CallTimedOut", "StackDied"
 
 
@@ -27,19 +28,18 @@ def names_error(label: str, *says: str) -> Check:
         calls = [c for c in evidence.calls() if c.label == label]
         if not calls:
             return untestable(f"no call labelled {label} was recorded")
-        for number, call in enumerate(calls, start=1):
-            if call.error is not None and call.error.blame != Blame.STACK:
-                blame = Blame(call.error.blame)
-                return untestable(f"{call.method}() failed with {call.error.kind}", blame, [_shown(call)])
-            wrong = _wrong(call, says)
-            if wrong:
-                return failed(number, wrong, [_shown(call)])
-        return passed(len(calls))
+        ours = [c for c in calls if c.error is not None and c.error.blame != Blame.STACK]
+        wrong = [(why, _shown(call)) for call in calls if call not in ours and (why := _wrong(call, says))]
+        found = [concluded(len(calls) - len(ours), wrong)]
+        return together([*found, *map(unexpected, ours)])
 
     return Check(
         name=f"errors.named:{label}",
         fault="bad input is accepted, returns nothing, hangs, kills a server, or fails without a reason",
+        next_step="find where the server's own error becomes the caller's: its status and message have to survive the "
+        "router and the client",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
         judge=judge,
@@ -87,27 +87,30 @@ def returns_error(label: str) -> Check:
         calls = select(evidence, (label,), ("completion", "chat_completion"))
         if not calls:
             return untestable(f"no call labelled {label} was recorded")
-        for number, call in enumerate(calls, start=1):
-            if call.error is not None:
-                reason = f"{call.method}() raised {call.error.kind} instead of returning an ErrorResponse"
-                return failed(number, reason, [_shown(call)])
-            error = ((call.result or {}).get("body") or {}).get("error")
-            if not isinstance(error, dict):
-                return failed(number, f"{call.method}() did not return an ErrorResponse", [_shown(call)])
-            good = isinstance(error.get("message"), str) and isinstance(error.get("type"), str)
-            if not good or not isinstance(error.get("code"), int) or not 400 <= error["code"] < 600:
-                return failed(number, f"the ErrorResponse of {call.method}() lacks a field", [_shown(call)])
-        return passed(len(calls))
+        return concluded(len(calls), [(why, _shown(call)) for call in calls if (why := _wrong_response(call))])
 
     return Check(
         name=f"errors.returned:{label}",
         fault="an exception where a dict was promised, half a result beside the error, an error without its fields",
+        next_step="look at what the client does with a status of 400 or more: the server's body has to be returned as it came",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source='SkyRL API reference, InferenceEngineInterface.completion: "Returns a plain dict, either a '
         'CompletionResponse or an ErrorResponse."',
         judge=judge,
     )
+
+
+def _wrong_response(call: Call) -> str | None:
+    if call.error is not None:
+        return f"{call.method}() raised {call.error.kind} instead of returning an ErrorResponse"
+    error = ((call.result or {}).get("body") or {}).get("error")
+    if not isinstance(error, dict):
+        return f"{call.method}() did not return an ErrorResponse"
+    good = isinstance(error.get("message"), str) and isinstance(error.get("type"), str)
+    good = good and isinstance(error.get("code"), int) and 400 <= error["code"] < 600
+    return None if good else f"the ErrorResponse of {call.method}() lacks a field"
 
 
 def nothing_for_nothing(label: str) -> Check:
@@ -117,19 +120,14 @@ def nothing_for_nothing(label: str) -> Check:
         calls = select(evidence, (label,), ("generate",))
         if not calls:
             return untestable(f"no call labelled {label} was recorded")
-        for number, call in enumerate(calls, start=1):
-            wrong = _wrong(call, ())
-            rows = [
-                (call.result or {}).get(f) for f in ("response_ids", "responses", "stop_reasons", "response_logprobs")
-            ]
-            if wrong and (call.error is not None or any(rows)):
-                return failed(number, wrong, [_shown(call)])
-        return passed(len(calls))
+        full = [call for call in calls if call.error is not None or any((call.result or {}).get(f) for f in COLUMNS)]
+        return concluded(len(calls), [(why, _shown(call)) for call in full if (why := _wrong(call, ()))])
 
     return Check(
         name=f"errors.empty:{label}",
         fault="an empty batch hangs, fails without a name, or returns results",
         reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL API reference, InferenceEngineInterface.generate",
         judge=judge,

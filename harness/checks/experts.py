@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, untestable
 from harness.checks.staleness import overlap
 from harness.contract.faults import Fact
 from harness.records.reference import WIDER, Experts, ExpertsRequest, Routed
@@ -97,11 +97,13 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
         return untestable("every answer overlaps a weight sync")
     facts = near_ties = 0
     near_tie = _near_tie(evidence)
+    found: list[tuple[str, dict[str, Any]]] = []
     for answer in judged:
         expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
         wrong = _wrong_shape(answer, routed, expected)
         if wrong:
-            return failed(facts + 1, wrong, [answer.shown(routed_experts=(routed or [])[:2])])
+            found.append((wrong, answer.shown(routed_experts=(routed or [])[:2])))
+            continue
         facts += sum(map(len, routed))
         near_ties += sum(margin <= near_tie for margins in expected.margins for margin in margins)
         different = list(_differences(routed, expected, near_tie))
@@ -109,7 +111,9 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
             position, layer = different[0]
             at = {"position": position, "layer": layer, "differ": len(different)}
             both = {"routed": routed[position][layer], "reference": expected.indices[position][layer]}
-            return failed(facts, _why(routed, expected), [answer.shown(**at, **both)])
+            found.append((_why(routed, expected), answer.shown(**at, **both)))
+    if found:
+        return concluded(facts + len(found), found)
     if 2 * near_ties > facts:
         return untestable("most of the reference's choices are near ties")
     return passed(facts, margin=_margin(evidence, judged), near_ties=near_ties)
@@ -136,6 +140,8 @@ def routed_experts(*labels: str) -> Check:
     return of_answers(
         "routed_experts",
         fault="experts are missing or belong to another token, layer or weights: the trainer replays wrong routing",
+        next_step="look at `position` and `layer` in the evidence: a shift by one token is in the reading, other "
+        "experts are in the weights",
         reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL API reference, GeneratorOutput.rollout_expert_indices",
         rule=_rule,

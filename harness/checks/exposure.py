@@ -30,17 +30,14 @@ def _probes(evidence: Evidence) -> list[ProbeSecurityResult]:
     return [msgspec.convert(result, ProbeSecurityResult) for result in found]
 
 
-def _finding(facts: int, exposures: Sequence[Exposure], reason: str, unclear: Sequence[Answer] = ()) -> Finding:
-    """Red if an exposure's severity is in `RED`; milder ones are shown. Else `unclear` answers make the finding untestable."""
+def _finding(
+    facts: int, exposures: Sequence[Exposure], reason: str, unclear: Finding | None = None, **numbers: float
+) -> Finding:
+    """Red if an exposure's severity is in `RED`; milder ones are shown. Else `unclear`, if given."""
     red = [one for one in exposures if one.severity in RED]
     shown = [{"severity": one.severity, "where": one.where, "what": one.what, "by": one.by} for one in red]
-    if red:
-        finding = failed(facts, reason, shown)
-    elif unclear:
-        finding = untestable("a probe was neither let through nor turned away", evidence=_shown(unclear))
-    else:
-        finding = passed(facts)
-    return msgspec.structs.replace(finding, exposures=list(exposures))
+    judged = failed(facts, reason, shown) if red else unclear or passed(facts, margin=None, **numbers)
+    return msgspec.structs.replace(judged, exposures=list(exposures))
 
 
 # --- routes ---------------------------------------------------------------------------------------------------------
@@ -63,7 +60,13 @@ def _routes(evidence: Evidence) -> Finding:
     if not facts and not unclear:
         return untestable(NOT_PROBED)
     reason = f"the data plane's address is open without credentials to: {', '.join(sorted(kinds))}"
-    return _finding(facts, exposures, reason, unclear)
+    return _finding(facts, exposures, reason, _unclear(unclear), routes=facts)
+
+
+def _unclear(answers: Sequence[Answer]) -> Finding | None:
+    if not answers:
+        return None
+    return untestable("a probe was neither let through nor turned away", evidence=_shown(answers))
 
 
 def _open_at(address: ProbedAddress, opened: Iterable[Answer]) -> Iterable[Exposure]:
@@ -105,8 +108,6 @@ def _pickles(evidence: Evidence) -> Finding:
     sent = [a for probe in probes for a in probe.answers if a.kind == "pickle"]
     if not sent:
         return untestable(NOT_PROBED)
-    if not all(probe.canaries.get("pickle") for probe in probes):
-        return untestable("the pickle leaves no marker where the harness itself reads it")
     read = [a for a in sent if a.unpickled]
     exposures = [
         Exposure(
@@ -118,8 +119,11 @@ def _pickles(evidence: Evidence) -> Finding:
         for where in dict.fromkeys(a.address for a in read)
     ]
     routes = ", ".join(sorted({a.route for a in read}))
-    unclear = [a for a in sent if not a.unpickled and (a.status in UNCLEAR or not a.route)]
-    return _finding(len(sent), exposures, f"the pickle of a client without credentials was read by: {routes}", unclear)
+    unclear = _unclear([a for a in sent if not a.unpickled and (a.status in UNCLEAR or not a.route)])
+    if not all(probe.canaries.get("pickle") for probe in probes):
+        unclear = untestable("the pickle leaves no marker where the harness itself reads it")
+    reason = f"the pickle of a client without credentials was read by: {routes}"
+    return _finding(len(sent), exposures, reason, unclear, sent=len(sent))
 
 
 NOTHING_UNPICKLED = Check(
@@ -139,8 +143,8 @@ def _sockets(evidence: Evidence) -> Finding:
         return untestable(NOT_PROBED)
     seen = [one for probe in probes for one in probe.listeners]
     unseen = {a.port for probe in probes for a in probe.addresses} - {None} - {one.port for one in seen}
-    if unseen or not all(probe.canaries.get("sockets") for probe in probes):
-        return untestable("an open socket was not seen: neither would be another one")
+    blind = unseen or not all(probe.canaries.get("sockets") for probe in probes)
+    unclear = untestable("an open socket was not seen: neither would be another one") if blind else None
     beyond: dict[str, list[str]] = {}
     for one in seen:
         if not (_loopback(one.address) and _loopback(one.address if one.shipped is None else one.shipped)):
@@ -150,7 +154,8 @@ def _sockets(evidence: Evidence) -> Finding:
         for process, addresses in beyond.items()
     ]
     reason = f"addresses beyond loopback are bound by: {', '.join(sorted(beyond))}"
-    return _finding(len(seen) + len(probes), exposures, reason)  # each probe has seen the harness's own socket
+    facts = len(seen) + len(probes)  # each probe has seen the harness's own socket
+    return _finding(facts, exposures, reason, unclear, sockets=len(seen))
 
 
 def _loopback(address: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.checks.liveness import GAVE_UP
 from harness.checks.matching import queries, rows
 from harness.contract.faults import Fact
@@ -46,15 +46,13 @@ def _judge(evidence: Evidence) -> Finding:
     found = rows(evidence)
     cut = [row for row in found if row.finish_reason not in {"stop", "length"} or row.tokens == ()]
     wrong += [("a request did not come to its end after a sync that failed", row.shown) for row in cut]
-    facts = len(calls) + len(found)
-    if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+    return concluded(len(calls) + len(found), wrong, interrupted=len(broken))
 
 
 FAILED_SYNC = Check(
     name="failed_sync",
     fault="a failed sync is reported as done or never ends, or the stack accepts no sync after it",
+    next_step="look at what the stack undoes after a sync that failed: pause, locks, and the transfer's group of processes",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source="architecture, idempotent sync: a failed sync followed by a good one is a good one",
     judge=_judge,

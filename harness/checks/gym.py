@@ -11,10 +11,12 @@ from typing import Any
 
 from harness.checks import matching
 from harness.checks.answers import short, unexpected
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.trajectories import Trajectory, trajectories
-from harness.contract.faults import Fact
+from harness.contract.faults import NOTHING, ROWS, Fact
+from harness.records.differing import parting
+from harness.records.recording import Call
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
@@ -33,15 +35,18 @@ def _rows(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]
     calls = evidence.calls("gym_generate")
     if not calls:
         return untestable("no call of gym_generate was recorded")
-    for call in calls:
-        if call.error is not None:
-            return unexpected(call)
-        asked, result = len(call.request["prompts"]), call.result or {}
-        uneven = [name for name in COLUMNS if len(result[name]) != asked]
-        if uneven:
-            shown = {"call": call.id, "prompts": asked, "returned": {name: len(result[name]) for name in COLUMNS}}
-            return failed(1, f"gym_generate() returned another number of {', '.join(uneven)} than of prompts", [shown])
-    return [(t, _columns(t)) for t in trajectories(evidence)]
+    wrong = [finding for call in calls if (finding := _broken(call)) is not None]
+    return together(wrong) if wrong else [(t, _columns(t)) for t in trajectories(evidence)]
+
+
+def _broken(call: Call) -> Finding | None:
+    if call.error is not None:
+        return unexpected(call)
+    asked, result = len(call.request["prompts"]), call.result or {}
+    uneven = [name for name in COLUMNS if len(result[name]) != asked]
+    shown = {"call": call.id, "prompts": asked, "returned": {name: len(result[name]) for name in COLUMNS}}
+    reason = f"gym_generate() returned another number of {', '.join(uneven)} than of prompts"
+    return failed(1, reason, [shown]) if uneven else None
 
 
 def _columns(trajectory: Trajectory) -> dict[str, Any]:
@@ -51,7 +56,7 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
     return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
 
 
-def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
+def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: Fact = NOTHING) -> Check:
     def judge(evidence: Evidence) -> Finding:
         found = _rows(evidence)
         if isinstance(found, Finding):
@@ -62,13 +67,20 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE) -> Check:
             facts += judged
             if reason is not None:
                 wrong.append((reason, _shown(trajectory) | shown))
-        if wrong:
-            return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-        return passed(facts)
+        return concluded(facts, wrong)
 
     reads = Fact.ANSWERS | Fact.TEXT
     return Check(
-        name=name, fault=fault, source=source, reads=reads, tap=Tap.READ, judge=judge, queries=matching.queries
+        name=name,
+        fault=fault,
+        next_step="compare the trajectory in the evidence turn by turn with the executions of its session: the first "
+        "turn that differs is the place",
+        source=source,
+        reads=reads,
+        falsifies=falsifies,
+        tap=Tap.READ,
+        judge=judge,
+        queries=matching.queries,
     )
 
 
@@ -78,13 +90,9 @@ def _shown(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _both(expected: Any, got: Any) -> dict[str, Any]:
-    """Both sides; lists from shortly before their first difference."""
-    if not isinstance(expected, list) or not isinstance(got, list):
-        return {"expected": expected, "got": got}
-    at = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), min(len(expected), len(got)))
-    part = slice(max(0, at - 2), at + 6)
-    lengths = {"length expected": len(expected), "length": len(got)}
-    return {**lengths, "first difference": at, "expected": expected[part], "got": got[part]}
+    """Both sides; lists where they part."""
+    lists = isinstance(expected, list) and isinstance(got, list)
+    return parting(expected=expected, got=got) if lists else {"expected": expected, "got": got}
 
 
 def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
@@ -94,7 +102,10 @@ def _order(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
 
 
 ORDER = _check(
-    "gym.order", "trajectories come back in another order than their prompts, or under another prompt", _order
+    "gym.order",
+    "trajectories come back in another order than their prompts, or under another prompt",
+    _order,
+    falsifies=ROWS,
 )
 
 
@@ -112,6 +123,7 @@ TOKENS = _check(
     "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
     _tokens,
     f'{SOURCE}: "token-in-token-out"',
+    falsifies=ROWS,
 )
 
 
@@ -173,14 +185,17 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
     if isinstance(found, Finding):
         return found
     facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for trajectory, row in found:
         if (trajectory.call.request.get("sampling_params") or {}).get("logprobs") is None:
             continue
         got = row["rollout_logprobs"]
         if not isinstance(got, list) or len(got) != len(row["response_ids"]):
-            return failed(facts + 1, "there is not one log-probability per token", [_shown(trajectory)])
+            wrong.append(("there is not one log-probability per token", _shown(trajectory)))
+            continue
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
-            return failed(facts + 1, "a log-probability is not a finite number", [_shown(trajectory)])
+            wrong.append(("a log-probability is not a finite number", _shown(trajectory)))
+            continue
         if len(got) != len(trajectory.response):
             continue  # `gym.tokens` reports tokens that are not the engines'
         expected = _expected(evidence, trajectory)
@@ -190,12 +205,14 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
             facts += 1
             if abs(a - b) >= worst:
                 worst, shown = abs(a - b), _shown(trajectory) | {"position": position, "got": a, "expected": b}
-    if not facts:
+    if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
     bound = evidence.noise.near
     if worst > bound:
         reason = "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
-        return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)
+        wrong.append((reason, shown))
+    if wrong:
+        return concluded(facts + len(wrong), wrong, max_abs_error=worst, bound=bound)
     return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
 
 
@@ -211,6 +228,8 @@ def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
 LOGPROBS = Check(
     name="gym.logprobs",
     fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
+    next_step="look at how the turns' numbers are joined: `position` in the evidence tells the turn, or the "
+    "observation between two turns",
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     tap=Tap.READ,
@@ -224,7 +243,8 @@ def _judge_metrics(evidence: Evidence) -> Finding:
     if isinstance(found, Finding):
         return found
     calls = evidence.calls("gym_generate")
-    for number, call in enumerate(calls, start=1):
+    told: list[tuple[str, dict[str, Any]]] = []
+    for call in calls:
         mine = [t for t, _ in found if t.call.id == call.id]
         expected = {
             "generate/avg_num_tokens": sum(len(t.response) for t in mine) / len(mine),
@@ -234,10 +254,9 @@ def _judge_metrics(evidence: Evidence) -> Finding:
         wrong = sorted(
             name for name, value in expected.items() if abs(got.get(name, math.inf) - value) > REWARD_EPSILON
         )
-        if wrong:
-            shown = {"call": call.id, "expected": expected, "got": got}
-            return failed(2 * number, f"a rollout metric is wrong: {', '.join(wrong)}", [shown])
-    return passed(2 * len(calls))
+        shown = {"call": call.id, "expected": expected, "got": got}
+        told += [(f"a rollout metric is wrong: {name}", shown) for name in wrong]
+    return concluded(2 * len(calls), told)
 
 
 METRICS = Check(

@@ -7,6 +7,7 @@ must have seen its prompt.
 from __future__ import annotations
 
 from harness.checks.base import Check, Evidence, Finding, Tap, passed, untestable
+from harness.contract.faults import NOTHING
 
 BLIND = "the engine tap did not see the clean room's canary request"
 SILENT = "the tap of a server saw nothing at all"
@@ -46,6 +47,7 @@ INSTRUMENTS = Check(
     name="instruments",
     fault="the engine tap is not installed or cannot be read, so every check that reads it would judge nothing",
     source="architecture, rule 7: each instrument has a canary",
+    falsifies=~NOTHING,
     tap=Tap.READ,
     judge=_judge,
 )

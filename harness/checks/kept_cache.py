@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
 from harness.checks.matching import Row, queries
 from harness.checks.staleness import overlapped, read_anew
 from harness.contract.faults import Fact
@@ -114,15 +114,17 @@ def _judge(evidence: Evidence) -> Finding:
             told[why] += 1
     facts = sum(len(rest.score.tokens) for rest in rests)
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if not all(told.values()):
         return untestable(ALIKE)
-    return passed(facts, margin=ties.margin(evidence, scores))
+    frozen = len({(rest.row.call.id, rest.row.index) for rest in rests})
+    return passed(facts, margin=ties.margin(evidence, scores), interrupted=frozen, syncs=len(syncs))
 
 
 KEPT_CACHE = Check(
     name="kept_cache",
     fault="frozen requests continue with the weights from before a sync, or their cache is dropped and read again",
+    next_step="look at whether pause or resume clears the prefix cache, and at which weights made the blocks that were kept",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
     source='SkyRL 0.2.0, RemoteInferenceClient.pause, KEEP: "They resume where they left off on /resume. KV cache is preserved."',
     judge=_judge,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.base import EVERY, Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call
 
 
@@ -15,32 +15,30 @@ def _judge(evidence: Evidence) -> Finding:
     calls = evidence.calls()
     if not calls:
         return untestable("the scenario made no call")
-    broken = [call for call in calls if call.error is not None]
-    if broken:
-        methods = ", ".join(sorted({call.method for call in broken}))
-        shown = [
-            {"call": c.id, "method": c.method, "kind": c.error.kind, "message": c.error.message[:300]}
-            for c in broken
-            if c.error is not None
-        ]
-        return failed(len(calls), f"a call failed: {methods}", shown)
-    refused = [c for c in calls if c.result and isinstance(c.result.get("body"), dict) and is_error(c.result["body"])]
-    if refused:
-        methods = ", ".join(sorted({call.method for call in refused}))
-        shown = [{"call": c.id, "method": c.method, "body": (c.result or {})["body"]} for c in refused]
-        return failed(len(calls), f"a call was answered with an error: {methods}", shown)
-    found = rows(evidence)
-    unfinished = [r for r in found if r.finish_reason not in {"stop", "length"} or r.tokens == ()]
-    if unfinished:
-        shown = [{**r.shown, "state": r.state, "finish_reason": r.finish_reason} for r in unfinished]
-        return failed(len(calls) + len(found), "a request did not come to its end", shown)
-    return passed(len(calls) + len(found))
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in calls:
+        body = (call.result or {}).get("body")
+        if call.error is not None:
+            shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
+            wrong.append((f"a call failed: {call.method}", shown))
+        elif isinstance(body, dict) and is_error(body):
+            wrong.append((f"a call was answered with an error: {call.method}", {"call": call.id, "body": body}))
+    broken = {shown["call"] for _, shown in wrong}
+    found = [row for row in rows(evidence) if row.call.id not in broken]
+    wrong += [
+        ("a request did not come to its end", {**row.shown, "state": row.state, "finish_reason": row.finish_reason})
+        for row in found
+        if row.finish_reason not in {"stop", "length"} or row.tokens == ()
+    ]
+    return concluded(len(calls) + len(found), wrong)
 
 
 ALL_COMPLETE = Check(
     name="all_complete",
     fault="a call fails, hangs, or returns a response that was cut short",
+    next_step="read the error in the evidence, then the stack's log at that time (logs/ in the run's folder)",
     reads=Fact.ANSWERS | Fact.TEXT | Fact.PAUSES,
+    falsifies=Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineInterface; SkyRL #904",
     judge=_judge,
     queries=queries,
@@ -76,21 +74,39 @@ def _judge_ends(evidence: Evidence) -> Finding:
         if not aborted and (why := _hollow(row)):
             wrong.append((why, {**row.shown, "finish_reason": row.finish_reason}))
     facts = len(calls) + len(found)
-    if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts, errors=sum(call.error is not None for call in calls))
+    return concluded(facts, wrong, errors=sum(call.error is not None for call in calls))
+
+
+GONE = (
+    "connect",
+    "server",
+    "actor",
+    "engine",
+    "worker",
+    "dead",
+    "died",
+    "unavailable",
+    "refused",
+    "reset",
+    "closed",
+    "eof",
+)
+"""Words of an error that says that the other side is gone. A status from 500 on says so too."""
 
 
 def _bad_error(call: Call) -> str | None:
-    """What is wrong with a call's error; None if the call succeeded, or its error has a name and a message."""
+    """What is wrong with a call's error; None if the call succeeded, or its error says that a server or the way to it is gone."""
     if call.error is None:
         return None
     if call.error.kind in GAVE_UP:
         return "did not end"
     if call.error.kind == DEAD:
         return "ended only because the whole stack was given up"
-    nameless = call.error.kind in NAMELESS or not call.error.message.strip()
-    return "failed with an error that has no name or no message" if nameless else None
+    if call.error.kind in NAMELESS or not call.error.message.strip():
+        return "failed with an error that has no name or no message"
+    said = f"{call.error.kind} {call.error.message}".lower()
+    tells = (call.error.status or 0) >= 500 or any(word in said for word in GONE)
+    return None if tells else f"failed with {call.error.kind}, which does not say that a server is gone"
 
 
 def _hollow(row: Row) -> str | None:
@@ -102,8 +118,10 @@ def _hollow(row: Row) -> str | None:
 
 EVERY_CALL_ENDS = Check(
     name="every_call_ends",
-    fault="a call waits forever for a dead server, or comes back as if nothing had happened",
+    fault="a call waits forever for a dead server, comes back as if nothing had happened, or fails for a reason that tells nothing",
+    next_step="look at what tells pending calls that a server is gone: the router, the client's connection, or only a timeout",
     reads=Fact.ANSWERS | Fact.ERRORS,
+    falsifies=ROWS,
     errors_of=EVERY,
     source="architecture, liveness: with one server dead every pending call ends, well or with a named error",
     judge=_judge_ends,

@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
 from harness.contract.faults import Fact
@@ -50,18 +51,17 @@ def _wrong_shape(row: Answer) -> str | None:
 
 
 def _numbers(_: Evidence, rows: list[Answer]) -> Finding:
-    facts = 0
-    for row in rows:
-        if not _asked(row):
-            if row.call.method == "generate" and row.logprobs is not None:
-                return failed(facts + 1, "log-probabilities came that were not asked for", [row.shown()])
-            facts += row.call.method == "generate"
-            continue
-        wrong = _wrong_shape(row)
-        if wrong:
-            return failed(facts + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
-        facts += len(row.tokens)
-    return passed(facts)
+    unasked = [row for row in rows if not _asked(row)]
+    facts = len(unasked) + sum(len(row.tokens) for row in rows if _asked(row))
+    came = [
+        ("log-probabilities came that were not asked for", row.shown()) for row in unasked if row.logprobs is not None
+    ]
+    return concluded(facts, [*came, *_misshapen(filter(_asked, rows))])
+
+
+def _misshapen(rows: Iterable[Answer]) -> list[tuple[str, dict[str, Any]]]:
+    """What is wrong with the form of the rows' numbers."""
+    return [(why, row.shown(logprobs=(row.logprobs or [])[:64])) for row in rows if (why := _wrong_shape(row))]
 
 
 def are_numbers(*labels: str) -> Check:
@@ -69,7 +69,9 @@ def are_numbers(*labels: str) -> Check:
     return of_answers(
         "logprobs.numbers",
         fault="log-probabilities are NaN, missing, doubled or shifted, and a comparison of the shorter side lets them pass",
+        next_step="look at where the client takes the numbers out of the engine's answer: one for each token, of the sampled token",
         reads=Fact.ANSWERS | Fact.LOGPROBS,
+        falsifies=Fact.LOGPROBS,
         source=SOURCE,
         rule=_numbers,
         labels=labels,
@@ -77,18 +79,17 @@ def are_numbers(*labels: str) -> Check:
 
 
 def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
-    rows = [row for row in rows if _asked(row)]
-    if not rows:
+    asked = [row for row in rows if _asked(row)]
+    if not asked:
         return untestable("no call asked for log-probabilities")
+    misshapen = _misshapen(asked)
+    rows = [row for row in asked if _wrong_shape(row) is None]
     errors: list[float] = []
     rounded, most, beyond = False, evidence.noise.near, -math.inf
     exact = evidence.exact
     seeded: dict[str, list[float]] = {}
-    worst_shown: dict[str, object] = {}
+    worst_shown: dict[str, Any] = {}
     for row in rows:
-        wrong = _wrong_shape(row)
-        if wrong:
-            return failed(len(errors) + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
         score = evidence.reference.score(row.score)
         allowed = evidence.near(score)
         rounded, most = rounded or bool(score.rounding), max(most, allowed)
@@ -108,9 +109,11 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
     )
-    if not (beyond <= 0 and measured <= bound):
+    far = [] if beyond <= 0 and measured <= bound else [worst_shown]
+    if misshapen or far:
         reason = "log-probabilities are further from the reference's than the bound"
-        return failed(len(errors), reason, [worst_shown], **numbers)
+        wrong = [*misshapen, *((reason, shown) for shown in far)]
+        return concluded(len(errors) + len(misshapen), wrong, margin=None, **numbers)
     faults = {name: measure(sizes) for name, sizes in seeded.items()}
     faults |= _asked_faults(evidence, rows[0], measure, temperature=exact and not rounded)
     margin = Margin(unit="nats", measured=measured, bound=bound, faults=faults)
@@ -196,6 +199,8 @@ def of_reference(*labels: str) -> Check:
     return of_answers(
         "logprobs.reference",
         fault="log-probabilities are of other weights, of another token or position, or after temperature and filters",
+        next_step="look at `position` in the evidence: numbers are shifted by a token, of other weights, or taken "
+        "before or after the temperature",
         reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY | Fact.ADAPTERS,
         source=f"{SOURCE}; vLLM documentation, ModelConfig.logprobs_mode: raw_logprobs",
         rule=_reference,
@@ -214,10 +219,9 @@ def _many(evidence: Evidence, rows: list[Answer]) -> Finding:
     """Judges mean and slope of the errors. Errors within a row are correlated, so the standard error is taken over rows."""
     errors: list[list[float]] = []
     numbers: list[list[float]] = []
+    if misshapen := _misshapen(rows):
+        return concluded(len(rows), misshapen)
     for row in rows:
-        wrong = _wrong_shape(row)
-        if wrong:
-            return failed(sum(map(len, errors)) + 1, wrong, [row.shown(logprobs=(row.logprobs or [])[:64])])
         expected = evidence.reference.score(row.score).logprobs
         errors.append([got - right for got, right in zip(row.logprobs or (), expected, strict=True)])
         numbers.append(list(expected))

@@ -354,7 +354,7 @@ class _Matcher:
         same = same_end or self._pick(row, lambda e: e.tokens == row.tokens)
         return same or (
             self._pick(row, lambda e: row.tokens == e.tokens[: len(row.tokens or ())])
-            if row.finish_reason == "stop" and row.tokens
+            if row.finish_reason == "stop" and row.tokens and row.params.get("stop")
             else []
         )
 

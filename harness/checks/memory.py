@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, request, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, request, untestable
 from harness.contract.messages import DeviceMemoryResult, WakeUpRequest
 from harness.records.recording import Call
 from harness.records.verdict import Margin
@@ -166,21 +166,21 @@ def _judge(
     """Judge every cycle whose awake tags `state` accepts. `shares`: reason → wrong share of the pool. `faults`: seeded fault → the
     share that it would make wrong."""
     readings = []
+    unread: list[Finding] = []
     for call, awake, sleeps in _readings(evidence):
         devices = _devices(call, evidence.header.servers)
-        if devices is None:
-            return untestable(NO_DEVICE, evidence=[{"call": call.id, "result": call.result}])
-        if not all(device.size for device in devices.values()):
-            return untestable(NO_POOL, evidence=[{"call": call.id, "result": call.result}])
-        readings.append(Reading(call, awake, sleeps, devices))
+        if devices is not None and all(device.size for device in devices.values()):
+            readings.append(Reading(call, awake, sleeps, devices))
+        else:
+            why = NO_DEVICE if devices is None else NO_POOL
+            unread.append(untestable(why, evidence=[{"call": call.id, "result": call.result}]))
     cycles = [cycle for cycle in _cycles(readings) if state(cycle.reading.awake)]
-    if not cycles:
-        return untestable(NOT_READ)
     measured = [(share, reason, cycle) for cycle in cycles for reason, share in shares(cycle).items()]
-    wrong = [(reason, cycle) for share, reason, cycle in measured if share > BOUND]
+    wrong = [(reason, cycle.shown) for share, reason, cycle in measured if share > BOUND]
     if wrong:
-        reasons = "; ".join(sorted({reason for reason, _ in wrong}))
-        return failed(len(cycles), reasons, [cycle.shown for _, cycle in wrong])
+        return concluded(len(cycles), wrong)
+    if unread or not cycles:
+        return next(iter(unread), untestable(NOT_READ))
     margin = Margin(
         unit=UNIT,
         measured=max(0.0, *(share for share, _, _ in measured)),
@@ -193,6 +193,8 @@ def _judge(
         pool_bytes=min(cycle.before.size for cycle in cycles),
         given_bytes=min(cycle.given for cycle in cycles),
         taken_bytes=min(cycle.taken for cycle in cycles),
+        sleeps=max(cycle.reading.sleeps for cycle in cycles),
+        devices=len({cycle.device for cycle in cycles}),
     )
 
 
@@ -218,6 +220,8 @@ def _judge_released(evidence: Evidence) -> Finding:
 RELEASED = Check(
     name="memory.released",
     fault="sleep() is accepted and the engines keep their memory, or a part of it",
+    next_step="compare the memory of each worker before and after sleep(): what stays is held by a process that "
+    "was not asked, or by a reference",
     source='vLLM documentation, Sleep Mode: "release most GPU memory used by a model, including model weights and KV cache"; '
     "SkyRL #1014, task 1",
     judge=_judge_released,
@@ -236,6 +240,7 @@ def _judge_by_tags(evidence: Evidence) -> Finding:
 BY_TAGS = Check(
     name="memory.by_tags",
     fault="waking the weights for a sync takes the cache back as well, and the trainer runs out of memory",
+    next_step="compare what each tag of wake_up() gave back, worker by worker, in the evidence",
     source="vLLM documentation, Sleep Mode, wake_up(tags); SkyRL #1014, task 1",
     judge=_judge_by_tags,
 )
@@ -253,6 +258,7 @@ def _judge_awake_again(evidence: Evidence) -> Finding:
 AWAKE_AGAIN = Check(
     name="memory.awake_again",
     fault="wake_up() is accepted and takes nothing back, or each sleep leaks memory until the device is full",
+    next_step="look at the last wake_up(): which tags and which servers it reached",
     source="vLLM documentation, Sleep Mode; SkyRL #1014, task 1",
     judge=_judge_awake_again,
 )

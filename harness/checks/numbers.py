@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed
+from harness.checks.base import Check, Evidence, Finding, concluded
 from harness.checks.matching import Row, rows
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
@@ -42,16 +42,15 @@ def _judge(evidence: Evidence) -> Finding | None:
     facts = sum(len(row.tokens or ()) for row in asked)
     if not facts:
         return None
-    wrong = [(problem, row) for row in asked if (problem := _problem(row))]
-    if wrong:
-        return failed(facts, "; ".join(sorted({problem for problem, _ in wrong})), [row.shown for _, row in wrong])
-    return passed(facts)
+    return concluded(facts, [(problem, row.shown) for row in asked if (problem := _problem(row))])
 
 
 NUMBERS = Check(
     name="numbers_are_numbers",
     fault="NaN, missing, doubled or shifted log-probabilities reach the trainer's loss",
+    next_step="look at where the client takes the numbers out of the engine's answer, and at the row that the evidence names",
     reads=Fact.ANSWERS | Fact.LOGPROBS,
+    falsifies=Fact.LOGPROBS,
     source="SkyRL API reference, InferenceEngineOutput.response_logprobs",
     judge=_judge,
 )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from harness.checks import matching
-from harness.checks.answers import answers, choices, select, trouble
-from harness.checks.base import Check, Evidence, Finding, failed, passed
-from harness.contract.faults import Fact
+from harness.checks.answers import answered, answers, choices, select, trouble
+from harness.checks.base import Check, Evidence, Finding, concluded, together
+from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.recording import Call
 from harness.records.reference import Query
 
@@ -22,11 +22,8 @@ def envelope(method: Method, *labels: str) -> Check:
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, labels, (method,))
-        wrong = trouble(calls, labels, (method,))
-        if wrong is not None:
-            return wrong
-        facts = 0
-        for call in calls:
+        found, facts, wrong = trouble(calls, labels, (method,)), 0, []
+        for call in answered(calls):
             body = (call.result or {})["body"]
             asked = call.request["body"]
             fields = {
@@ -37,13 +34,18 @@ def envelope(method: Method, *labels: str) -> Check:
                 **_choice_fields(method, call),
             }
             facts += len(fields)
-            bad = sorted(name for name, good in fields.items() if not good)
-            if bad:
-                return failed(facts, f"{method}() has a wrong or missing {', '.join(bad)}", [_shown(call)])
-        return passed(facts)
+            wrong += [
+                (f"{method}() has a wrong or missing {name}", _shown(call)) for name, good in fields.items() if not good
+            ]
+        return together([*([found] if found else []), concluded(facts, wrong)])
 
     return _check(
-        f"{method}.envelope", method, labels, judge, "a body that an OpenAI client cannot read, or of another model"
+        f"{method}.envelope",
+        method,
+        labels,
+        judge,
+        "a body that an OpenAI client cannot read, or of another model",
+        falsifies=ROWS,
     )
 
 
@@ -75,34 +77,42 @@ def usage(method: Method, *labels: str) -> Check:
 
     def judge(evidence: Evidence) -> Finding:
         calls = select(evidence, labels, (method,))
-        wrong = trouble(calls, labels, (method,))
-        if wrong is not None:
-            return wrong
-        for number, call in enumerate(calls, start=1):
+        found, wrong = trouble(calls, labels, (method,)), list[tuple[str, dict[str, Any]]]()
+        for call in answered(calls):
             rows = answers(evidence, [call])
             copies = int(call.request["body"].get("n") or 1)
             prompt, completion = sum(len(r.prompt) for r in rows) // copies, sum(len(r.tokens) for r in rows)
             expected = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
             got = (call.result or {})["body"].get("usage")
-            got = got if isinstance(got, dict) else {}
-            bad = [name for name, count in expected.items() if got.get(name) != count]
-            if bad:
-                shown = _shown(call) | {"usage": got, "counted": expected}
-                return failed(3 * number, f"usage of {method}() miscounts {', '.join(bad)}", [shown])
-        return passed(3 * len(calls))
+            shown = _shown(call) | {"usage": got, "counted": expected}
+            if not isinstance(got, dict):
+                wrong.append((f"{method}() has no usage", shown))
+                continue
+            bad = (name for name, count in expected.items() if got.get(name) != count)
+            wrong += [(f"usage of {method}() miscounts {name}", shown) for name in bad]
+        return together([*([found] if found else []), concluded(3 * len(calls), wrong)])
 
     return _check(
         f"{method}.usage", method, labels, judge, "usage of one sub-request only, or counted twice, or missing"
     )
 
 
-def _check(name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str) -> Check:
+def _check(
+    name: str, method: Method, labels: tuple[str, ...], judge: Any, fault: str, *, falsifies: Fact = NOTHING
+) -> Check:
     def queries(evidence: Evidence) -> Iterator[Query]:
         return matching.queries(evidence)
 
     full_name = f"{name}:{'+'.join(labels)}" if labels else name
     return Check(
-        name=full_name, fault=fault, source=SOURCE.format(method), reads=Fact.ANSWERS, judge=judge, queries=queries
+        name=full_name,
+        fault=fault,
+        next_step="send the request in the evidence to a server itself: if its answer is right, the router or the client changes it",
+        source=SOURCE.format(method),
+        reads=Fact.ANSWERS,
+        falsifies=falsifies,
+        judge=judge,
+        queries=queries,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, concluded, passed, untestable
+from harness.contract.faults import ROWS
 
 SOURCE = 'SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."'
 
@@ -26,7 +27,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
             return untestable("no execution of these prompts was observed")
         misplaced = [row for row in seen if not any(_made(row, e) for e in runs[tuple(row.prompt)])]
         if misplaced:
-            return failed(len(seen), _why(misplaced[0], rows, runs), [row.shown() for row in misplaced])
+            return concluded(len(seen), [(_why(row, rows, runs), row.shown()) for row in misplaced])
         untold = _untold(rows, runs)
         if untold:
             return untestable(untold)
@@ -38,8 +39,11 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
     return of_answers(
         "ordering",
         fault="results are swapped within a batch, dropped, or returned to another caller",
+        next_step="look at where the results of several servers or requests are put together again: each has to go "
+        "back to its own row and caller",
         source=SOURCE,
         rule=rule,
+        falsifies=ROWS,
         labels=labels,
     )
 
@@ -47,7 +51,7 @@ def in_order(*labels: str, ragged: bool = False, concurrent: bool = False) -> Ch
 def _made(row: Answer, execution: Execution) -> bool:
     made = list(execution.tokens)
     # vLLM's frontend finds stop strings, so the engine may run a step further.
-    ran_on = row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
+    ran_on = bool(row.params.get("stop")) and row.finish_reason == "stop" and made[: len(row.tokens)] == row.tokens
     # A client may continue what pause(abort) cut short; `continuation` judges how.
     went_on = execution.finish_reason == "abort" and made != [] and row.tokens[: len(made)] == made
     return made == row.tokens or ran_on or went_on

@@ -6,15 +6,27 @@ A *pause* here is the time from a pause() call's return to the start of the resu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, generation, kept, passed, untestable
+from harness.checks.base import (
+    Check,
+    Evidence,
+    Execution,
+    Finding,
+    Tap,
+    concluded,
+    generation,
+    kept,
+    passed,
+    untestable,
+)
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
+from harness.records.differing import parting
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -27,6 +39,10 @@ PAUSE_STEPS = 10
 
 NOTHING_PAUSED = "no request was in flight when the pause came"
 TOO_SHORT = "the pause was too short for a step to be seen in it"
+IDLE_SERVER = "a server had no request that the pause could stop"
+NO_PREFIX = "the tokens of an aborted request are no prefix of the uninterrupted run's"
+NO_REASON = 'a request cut short by pause(abort) does not say finish reason "abort"'
+NONE_ABORTED = "pause(abort) aborted none of the requests in flight"
 DIFFERS = "a greedy run with a pause in it differs from the run without"
 UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
 """Labels of the two compared calls: the same prompts without and with a pause."""
@@ -86,6 +102,34 @@ def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
     return {(seen.server, request): seen.at_ns for seen in aborts for request in seen.data["request_ids"]}
 
 
+@kept
+def _row_of(evidence: Evidence) -> dict[tuple[str, str], Row]:
+    """(server, request) → the row that it served."""
+    found = assignment(evidence)
+    return {(e.server, e.request_id): row for row in found.rows for e in found.where(row)}
+
+
+def _shown_execution(evidence: Evidence, execution: Execution) -> dict[str, Any]:
+    row = _row_of(evidence).get((execution.server, execution.request_id))
+    found = {"server": execution.server, "tokens": len(execution.tokens), "reason": execution.finish_reason}
+    return {**(row.shown if row else {}), **found}
+
+
+def _busy(evidence: Evidence, pause: Pause, waiting: Sequence[Call]) -> set[str]:
+    """Servers that would have made tokens in the pause: they hold a request that it froze or cut short, or run one that waited for
+    its end."""
+    calls = {call.id for call in waiting}
+    return {
+        e.server
+        for e in evidence.executions
+        if ((row := _row_of(evidence).get((e.server, e.request_id))) is not None and row.call.id in calls)
+        or (
+            e.started_ns <= pause.to_ns
+            and (e.ended_ns is None or e.ended_ns > (pause.asked_ns if e.finish_reason == "abort" else pause.from_ns))
+        )
+    }
+
+
 def _steps(evidence: Evidence) -> dict[str, list[Observation]]:
     """The steps of each server in order of time; a server without steps has no entry."""
     found: dict[str, list[Observation]] = {}
@@ -103,8 +147,10 @@ def _step_time_ns(evidence: Evidence) -> int:
 
 def _judge_frozen(evidence: Evidence) -> Finding:
     steps, step_time = _steps(evidence), _step_time_ns(evidence)
-    facts, short, wrong = 0, 0, []
+    facts, short = 0, 0
     most, latest_ns, running = 0, 0, math.inf
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    busy: set[str] = set()
     for pause in pauses(evidence):
         waiting = [c for m in WITH_ROWS for c in evidence.calls(m) if c.started_ns < pause.to_ns < c.ended_ns]
         if not waiting:
@@ -113,37 +159,40 @@ def _judge_frozen(evidence: Evidence) -> Finding:
             short += 1
             continue
         running = min(running, (pause.to_ns - pause.from_ns) / step_time)
+        busy |= _busy(evidence, pause, waiting)
         for server in evidence.header.servers:
             facts += 1
             made = [s for s in steps.get(server, ()) if pause.from_ns < s.at_ns < pause.to_ns]
             most = max(most, len(made))
             latest_ns = max([latest_ns, *(s.at_ns - pause.from_ns for s in made)])
             if len(made) > 1 or (made and made[0].at_ns > pause.from_ns + GRACE_NS):
-                wrong.append(
-                    {
-                        "server": server,
-                        "mode": pause.mode,
-                        "steps while paused": len(made),
-                        "last after ms": (made[-1].at_ns - pause.from_ns) / 1e6,
-                    }
-                )
+                shown = {
+                    "call": pause.call.id,
+                    "server": server,
+                    "mode": pause.mode,
+                    "steps while paused": len(made),
+                    "last after ms": (made[-1].at_ns - pause.from_ns) / 1e6,
+                }
+                wrong.append((f"an engine made tokens after pause({pause.mode}) had returned", shown))
     if wrong:
-        modes = ", ".join(sorted({str(item["mode"]) for item in wrong}))
-        return failed(facts, f"an engine made tokens after pause({modes}) had returned", wrong)
+        return concluded(facts, wrong)
     if not facts:
         return untestable(TOO_SHORT if short else NOTHING_PAUSED)
+    if set(evidence.header.servers) - busy:
+        return untestable(IDLE_SERVER)
     margin = Margin(
         unit="steps of a server while paused", measured=most, bound=1, faults={"a server goes on": math.floor(running)}
     )
-    return passed(
-        facts, margin=margin, step_ms=step_time / 1e6, latest_step_ms=latest_ns / 1e6, grace_ms=GRACE_NS / 1e6
-    )
+    times = {"step_ms": step_time / 1e6, "latest_step_ms": latest_ns / 1e6, "grace_ms": GRACE_NS / 1e6}
+    return passed(facts, margin=margin, servers=len(busy), **times)
 
 
 FROZEN = Check(
     name="frozen_while_paused",
     fault="pause() returns before generation has stopped, or a server generates during the pause",
+    next_step="look at what pause() waits for on the server in the evidence: it returned before the engine's last step",
     reads=Fact.PAUSES,
+    falsifies=Fact.PAUSES,
     source="vLLM documentation, /pause; SkyRL API reference, pause_generation: in-flight requests are frozen",
     tap=Tap.READ_EVERYWHERE,
     judge=_judge_frozen,
@@ -172,14 +221,9 @@ def _caught(evidence: Evidence) -> dict[tuple[int, int], list[Pause]]:
 
 
 def _shown(plain: Row, paused: Row) -> dict[str, Any]:
-    one, other = plain.tokens or (), paused.tokens or ()
-    part = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return {
-        **paused.shown,
-        "first difference": part,
-        "uninterrupted": {"length": len(one), "tokens": list(one[part : part + 8]), "reason": plain.finish_reason},
-        "paused": {"length": len(other), "tokens": list(other[part : part + 8]), "reason": paused.finish_reason},
-    }
+    reasons = {"uninterrupted": plain.finish_reason, "paused": paused.finish_reason}
+    both = parting(uninterrupted=plain.tokens or (), paused=paused.tokens or ())
+    return {**paused.shown, "finish reasons": reasons, **both}
 
 
 def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
@@ -223,27 +267,25 @@ def queries_of_same(evidence: Evidence) -> Iterator[Query]:
 
 
 def _judge_same(evidence: Evidence) -> Finding:
-    return same(evidence, lambda _: bool(_caught(evidence)), NOTHING_PAUSED)
+    caught = _caught(evidence)
+    return same(evidence, lambda row: (row.call.id, row.index) in caught, NOTHING_PAUSED)
 
 
-def same(evidence: Evidence, put_to_the_test: Callable[[list[Row]], bool], otherwise: str) -> Finding:
-    """Judges if each "paused" row equals its "uninterrupted" one. Untestable (`otherwise`) if `put_to_the_test` of the paused rows
-    is False."""
+def same(evidence: Evidence, met: Callable[[Row], bool], otherwise: str) -> Finding:
+    """Judges if each "paused" row equals its "uninterrupted" one. Untestable (`otherwise`) if no pause `met` a paused row."""
     pairs = list(_pair(evidence))
-    different = [(a, b) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
-    if different:
-        # Red even if no pause is known to have caught them: an answer that a pause changed may not match its execution.
-        shown = [_shown(a, b) for a, b in different]
-        return failed(len(pairs), DIFFERS, shown)
-    paused = [b for _, b in pairs]
-    if not pairs or not put_to_the_test(paused):
+    # Red even if no pause is known to have caught them: an answer that a pause changed may not match its execution.
+    wrong = [(DIFFERS, _shown(a, b)) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
+    interrupted = sum(met(paused) for _, paused in pairs)
+    if not interrupted and not wrong:
         return untestable(otherwise)
-    return passed(len(pairs), caught=len(_caught(evidence)))
+    return concluded(len(pairs), wrong, interrupted=interrupted)
 
 
 SAME_AS_UNINTERRUPTED = Check(
     name="pause_changes_nothing",
     fault="tokens are lost, doubled or changed where a pause interrupted a request",
+    next_step="look at the tokens at `first difference`: the pause fell there; see what was continued, retried or computed again",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE | Fact.PAUSES,
     source='SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"',
     tap=Tap.READ_EVERYWHERE,
@@ -268,38 +310,29 @@ def _queries_of_aborted(evidence: Evidence) -> Iterator[Query]:
 
 def _judge_aborted(evidence: Evidence) -> Finding:
     pairs = {(paused.call.id, paused.index): (plain, paused) for plain, paused in _pair(evidence)}
-    caught = _caught(evidence)
-    if not pairs or not caught:
-        return untestable(NOTHING_PAUSED)
-    longer = [
-        _shown(plain, paused)
-        for plain, paused in pairs.values()
-        if not _begins(plain, paused) and not _parted_at_a_tie(evidence, plain, paused, aborted=True)
-    ]
-    if longer:
-        return failed(len(pairs), "the tokens of an aborted request are no prefix of the uninterrupted run's", longer)
-    survived = [
-        _shown(*pairs[at])
-        for at in caught
-        if at in pairs
-        and pairs[at][1].finish_reason != "abort"
+    caught = [at for at in _caught(evidence) if at in pairs]
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for at, (plain, paused) in pairs.items():
         # A request may end by itself while pause() is in flight; then it is complete.
-        and pairs[at][1].tokens != pairs[at][0].tokens
-        and not _parted_at_a_tie(evidence, *pairs[at], aborted=True)
-    ]
-    if survived:
-        return failed(len(pairs), 'a request cut short by pause(abort) does not say finish reason "abort"', survived)
-    aborted = [at for at in caught if at in pairs and pairs[at][1].finish_reason == "abort"]
-    if not aborted:
-        return failed(
-            len(pairs), "pause(abort) aborted none of the requests in flight", [_shown(*pairs[at]) for at in caught]
-        )
-    return passed(len(pairs), aborted=len(aborted))
+        survived = at in caught and paused.finish_reason != "abort" and paused.tokens != plain.tokens
+        if not (survived or not _begins(plain, paused)) or _parted_at_a_tie(evidence, plain, paused, aborted=True):
+            continue
+        wrong.append((NO_REASON if _begins(plain, paused) else NO_PREFIX, _shown(plain, paused)))
+    aborted = [at for at in caught if pairs[at][1].finish_reason == "abort"]
+    if caught and not aborted and not any(why == NO_REASON for why, _ in wrong):
+        wrong += [(NONE_ABORTED, _shown(*pairs[at])) for at in caught]
+    if not caught and not wrong:
+        return untestable(NOTHING_PAUSED)
+    servers = {e.server for pause in pauses(evidence) for e in in_flight(evidence, pause.asked_ns)}
+    if set(evidence.header.servers) - servers and not wrong:
+        return untestable(IDLE_SERVER)
+    return concluded(len(pairs), wrong, interrupted=len(aborted), servers=len(servers))
 
 
 ABORTED = Check(
     name="abort_returns_partial",
     fault="pause(abort) loses the tokens that were made, invents some, or lets requests run on",
+    next_step="look at what becomes of an aborted request between engine and caller: its tokens so far, its finish reason, or a retry",
     reads=Fact.ANSWERS | Fact.PAUSES,
     source='SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort""',
     tap=Tap.READ_EVERYWHERE,
@@ -309,41 +342,39 @@ ABORTED = Check(
 
 
 def _judge_waited(evidence: Evidence) -> Finding:
-    facts, late = 0, []
-    latest_ns = waited_ns = 0
+    facts = latest_ns = waited_ns = 0
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    busy: set[str] = set()
     gone = dropped(evidence)
     for pause in (p for p in pauses(evidence) if p.mode == "wait"):
         for execution in in_flight(evidence, pause.asked_ns):
             if (execution.server, execution.request_id) in gone:
                 continue
             facts += 1
+            busy.add(execution.server)
+            shown = _shown_execution(evidence, execution)
             if execution.ended_ns is not None:
                 latest_ns = max(latest_ns, execution.ended_ns - pause.from_ns)
                 waited_ns = max(waited_ns, execution.ended_ns - pause.asked_ns)
             if execution.ended_ns is None or execution.ended_ns > pause.from_ns + GRACE_NS:
-                late.append(
-                    {"server": execution.server, "tokens": len(execution.tokens), "reason": execution.finish_reason}
-                )
+                wrong.append(("pause(wait) returned before the requests in flight had finished", shown))
             elif execution.finish_reason not in {"stop", "length"}:
-                return failed(
-                    facts,
-                    "pause(wait) ended a request early",
-                    [{"server": execution.server, "reason": execution.finish_reason}],
-                )
-    if late:
-        return failed(facts, "pause(wait) returned before the requests in flight had finished", late)
+                wrong.append(("pause(wait) ended a request early", shown))
+    if not wrong and set(evidence.header.servers) - busy:
+        return untestable(IDLE_SERVER if facts else NOTHING_PAUSED)
     margin = Margin(
         unit="ms from pause()'s return to the last request's end",
         measured=latest_ns / 1e6,
         bound=GRACE_NS / 1e6,
         faults={"pause(wait) returns at once": waited_ns / 1e6},
     )
-    return passed(facts, margin=margin) if facts else untestable(NOTHING_PAUSED)
+    return concluded(facts, wrong, margin=margin, waited_for=facts, servers=len(busy))
 
 
 WAITED = Check(
     name="wait_lets_finish",
     fault="pause(wait) does not wait, or cuts requests short",
+    next_step="look at which mode reached the engines: with `wait` they finish what they run before pause() returns",
     reads=Fact.PAUSES,
     source='vLLM documentation, /pause: "wait": wait for in-flight requests to complete',
     tap=Tap.READ_EVERYWHERE,
@@ -353,26 +384,34 @@ WAITED = Check(
 
 def _judge_held(evidence: Evidence) -> Finding:
     facts = 0
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for pause in pauses(evidence):
         for call in (c for method in WITH_ROWS for c in evidence.calls(method)):
             if not pause.from_ns <= call.started_ns <= pause.to_ns:
                 continue
             facts += 1
-            shown = [{"call": call.id, "method": call.method, "mode": pause.mode}]
-            if call.ended_ns < pause.to_ns:
-                return failed(facts, f"a request that came during pause({pause.mode}) ended before resume()", shown)
+            shown = {"call": call.id, "method": call.method, "mode": pause.mode}
             if call.error is not None:
-                shown[0]["kind"] = call.error.kind
-                return failed(facts, f"a request that came during pause({pause.mode}) failed", shown)
-            if call.method == "generate" and not all(generation(call).response_ids):
-                return failed(facts, f"a request that came during pause({pause.mode}) came back empty", shown)
-    return passed(facts) if facts else untestable("no request came during a pause")
+                shown["kind"] = call.error.kind
+            if why := _not_held(call, pause):
+                wrong.append((f"a request that came during pause({pause.mode}) {why}", shown))
+    return concluded(facts, wrong, held=facts) if facts else untestable("no request came during a pause")
+
+
+def _not_held(call: Call, pause: Pause) -> str | None:
+    if call.ended_ns < pause.to_ns:
+        return "ended before resume()"
+    if call.error is not None:
+        return "failed"
+    return "came back empty" if call.method == "generate" and not all(generation(call).response_ids) else None
 
 
 HELD = Check(
     name="held_until_resume",
     fault="a request that arrives during a pause is answered, refused or forgotten",
+    next_step="look at where new requests wait during a pause: in the client, at the router, or in the engine's queue",
     reads=Fact.ANSWERS | Fact.PAUSES,
+    falsifies=ROWS,
     source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
     judge=_judge_held,
 )

@@ -123,6 +123,7 @@ def quantization_effect(*labels: str) -> Check:
     return of_answers(
         "quantization_effect",
         fault="the engines ignore the requested quantization and answer in full precision",
+        next_step="look at what each sync stores: tensors in the engine's quantized form, or full precision that is used as it came",
         reads=Fact.ANSWERS | Fact.POLICY,
         source="SkyRL #1014, task 12: FlashRL, int8 and fp8; architecture, forced effect",
         rule=_rule,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
@@ -15,6 +15,9 @@ from harness.records.verdict import Margin
 
 ALPHA = 1e-6
 """A spread is judged only if the probability that a fair choice leaves out a server is at most this."""
+
+UNNOTICED = 1e-3
+"""Sessions are judged only if a router that ignores them keeps all their turns together with at most this probability."""
 
 UNSEEN = "no engine execution could be matched with a request, so its server is unknown"
 
@@ -56,14 +59,23 @@ def _judge_sticky(evidence: Evidence) -> Finding:
     turns = {session: places for session, places in sessions.items() if len(places) > 1}
     if not turns:
         return untestable(UNSEEN)
-    moved = [
-        (session, places) for (_, session), places in turns.items() if len({s for _, at in places for s in at}) > 1
+    choices = sum(len(places) - 1 for places in turns.values())
+    wrong = [
+        (f"a session moved between servers: its id is {family(session)}", {"session": session, "turns": _turns(places)})
+        for (_, session), places in turns.items()
+        if len({s for _, at in places for s in at}) > 1
     ]
-    if moved:
-        families = sorted({family(session) for session, _ in moved})
-        evidence_of = [{"session": session, "turns": _turns(places)} for session, places in moved]
-        return failed(len(turns), f"a session moved between servers: its id is {', '.join(families)}", evidence_of)
-    return passed(len(turns))
+    return concluded(len(turns), wrong) if wrong else _told(evidence, len(turns), choices)
+
+
+def _told(evidence: Evidence, facts: int, choices: int) -> Finding:
+    """A pass, unless a router that ignores the sessions could have made the same `choices` of a server by chance."""
+    servers = len(evidence.header.servers)
+    if servers < 2:
+        return untestable("there is one server: no session can leave it", Blame.SETUP)
+    if servers**-choices > UNNOTICED:
+        return untestable("too few turns: a router that ignores sessions could have kept them together by chance")
+    return passed(facts, choices=choices, unnoticed=servers**-choices)
 
 
 def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
@@ -76,6 +88,7 @@ def _turns(places: list[tuple[Row, tuple[str, ...]]]) -> list[dict[str, Any]]:
 STICKY = Check(
     name="sticky_sessions",
     fault="a session moves to another server on a later turn, and its KV cache is lost",
+    next_step="look at how the session id travels and what picks the server: the evidence has the session and the servers that ran it",
     reads=Fact.ROUTES,
     source='SkyRL #899, "Session-aware hashing: Sticky routing for multi-turn conversations"; SkyRL #934',
     tap=Tap.READ,
@@ -99,12 +112,13 @@ def _judge_alias(evidence: Evidence) -> Finding:
             for name in sorted(parted)
         ]
         return failed(len(both), "an integer session id and its text are not the same session", shown)
-    return passed(len(both))
+    return _told(evidence, len(both), len(both))
 
 
 SAME_SESSION = Check(
     name="integer_is_its_text",
     fault='the session ids 7 and "7", which the type allows side by side, are routed as two sessions',
+    next_step="look at where the session id becomes text: on one path it does not",
     reads=Fact.ROUTES,
     source="SkyRL #899, review of the session id: hash_with_sha256(str(session_id))",
     tap=Tap.READ,
@@ -156,6 +170,7 @@ def _judge_sessions_spread(evidence: Evidence) -> Finding:
 SESSIONS_SPREAD = Check(
     name="sessions_spread",
     fault="every session is hashed to the same server",
+    next_step="look at the hash that picks a server: the evidence has the sessions of each one",
     reads=Fact.ROUTES,
     source="SkyRL #899, session-aware hashing; SkyRL #934: hash_with_sha256(session_id) % num_engines",
     tap=Tap.READ,
@@ -176,18 +191,17 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
             of_prompt[row.prompt].add(unit)
     kind = "identical requests" if len(of_prompt) == 1 else "requests"
     found = _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
-    for same in of_prompt.values() if found.status == "pass" else ():
-        alike = _spread(
-            evidence, [units[unit] for unit in same], "identical requests without a session leave a server without any"
-        )
-        if alike.status == "fail":
-            return alike
-    return found
+    if found.status != "pass":
+        return found
+    reason = "identical requests without a session leave a server without any"
+    alike = (_spread(evidence, [units[unit] for unit in same], reason) for same in of_prompt.values())
+    return together([found, *(one for one in alike if one.status == "fail")])
 
 
 SESSIONLESS_SPREAD = Check(
     name="sessionless_spread",
     fault="all requests without a session run on one server",
+    next_step="look at what picks a server for a request without a session id: a constant in its place sends all to one",
     reads=Fact.ROUTES,
     source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',
     tap=Tap.READ,

@@ -17,7 +17,7 @@ import msgspec
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.contract.faults import Fact
 from harness.records.reference import Query
 from harness.records.verdict import Margin
@@ -124,7 +124,8 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
         ]
         shown = {"prompt": _by_prompt(rows)[every.index(worst)][0].prompt, "sampling_params": one.params}
         reason = "sampled tokens do not come from the reference's distribution"
-        return failed(len(rows), reason, [shown | {"most drawn": often}], **numbers)
+        calls = dict.fromkeys(row.call.id for row in rows)
+        return failed(len(rows), reason, [{"call": call, **shown, "most drawn": often} for call in calls], **numbers)
     if min(margin.faults.values()) <= margin.bound:
         return untestable("too few draws to tell a temperature that is off by a third")
     return passed(len(rows), margin=margin, **numbers)
@@ -230,10 +231,9 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     outside = 0.0
     unfiltered = greedy = 0.0
     tolerance = evidence.noise.near
-    for row in rows:
-        active = [name for name in FILTERS if row.params.get(name)]
-        if not active or not row.params.get("temperature", 1.0):
-            return untestable("a call sampled without a filter")
+    wrong: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+    filtered = [row for row in rows if _active(row) and row.params.get("temperature", 1.0)]
+    for row in filtered:
         for at, token in enumerate(row.tokens):
             facts += 1
             model = evidence.reference.next(row.next_after(at)).logprobs
@@ -242,14 +242,20 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
             if token not in kept:
                 rank = sum(p > probabilities[token] for p in probabilities)
                 shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
-                return failed(facts, f"a sampled token is outside {' and '.join(active)}", [shown])
+                why = f"a sampled token is outside {' and '.join(_active(row))}"
+                wrong.setdefault((row.call.id, row.index), (why, shown))
             mass, top = math.fsum(probabilities[t] for t in kept), max(probabilities)
             outside += max(0.0, 1.0 - mass)
             unfiltered += math.log(min(mass, 1.0))
             greedy += math.log(min(top / mass, 1.0))
             chosen_top += probabilities[token] >= top * math.exp(-tolerance)
+    if wrong:
+        return concluded(facts, wrong.values())
     if chosen_top == facts and greedy < math.log(FALSE_ALARM):
-        return failed(facts, "sampling under a filter always took the most probable token", [rows[0].shown()])
+        why = "sampling under a filter always took the most probable token"
+        return failed(facts, why, [row.shown() for row in filtered])
+    if len(filtered) < len(rows):
+        return untestable("a call sampled without a filter")
     if unfiltered > math.log(FALSE_ALARM):
         return untestable("a sampler without the filter would have passed as well")
     margin = Margin(
@@ -261,6 +267,11 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
         power=-math.expm1(unfiltered),
     )
     return passed(facts, margin=margin, log10_chance_without_filter=unfiltered / math.log(10))
+
+
+def _active(row: Answer) -> list[str]:
+    """The filters that the row's request set."""
+    return [name for name in FILTERS if row.params.get(name)]
 
 
 def independent(*labels: str) -> Check:
@@ -278,9 +289,9 @@ def independent(*labels: str) -> Check:
 
 def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
     groups: dict[tuple[Any, ...], list[Answer]] = {}
-    for row in rows:
-        if row.params.get("temperature", 1.0) != 1 or any(row.params.get(f) for f in FILTERS):
-            return untestable("independence is judged at temperature 1 without filters")
+    plain = [row for row in rows if row.params.get("temperature", 1.0) == 1 and not _active(row)]
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for row in plain:
         seed = row.call.id if row.params.get("seed") is not None else None
         groups.setdefault((tuple(row.prompt), seed), []).append(row)
     facts = distinct = likely = 0
@@ -295,8 +306,13 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
                 likely += 1
             elif count > 1:
                 which = "all samples" if count == len(group) else "some samples"
-                shown = first.shown(times=count, of=len(group))
-                return failed(facts, f"{which} of a prompt are the same", [shown], reference_logprob=chance)
+                alike = [row for row in group if tuple(row.tokens) == tokens]
+                shown = {"times": count, "of": len(group), "reference_logprob": chance}
+                wrong += [(f"{which} of a prompt are the same", row.shown(**shown)) for row in alike]
+    if wrong:
+        return concluded(facts, wrong)
+    if len(plain) < len(rows):
+        return untestable("independence is judged at temperature 1 without filters")
     if not facts:
         return untestable("no prompt was sampled more than once")
     if likely == distinct:
@@ -309,7 +325,7 @@ def _independent(evidence: Evidence, rows: list[Answer]) -> Finding:
         false_alarm_rate=FALSE_ALARM,
         power=1 - likely / distinct,
     )
-    return passed(facts, margin=margin)
+    return passed(facts, margin=margin, samples_of_a_prompt=max(map(len, groups.values())))
 
 
 FLIPS = 4.0

@@ -16,7 +16,7 @@ import msgspec
 
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, kept, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, kept, passed, untestable
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -27,6 +27,7 @@ ROLLOUT, TRAIN, SYNC = "rollout", "train", "sync"
 """A label is one of these and the number of the step: "rollout 3"."""
 LEAST_STEPS = 10
 """An overlap of training and generation is long enough to judge if an engine would have made more than this many steps in it."""
+NO_OVERLAP = "no generation was in flight while a step was trained"
 UNDER_WAY = 1
 """Steps that an idle engine may make during a training step: the one in flight at its start."""
 WEIGHT_OPS = ("start_weight_update", "update_weights", "finish_weight_update", "update_weights_chunk")
@@ -73,11 +74,10 @@ def _unfit(evidence: Evidence) -> Finding | None:
     found = steps(evidence)
     if len(found) < 3 or not any(step.train for step in found.values()):
         return untestable("fewer than three steps were trained and rolled out")
-    for step in found.values():
-        for call in (*step.rollouts, step.train, step.sync):
-            if call is not None and call.error is not None:
-                return unexpected(call)
-    return None
+    calls = [call for step in found.values() for call in (*step.rollouts, step.train, step.sync) if call is not None]
+    broken = [unexpected(call) for call in calls if call.error is not None]
+    wrong = [(one.reason, shown) for one in broken if one.status == "fail" for shown in one.evidence]
+    return concluded(len(calls), wrong) if wrong else next(iter(broken), None)
 
 
 def _judge_overlap(evidence: Evidence) -> Finding:
@@ -101,7 +101,7 @@ def _judge_overlap(evidence: Evidence) -> Finding:
             windows.append({"step": number, **shown})
     if windows and sum(window["steps"] for window in windows) <= UNDER_WAY * len(windows):
         return failed(made + len(windows), "engines make no token while a step is trained, though asked to", windows)
-    return passed(made) if made else untestable("no generation was in flight while a step was trained")
+    return passed(made, overlaps=len(windows)) if made else untestable(NO_OVERLAP)
 
 
 def _step_times(evidence: Evidence, calls: list[Call]) -> dict[str, list[int]]:
@@ -144,8 +144,8 @@ def _judge_stages(evidence: Evidence) -> Finding:
                 shown = {"server": seen.server, "op": seen.data["op"]}
                 wrong.append(("weights move in an engine outside of any sync", shown))
     if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts) if facts else untestable("no weights were synced between generations")
+        return concluded(facts, wrong)
+    return passed(facts, syncs=len(syncs)) if facts else untestable("no weights were synced between generations")
 
 
 STAGES = Check(
@@ -194,9 +194,7 @@ def _judge_acknowledged(evidence: Evidence) -> Finding:
                 wrong.append(
                     ("the events of a step come in another order", {"step": number, name: at, next_name: next_at})
                 )
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+    return concluded(facts, wrong)
 
 
 ACKNOWLEDGED = Check(
@@ -253,26 +251,28 @@ def _judge_versions(evidence: Evidence) -> Finding:
     trained = sum(row.version != 0 for _, row in rows)
     if not trained:
         return untestable("no rollout was made by a version that was trained")
-    facts, worst, far = 0, 0.0, []
-    bound = evidence.noise.near
+    worst, bound = 0.0, evidence.noise.near
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for number, row in rows:
         synced = evidence.version_at(row.call.started_ns)
         if synced != row.version:
-            shown = {"step": number, "allowed": row.version, "synced": synced}
-            return failed(facts + 1, "a generation began under another version than the schedule allows", [shown])
+            shown = row.shown(step=number, allowed=row.version, synced=synced)
+            wrong.append(("a generation began under another version than the schedule allows", shown))
+            continue
         if row.logprobs is None or len(row.logprobs) != len(row.tokens) or None in row.logprobs:
-            return failed(facts + 1, "a rollout lacks log-probabilities", [row.shown(step=number)])
+            wrong.append(("a rollout lacks log-probabilities", row.shown(step=number)))
+            continue
         expected = evidence.reference.score(row.score).logprobs
         off = max((abs(float(a) - b) for a, b in zip(row.logprobs, expected, strict=True)), default=0.0)
-        facts, worst = facts + len(row.tokens), max(worst, off)
+        worst = max(worst, off)
         if not off <= bound:
-            far.append(row.shown(step=number, version=row.version, largest_difference=off))
-    if far:
-        reason = "a rollout was made by another version than the schedule allows"
-        return failed(facts, reason, far, max_abs_error=worst, bound=bound)
+            shown = row.shown(step=number, version=row.version, largest_difference=off)
+            wrong.append(("a rollout was made by another version than the schedule allows", shown))
+    facts = sum(max(1, len(row.tokens)) for _, row in rows)
     sizes = [_between(evidence, row, other) for row, other in _before(evidence, rows)]
     faults = {"one version too old": max(sizes)} if sizes else {}
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), trained_rows=trained)
+    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
+    return concluded(facts, wrong, margin=margin, max_abs_error=worst, bound=bound, trained_rows=trained)
 
 
 def _between(evidence: Evidence, row: Answer, other: ScoreRequest) -> float:

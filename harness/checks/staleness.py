@@ -9,18 +9,27 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, concluded, kept, untestable
 from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.pausing import pauses
 from harness.checks.tokens import RESHAPING
+from harness.checks.weights import MOVES_PARAMETERS, moved_before
 from harness.contract.faults import Fact
 from harness.contract.topology import Quantization
+from harness.records.differing import parting
 from harness.records.recording import Call
-from harness.records.reference import Query, ScoreRequest, UnansweredQuery
+from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuery
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
 
+NO_CHANGE = "nothing was answered after a call that could leave old weights"
+SILENT = "a server answered nothing after the weights had changed"
+NOT_HIT = "no engine's prefix cache held a prompt that was answered again"
+NOTHING_BETWEEN = "nothing that could change an answer happened between two answers of a version"
+CHANGES_ANSWERS = (*MOVES_PARAMETERS, "unload_lora_adapter", "reset_prefix_cache")
+"""Calls that may change the engines' answers, on purpose or not."""
+REPLACED = "an answer was made by a policy version that had been replaced"
 NOT_ASKED = "the reference was not asked for the scores of an answer"
 NO_GREEDY = "no greedy answer was made under one policy version"
 
@@ -110,13 +119,16 @@ def follow(
     answers: Sequence[Answered],
     others: Others,
     *,
-    replaced: str = "an answer was made by a policy version that had been replaced",
+    replaced: str,
     neither: str,
+    **numbers: float,
 ) -> Finding:
-    """Judges if each answer follows its weights. The reason is `replaced` if it follows others instead, else `neither`."""
+    """Judges if each answer follows its weights. The reason is `replaced` if it follows others instead, else `neither`. `numbers`
+    say what put the promise to the test."""
     if not answers:
         return untestable(NO_GREEDY)
-    reasons, shown, scores = set(), [], []
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    scores: list[Score] = []
     facts = 0
     try:
         for answer in answers:
@@ -126,13 +138,11 @@ def follow(
             if at is None:
                 continue
             old = [other for other in others(evidence, answer) if first_doubt(evidence, other) is None]
-            reasons.add(replaced if old else neither)
-            shown.append({**_shown(answer), "follows": [_weights(other) for other in old], "parts at token": at})
+            shown = {**_shown(answer), "follows": [_weights(other) for other in old], "parts at token": at}
+            wrong.append((replaced if old else neither, shown))
     except UnansweredQuery:
         return untestable(NOT_ASKED)
-    if shown:
-        return failed(facts, "; ".join(sorted(reasons)), shown)
-    return passed(facts, margin=ties.margin(evidence, scores))
+    return concluded(facts, wrong, margin=ties.margin(evidence, scores), **numbers)
 
 
 def _shown(answer: Answered) -> dict[str, Any]:
@@ -145,13 +155,24 @@ def _weights(answer: Answered) -> dict[str, int]:
 
 
 def _judge_current(evidence: Evidence) -> Finding:
-    return follow(evidence, greedy_answers(evidence), other_versions, neither="an answer follows no policy version")
+    answers = greedy_answers(evidence)
+    after = [answer for answer in answers if moved_before(evidence, answer.row.call)]
+    servers = {e.server for answer in after for e in assignment(evidence).where(answer.row)}
+    neither = "an answer follows no policy version"
+    counts = {"answers_after_a_change": float(len(after)), "servers": float(len(servers))}
+    found = follow(evidence, answers, other_versions, replaced=REPLACED, neither=neither, **counts)
+    if found.status == "pass" and set(evidence.header.servers) - servers:
+        return untestable(SILENT if after else NO_CHANGE)
+    return found
 
 
 CURRENT_POLICY = Check(
     name="current_policy",
     fault="a server answers with the weights from before the sync",
+    next_step="look at the version that the answer `follows`, and at whether the sync had returned from its server "
+    "before the call began",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source="SkyRL #1014, tasks 1 to 3: weight sync; the answer must be the synced policy's",
     judge=_judge_current,
     queries=_queries,
@@ -160,25 +181,65 @@ CURRENT_POLICY = Check(
 
 def _judge_fresh_cache(evidence: Evidence) -> Finding:
     """Judges only answers to prompts longer than a block that another version answered before."""
-    seen: dict[tuple[Any, ...], set[int]] = defaultdict(set)
-    again = []
-    for answer in greedy_answers(evidence):
-        asked = (answer.row.prompt, answer.adapter)
-        if len(answer.row.prompt or ()) <= BLOCK:
-            continue
-        if seen[asked] - {answer.version}:
-            again.append(answer)
-        seen[asked].add(answer.version)
+    again = asked_again(evidence, greedy_answers(evidence), lambda a: (a.row.prompt, a.adapter), lambda a: a.version)
     if not again:
         return untestable("no prompt longer than a prefix-cache block was answered before and after a sync")
     neither = "an answer after a sync mixes policy versions: its prefix cache is stale"
-    return follow(evidence, again, other_versions, neither=neither)
+    return after_hits(evidence, again, other_versions, replaced=REPLACED, neither=neither)
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to a prompt longer than a cache block that other weights answered before. `hit`: True if an engine that took it up had
+    served that earlier prompt from its prefix cache, so that the cache held it."""
+
+    answer: Answered
+    hit: bool
+
+
+def asked_again(
+    evidence: Evidence,
+    answers: Sequence[Answered],
+    prompt: Callable[[Answered], Any],
+    weights: Callable[[Answered], Any],
+) -> list[Again]:
+    """Of `answers`, in order, those whose `prompt` other `weights` answered before."""
+    seen: dict[Any, set[Any]] = defaultdict(set)
+    held: dict[Any, set[tuple[str, Any]]] = defaultdict(set)
+    found = []
+    for answer in answers:
+        asked, by = prompt(answer), weights(answer)
+        if len(answer.row.prompt or ()) <= BLOCK:
+            continue
+        executions = assignment(evidence).where(answer.row)
+        if seen[asked] - {by}:
+            here = {e.server for e in executions}
+            found.append(Again(answer=answer, hit=any(at in here and other != by for at, other in held[asked])))
+        seen[asked].add(by)
+        held[asked] |= {(e.server, by) for e in executions if cached_tokens(evidence).get((e.server, e.request_id))}
+    return found
+
+
+def after_hits(evidence: Evidence, again: Sequence[Again], others: Others, *, replaced: str, neither: str) -> Finding:
+    """`follow`, and untestable if no engine's cache held a prompt that other weights answered later: nothing could be stale."""
+    hits = sum(one.hit for one in again)
+    answers = [one.answer for one in again]
+    found = follow(evidence, answers, others, replaced=replaced, neither=neither, cache_hits=hits)
+    return untestable(NOT_HIT) if found.status == "pass" and not hits else found
+
+
+@kept
+def cached_tokens(evidence: Evidence) -> dict[tuple[str, str], int]:
+    """(server, request) → prompt tokens that the engine took from its prefix cache, as it counts them itself."""
+    ended = (seen for seen in evidence.trace.observations if seen.kind == "finish")
+    return {(seen.server, seen.data["request_id"]): seen.data.get("cached_tokens") or 0 for seen in ended}
 
 
 FRESH_CACHE = Check(
     name="fresh_prefix_cache",
     fault="after a sync and a cache reset, attention still reads keys and values of the old policy",
+    next_step="look at whether the reset of the prefix cache reached the server after the sync, and before this prompt",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source="SkyRL API reference, reset_prefix_cache; SkyRL's trainers reset it with every sync",
     judge=_judge_fresh_cache,
     queries=_queries,
@@ -196,6 +257,9 @@ def _by_prompt(evidence: Evidence) -> dict[tuple[Any, ...], list[Answered]]:
 
 def _judge_same_output(evidence: Evidence) -> Finding:
     facts = 0
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    changes = [c for method in CHANGES_ANSWERS for c in evidence.calls(method) if c.error is None]
+    between: set[int] = set()
     for answers in _by_prompt(evidence).values():
         first: dict[int, Row] = {}
         for answer in answers:
@@ -204,15 +268,21 @@ def _judge_same_output(evidence: Evidence) -> Finding:
             if before is row:
                 continue
             facts += 1
+            between |= {c.id for c in changes if before.call.started_ns < c.started_ns < row.call.ended_ns}
             if before.tokens != row.tokens or before.finish_reason != row.finish_reason:
-                both = {"before": list(before.tokens or ())[:16], "after": list(row.tokens or ())[:16]}
-                return failed(facts, "a policy version answers otherwise the second time", [{**_shown(answer), **both}])
-    return passed(facts) if facts else untestable("no prompt was answered twice by the same version")
+                both = parting(before=before.tokens or (), after=row.tokens or ())
+                wrong.append(("a policy version answers otherwise the second time", {**_shown(answer), **both}))
+    if not facts:
+        return untestable("no prompt was answered twice by the same version")
+    if not between and not wrong:
+        return untestable(NOTHING_BETWEEN)
+    return concluded(facts, wrong, changes_between=len(between))
 
 
 SAME_VERSION_SAME_OUTPUT = Check(
     name="same_version_same_output",
     fault="a sync of the current weights, or a sleep, changes the engines' answers",
+    next_step="look at what came between the two answers in the evidence: a sync, another adapter, or a cache that was not reset",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
@@ -227,15 +297,20 @@ def _judge_forced(evidence: Evidence) -> Finding:
             for other in sorted(by_version):
                 if one < other:
                     pairs[one, other].append(by_version[one].tokens != by_version[other].tokens)
-    unmoved = [{"versions": list(pair), "prompts": len(moved)} for pair, moved in pairs.items() if not any(moved)]
-    if unmoved:
-        return failed(len(pairs), "syncing another version does not change the answers", unmoved)
-    return passed(len(pairs)) if pairs else untestable("no prompt was answered under two policy versions")
+    wrong = [
+        ("syncing another version does not change the answers", {"versions": list(pair), "prompts": len(moved)})
+        for pair, moved in pairs.items()
+        if not any(moved)
+    ]
+    if not pairs:
+        return untestable("no prompt was answered under two policy versions")
+    return concluded(len(pairs), wrong, versions=len({version for pair in pairs for version in pair}))
 
 
 FORCED_EFFECT = Check(
     name="forced_effect",
     fault="a sync reports success and has no effect",
+    next_step="look at whether the engine loads what the sync sends: the outputs do not change with the version",
     reads=Fact.POLICY,
     source="architecture, forced effect: a weight version made large enough must change the output",
     judge=_judge_forced,
@@ -338,17 +413,18 @@ def _judge_whole(evidence: Evidence) -> Finding:
         scores.append(evidence.reference.score(part.score))
         at = ties.parts_at(evidence, scores[-1])
         if at is not None:
-            wrong.append({**part.row.shown, "version": part.version, "parts at token": at})
+            shown = {**part.row.shown, "version": part.version, "parts at token": at}
+            wrong.append(("what an engine made after a sync does not follow the version that was synced", shown))
     facts = sum(len(part.tokens) for part in parts)
-    if wrong:
-        return failed(facts, "what an engine made after a sync does not follow the version that was synced", wrong)
-    return passed(facts, margin=ties.margin(evidence, scores))
+    return concluded(facts, wrong, margin=ties.margin(evidence, scores), by_a_new_version=len(after))
 
 
 WHOLE_VERSION = Check(
     name="whole_version",
     fault="requests that waited for a sync in chunks see half of it, or the old policy answers them",
+    next_step="look at when requests may run during a sync: the answer was made while only a part of the new weights was there",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
+    falsifies=Fact.POLICY,
     source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',
     judge=_judge_whole,
     queries=_ask_parts,

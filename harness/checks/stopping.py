@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS, MAX_MODEL_LEN
 from harness.records.reference import DecodeRequest, Query
@@ -45,21 +45,20 @@ def ends_as_asked(
     wanted = set(causes)
 
     def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
-        met: set[Cause] = set()
-        for number, row in enumerate(rows, start=1):
-            at, cause = _end(evidence, row, max_model_len)
-            wrong = _wrong(row, at, cause)
-            if wrong:
-                return failed(number, wrong, [row.shown(expected_length=at, expected_cause=cause)])
-            if cause is not None:
-                met.add(cause)
-        if not wanted <= met:
-            return untestable(f"no output was ended by {' or '.join(sorted(wanted - met))}")
-        return passed(2 * len(rows))
+        ends = [(row, *_end(evidence, row, max_model_len)) for row in rows]
+        wrong = [
+            (why, row.shown(expected_length=at, expected_cause=cause))
+            for row, at, cause in ends
+            if (why := _wrong(row, at, cause))
+        ]
+        if unmet := wanted - {cause for _, _, cause in ends} if not wrong else ():
+            return untestable(f"no output was ended by {' or '.join(sorted(unmet))}")
+        return concluded(2 * len(rows), wrong)
 
     return of_answers(
         "stopping",
         fault="a stop condition or length is ignored, met late or invented, or a finish reason is wrong",
+        next_step="compare `expected_length` and `expected_cause` with the stop parameters that reached the engine",
         source=SOURCE,
         rule=rule,
         asks=_asks,
@@ -114,7 +113,9 @@ def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     return of_answers(
         "stopping.text",
         fault="text keeps the stop string, loses it although it was requested, or continues after it",
+        next_step="look at which side cuts the text at the stop string: the engine does so if include_stop_str_in_output is false",
         reads=Fact.ANSWERS | Fact.TEXT,
+        falsifies=Fact.ANSWERS | Fact.TEXT,
         source='vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings"; '
         "include_stop_str_in_output: whether to include the stop strings in output text",
         rule=_stop_text,
@@ -125,7 +126,7 @@ def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
 
 
 def _stop_text(evidence: Evidence, rows: list[Answer]) -> Finding:
-    facts = 0
+    facts, wrong = 0, []
     for row in rows:
         if row.text is None or row.finish_reason != "stop" or not _has_stop_string(evidence, row, row.tokens):
             continue
@@ -136,10 +137,8 @@ def _stop_text(evidence: Evidence, rows: list[Answer]) -> Finding:
         found = [(whole.find(s), s) for s in stop_strings(row.params) if s in whole]
         if row.text not in {whole[: at + (len(s) if include else 0)] for at, s in found}:
             shown = row.shown(text=row.text, decoded=whole, stop=stop_strings(row.params))
-            return failed(facts, _wrong_text(row.text, [s for _, s in found], include=include), [shown])
-    if not facts:
-        return untestable("no output with a text was ended by a stop string")
-    return passed(facts)
+            wrong.append((_wrong_text(row.text, [s for _, s in found], include=include), shown))
+    return concluded(facts, wrong) if facts else untestable("no output with a text was ended by a stop string")
 
 
 def _wrong_text(text: str, strings: list[str], *, include: bool) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.checks.stopping import decoded, stop_strings
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
@@ -28,16 +29,17 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
             return untestable("no output had a text to compare")
         if special and not any(_has_special(evidence, row) for row in rows):
             return untestable("no special token occurred within an output")
-        wrong = [(row, why) for row in rows if (why := _wrong(evidence, row))]
-        if wrong:
-            causes = sorted({why for _, why in wrong})
-            shown = {why: row.shown(text=row.text, decoded=_expected(evidence, row)) for row, why in reversed(wrong)}
-            return failed(len(rows), "; ".join(causes), [shown[why] for why in causes])
-        return passed(len(rows))
+        wrong = [
+            (why, row.shown(**parting(text=row.text or "", decoded=_expected(evidence, row))))
+            for row in rows
+            if (why := _wrong(evidence, row))
+        ]
+        return concluded(len(rows), wrong)
 
     return of_answers(
         "text",
         fault="text is of other tokens, has special tokens that should be skipped, or lacks those that should be kept",
+        next_step="look at who turns tokens into text, and with which tokenizer and skip_special_tokens",
         reads=Fact.ANSWERS | Fact.TEXT,
         source="SkyRL, InferenceEngineOutput: "
         "tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses; "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from harness.checks.answers import select, unexpected
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 from harness.records.reference import DecodeRequest, EncodeRequest, Query
@@ -24,19 +25,23 @@ def _encoded(evidence: Evidence) -> Finding:
     calls = _calls(evidence, "tokenize")
     if isinstance(calls, Finding):
         return calls
-    facts = 0
+    facts, wrong = 0, list[tuple[str, dict[str, Any]]]()
     for call in calls:
         texts, special = call.request["texts"], call.request["add_special_tokens"]
         got = (call.result or {}).get("token_ids")
+        facts += len(texts)
         if not isinstance(got, list) or len(got) != len(texts):
-            return failed(facts + 1, "tokenize() did not return one list a text", [{"texts": texts[:3], "got": got}])
-        for text, ids in zip(texts, got, strict=True):
-            facts += 1
+            wrong.append(
+                ("tokenize() did not return one list a text", {"call": call.id, "texts": texts[:3], "got": got})
+            )
+            continue
+        for row, (text, ids) in enumerate(zip(texts, got, strict=True)):
             expected = evidence.reference.encode(text, add_special_tokens=special)
             if ids != expected:
-                shown = {"text": text, "add_special_tokens": special, "got": ids, "reference": expected}
-                return failed(facts, "tokenize() gives other tokens than the model's tokenizer", [shown])
-    return passed(facts)
+                both = {"add_special_tokens": special, "got": ids, "reference": expected}
+                shown = {"call": call.id, "row": row, "text": text, **both}
+                wrong.append(("tokenize() gives other tokens than the model's tokenizer", shown))
+    return concluded(facts, wrong)
 
 
 def _ask_encoded(evidence: Evidence) -> Iterator[Query]:
@@ -49,20 +54,21 @@ def _decoded(evidence: Evidence) -> Finding:
     calls = _calls(evidence, "detokenize")
     if isinstance(calls, Finding):
         return calls
-    facts = 0
+    facts, wrong = 0, list[tuple[str, dict[str, Any]]]()
     for call in calls:
         rows, got = call.request["token_ids"], (call.result or {}).get("texts")
+        facts += len(rows)
         if not isinstance(got, list) or len(got) != len(rows):
-            return failed(
-                facts + 1, "detokenize() did not return one text a row", [{"token_ids": rows[:3], "got": got}]
+            wrong.append(
+                ("detokenize() did not return one text a row", {"call": call.id, "token_ids": rows[:3], "got": got})
             )
-        for ids, text in zip(rows, got, strict=True):
-            facts += 1
+            continue
+        for row, (ids, text) in enumerate(zip(rows, got, strict=True)):
             expected = evidence.reference.decode(ids, skip_special_tokens=False)
             if text != expected:
-                shown = {"token_ids": ids, "got": text, "reference": expected}
-                return failed(facts, "detokenize() gives another text than the model's tokenizer", [shown])
-    return passed(facts)
+                shown = {"call": call.id, "row": row, "token_ids": ids, "got": text, "reference": expected}
+                wrong.append(("detokenize() gives another text than the model's tokenizer", shown))
+    return concluded(facts, wrong)
 
 
 def _ask_decoded(evidence: Evidence) -> Iterator[Query]:
@@ -77,7 +83,7 @@ def _round_trip(evidence: Evidence) -> Finding:
         return there
     if isinstance(back, Finding):
         return back
-    facts = 0
+    facts, wrong = 0, []
     for one in there:
         for other in back:
             if other.request["token_ids"] != (one.result or {}).get("token_ids"):
@@ -85,16 +91,17 @@ def _round_trip(evidence: Evidence) -> Finding:
             texts, returned = one.request["texts"], (other.result or {}).get("texts")
             facts += len(texts)
             if returned != texts:
-                return failed(
-                    facts, "texts do not survive tokenize() and detokenize()", [{"texts": texts, "got": returned}]
-                )
-    return passed(facts) if facts else untestable("no tokenized texts were detokenized")
+                shown = {"call": other.id, "texts": texts, "got": returned}
+                wrong.append(("texts do not survive tokenize() and detokenize()", shown))
+    return concluded(facts, wrong) if facts else untestable("no tokenized texts were detokenized")
 
 
 ENCODED = Check(
     name="tokenize",
     fault="another tokenizer, special tokens added or left out, texts mixed up or dropped",
+    next_step="compare the tokenizer and the options of the stack's own tokenize() with the checkpoint's",
     reads=Fact.TOKENIZER,
+    falsifies=Fact.TOKENIZER,
     source=SOURCE,
     judge=_encoded,
     queries=_ask_encoded,
@@ -102,7 +109,9 @@ ENCODED = Check(
 DECODED = Check(
     name="detokenize",
     fault="another tokenizer, special tokens dropped, rows mixed up or dropped",
+    next_step="compare the tokenizer and the options of the stack's own detokenize() with the checkpoint's",
     reads=Fact.TOKENIZER,
+    falsifies=Fact.TOKENIZER,
     source=SOURCE,
     judge=_decoded,
     queries=_ask_decoded,

@@ -7,10 +7,11 @@ from typing import Any
 
 from harness.checks import matching, ties
 from harness.checks.answers import Answer, answers, of_answers, select, trouble
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, untestable
 from harness.checks.sampling import draws_repeat
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
+from harness.records.differing import parting
 from harness.records.reference import Query
 
 RESHAPING = ("allowed_token_ids", "logit_bias", "bad_words", "min_tokens")
@@ -34,20 +35,22 @@ def _greedy(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no greedy call was recorded")
     facts = near_ties = 0
     scores = []
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for row in rows:
+        facts += len(row.tokens)
         length = fixed_length(row.params)
         if length is not None and len(row.tokens) != length:
-            return failed(facts + 1, "greedy output has another length than max_tokens with ignore_eos", [row.shown()])
+            wrong.append(("greedy output has another length than max_tokens with ignore_eos", row.shown()))
         score = evidence.reference.score(row.score)
         scores.append(score)
         at = ties.parts_at(evidence, score)
         if at is not None:
             where = "at its first token" if at == 0 else "after a common start"
-            gap = score.gaps[at]
-            shown = row.shown(position=at, rank=score.ranks[at], behind=gap, token=row.tokens[at])
-            return failed(facts + at + 1, f"greedy output parts from the reference's {where}", [shown], behind=gap)
-        facts += len(row.tokens)
+            shown = row.shown(position=at, rank=score.ranks[at], behind=score.gaps[at], token=row.tokens[at])
+            wrong.append((f"greedy output parts from the reference's {where}", shown))
         near_ties += sum(rank > 0 for rank in score.ranks)
+    if wrong:
+        return concluded(facts, wrong)
     return passed(facts, margin=ties.margin(evidence, scores), near_ties=near_ties)
 
 
@@ -56,6 +59,8 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     return of_answers(
         "tokens.greedy",
         fault="tokens are of another prompt, other weights or a stale cache, or tokens are doubled, dropped or cut off",
+        next_step="look at `position`: if the engine made the same token, its weights or cache are wrong; if not, the "
+        "result was changed on the way",
         reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
         source="vLLM documentation, SamplingParams.temperature: zero means greedy sampling",
         rule=_greedy,
@@ -65,6 +70,12 @@ def greedy(*labels: str, methods: Sequence[str] = LISTS) -> Check:
     )
 
 
+def _both(facet: str, rows: dict[str, Answer]) -> dict[str, Any]:
+    """A facet of two rows; tokens and texts where they part."""
+    values = {label: getattr(row, facet) for label, row in rows.items()}
+    return values if facet == "finish_reason" or None in values.values() else parting(**values)
+
+
 def same_output(first: str, second: str) -> Check:
     """Call(s) `second` returned the rows of call(s) `first` again, to the token, with the same end and text."""
 
@@ -72,26 +83,28 @@ def same_output(first: str, second: str) -> Check:
         pairs = _pairs(evidence, first, second)
         if isinstance(pairs, Finding):
             return pairs
-        for number, (one, other) in enumerate(pairs, start=1):
-            if _rounding_parts(evidence, one, other):
-                continue
-            for facet in ("tokens", "finish_reason", "text"):
-                if getattr(one, facet) != getattr(other, facet):
-                    both = {first: getattr(one, facet), second: getattr(other, facet)}
-                    return failed(number, f"{facet} differ between {first} and {second}", [one.shown(**both)])
+        wrong: list[tuple[str, dict[str, Any]]] = []
+        for one, other in pairs:
+            differ = [f for f in ("tokens", "finish_reason", "text") if getattr(one, f) != getattr(other, f)]
+            for facet in differ[:1] if not _rounding_parts(evidence, one, other) else ():
+                both = _both(facet, {first: one, second: other})
+                wrong.append((f"{facet} differ between {first} and {second}", one.shown(**both)))
+        if wrong:
+            return concluded(3 * len(pairs), wrong)
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
         if all(one.tokens == other.tokens for one, other in drawn):
             return passed(3 * len(pairs))
         margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], evidence.noise.rms)
         if margin.measured > margin.bound:
             one, other = next(pair for pair in drawn if pair[0].tokens != pair[1].tokens)
-            both = {first: one.tokens, second: other.tokens}
+            both = _both("tokens", {first: one, second: other})
             return failed(len(pairs), f"tokens differ between {first} and {second}", [one.shown(**both)])
         return passed(3 * len(pairs), margin=margin)
 
     return Check(
         name=f"tokens.same:{first}={second}",
         fault="an output depends on its place in a batch, on the load, or on earlier requests",
+        next_step="look at `first difference`, and at what ran beside each of the two calls: batch, load, cache, retries",
         reads=Fact.ANSWERS | Fact.TEXT | Fact.CHANCE,
         source="vLLM documentation, SamplingParams.seed",
         judge=judge,

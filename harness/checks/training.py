@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 from harness.checks import curves
 from harness.checks.answers import unexpected
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, failed, passed, together, untestable
 from harness.checks.gaps import gap_of, matching
 from harness.checks.logprobs import TEMPERATURE, seeded
 from harness.contract.faults import Fact
@@ -26,23 +27,27 @@ def _judge_gap(evidence: Evidence) -> Finding:
     facts, worst, k3 = 0, 0.0, 0.0
     bound = WIDER * evidence.noise.weights
     faults: dict[str, float] = {}
+    if broken := [unexpected(call) for call in calls if call.error is not None]:
+        return together(broken)
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for call in calls:
-        if call.error is not None or call.result is None:
-            return unexpected(call)
-        rollouts, trained = call.request.get("rollout_logprobs"), call.result["response_logprobs"]
+        rollouts, result = call.request.get("rollout_logprobs"), call.result or {}
         if not rollouts:
             return untestable("a training step was not given the log-probabilities of its rollouts")
-        if not matching(rollouts, call.result):
-            return failed(facts + 1, "trainer and engines do not give one log-probability for each token of a rollout")
-        gap = gap_of(rollouts, trained)
+        if not matching(rollouts, result):
+            reason = "trainer and engines do not give one log-probability for each token of a rollout"
+            wrong.append((reason, {"call": call.id}))
+            continue
+        gap = gap_of(rollouts, result["response_logprobs"])
         facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
         for name, size in _seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(size, faults.get(name, 0.0))
         if not gap.largest <= bound:
-            shown = {"call": call.label, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
-            reason = "trainer and engines give the tokens of a rollout other probabilities"
-            return failed(facts, reason, [shown], max_gap=gap.largest, bound=bound, k3=gap.k3)
+            shown = {"call": call.id, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
+            wrong.append(("trainer and engines give the tokens of a rollout other probabilities", shown))
+    if wrong:
+        return concluded(facts + len(wrong), wrong, max_gap=worst, bound=bound, k3=k3)
     margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
     return passed(facts, margin=margin, max_gap=worst, bound=bound, k3=k3)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, untestable
 from harness.contract.faults import Fact
 from harness.contract.messages import WorkersResult
 from harness.records.recording import Call, Observation
@@ -48,7 +48,7 @@ def _judge_native(evidence: Evidence) -> Finding:
                 wrong.append((why, {"call": call.id, "server": server, "operations": dict(ops)}))
     facts = len(syncs) * len(evidence.header.servers)
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     return passed(facts) if facts else untestable("no sync succeeded")
 
 

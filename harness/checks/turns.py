@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, passed, untestable
 from harness.checks.matching import Row, assignment, queries
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import CHOICES, SessionId
+from harness.records.differing import common_prefix, parting
 from harness.records.reference import DecodeRequest, EncodeRequest, Query
 
 NO_TURNS = "no session asked for a second turn that begins with the first"
@@ -74,7 +75,7 @@ def _wrong(evidence: Evidence, turns: list[Row]) -> tuple[str, dict[str, Any]] |
             return "a turn was answered and no engine ran it", shown
         given = row.prompt or ()
         if ran.prompt != given:
-            return OTHER_TOKENS, {**shown, **_parting(given, ran.prompt)}
+            return OTHER_TOKENS, {**shown, **parting(given=given, engine=ran.prompt)}
         if ran.prompt[: len(before)] != before:
             return "a turn does not begin with what the engines read and made in the turn before", shown
         if wrong := _wrong_retry(evidence, row):
@@ -90,22 +91,15 @@ def _wrong_retry(evidence: Evidence, row: Row) -> tuple[str, dict[str, Any]] | N
     read = given
     for attempt in found.where(row):
         if attempt.prompt != read:
-            return OTHER_RETRY, _parting(read, attempt.prompt)
+            return OTHER_RETRY, parting(given=read, engine=attempt.prompt)
         read += attempt.tokens
     if found.of(row) or read == given + (row.tokens or ()):
         return None
     rest = (row.tokens or ())[len(read) - len(given) :]
     for stray in found.strangers:  # a retry that does not fit the turn's other parts, but made the missing tokens
         if row.call.started_ns <= stray.started_ns <= row.call.ended_ns and stray.tokens == rest:
-            return OTHER_RETRY, _parting(read, stray.prompt)
+            return OTHER_RETRY, parting(given=read, engine=stray.prompt)
     return None
-
-
-def _parting(given: tuple[int, ...], read: tuple[int, ...]) -> dict[str, Any]:
-    """The first difference between the given tokens and those that an engine read."""
-    at = next((i for i, (a, b) in enumerate(zip(given, read, strict=False)) if a != b), min(len(given), len(read)))
-    lengths = {"tokens given": len(given), "tokens at the engine": len(read), "first difference": at}
-    return {**lengths, "given": list(given[at : at + 8]), "engine": list(read[at : at + 8])}
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -115,7 +109,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts = sum(len(row.prompt or ()) for turns in conversations for row in turns)
     wrong = [found for turns in conversations if (found := _wrong(evidence, turns))]
     if wrong:
-        return failed(facts, "; ".join(sorted({why for why, _ in wrong})), [shown for _, shown in wrong])
+        return concluded(facts, wrong)
     if all(_survives(evidence, row) for turns in conversations for row in turns[1:]):
         return untestable(SURVIVES)
     return passed(facts, conversations=len(conversations))
@@ -124,7 +118,9 @@ def _judge(evidence: Evidence) -> Finding:
 TURNS_KEEP_TOKENS = Check(
     name="turns_keep_tokens",
     fault="between two turns token ids become text and then other ids",
+    next_step="look at where the turns are joined: the ids at `first difference` went through text",
     reads=Fact.ANSWERS,
+    falsifies=ROWS,
     source='SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"',
     tap=Tap.READ,
     judge=_judge,
@@ -144,9 +140,7 @@ def _text_conversations(evidence: Evidence) -> list[list[Row]]:
 def _drift(before: Execution, after: Row) -> int:
     """How many tokens made in a turn the next turn's prompt does not repeat, from the first difference on."""
     context = before.prompt + before.tokens
-    pairs = zip(context, after.prompt or (), strict=False)
-    common = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(context), len(after.prompt or ())))
-    return min(len(before.tokens), len(context) - common)
+    return min(len(before.tokens), len(context) - common_prefix(context, after.prompt or ()))
 
 
 def _judge_text(evidence: Evidence) -> Finding:
@@ -162,7 +156,14 @@ def _judge_text(evidence: Evidence) -> Finding:
             ran = _first(evidence, row)
             if ran is None or ran.prompt != row.prompt:
                 read = () if ran is None else ran.prompt
-                wrong.append({**row.shown, "session": row.session, "turn": number, **_parting(row.prompt or (), read)})
+                wrong.append(
+                    {
+                        **row.shown,
+                        "session": row.session,
+                        "turn": number,
+                        **parting(given=row.prompt or (), engine=read),
+                    }
+                )
             elif before is not None:
                 made += len(before.tokens)
                 drifted += _drift(before, row)
@@ -175,7 +176,9 @@ def _judge_text(evidence: Evidence) -> Finding:
 TEXT_TURNS = Check(
     name="text_turns",
     fault="earlier turns of a conversation are left out, put in another order, or rendered by another template",
+    next_step="look at the text that is rendered for the later turn: the tokens at `first difference` show what was left out or added",
     reads=Fact.ANSWERS | Fact.TEXT,
+    falsifies=ROWS,
     source='SkyRL #1014, task 6: "Chat template applied correctly"; SkyRL 0.1.0, _generate_single_with_retry: the text path '
     '"re-encodes in each new request": how many tokens that changes is shown',
     tap=Tap.READ,

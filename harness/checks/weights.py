@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 from harness.records.reference import ExpectedDigestsRequest, ExpertShard, UnansweredQuery
 
 NOT_READ = "no parameter digests were read in the scenario"
+NOTHING_BETWEEN = "nothing that could move a parameter happened between two readings of a version"
+MOVES_PARAMETERS = ("sync_weights", "sleep", "load_lora_adapter")
+"""Calls that may move a parameter, on purpose or not."""
 OF_EXPERTS = ".experts."
 """In the name of each parameter that holds one expert or several."""
 
@@ -102,25 +105,26 @@ def hold_their_version(evidence: Evidence, readings: Iterable[tuple[Call, int]],
         workers = {(server, rank): digests for server, rank, digests in _ranks(call)}
         facts += sum(len(known[place][version]) for place in places.values())
         if absent := max(0, len(evidence.header.servers) - len({server for server, _ in workers})):
-            shown: dict[str, Any] = {"version": version, "servers absent": absent}
+            shown: dict[str, Any] = {"call": call.id, "version": version, "servers absent": absent}
             wrong.append(("a server shows no parameters", shown))
         for (server, rank), digests in workers.items():
             place = places.get((server, rank))
             if place is None:
-                wrong.append(("a server has more workers than the topology", {"server": server, "rank": rank}))
+                shown = {"call": call.id, "server": server, "rank": rank}
+                wrong.append(("a server has more workers than the topology", shown))
                 continue
             others = [theirs[version] for other, theirs in known.items() if other != place]
             own = known[place]
-            if problem := _anothers(digests, own[version], others) or _problem(digests, version, own):
-                syncs = sum(c.ended_ns <= call.started_ns for c in evidence.calls("sync_weights"))
-                where = {"server": server, "rank": rank, "version": version, "syncs": syncs}
-                wrong.append((problem[0], {**where, **problem[1]}))
+            another = _anothers(digests, own[version], others)
+            syncs = sum(c.ended_ns <= call.started_ns for c in evidence.calls("sync_weights"))
+            where = {"call": call.id, "server": server, "rank": rank, "version": version, "syncs": syncs}
+            for why, shown in [another] if another else _problems(digests, version, own):
+                wrong.append((why, {**where, **shown}))
         for server in sorted({server for server, _ in workers}):
             if lost := [rank for at, rank in places if at == server and (server, rank) not in workers]:
-                wrong.append(("a worker shows no parameters", {"server": server, "ranks": lost}))
-    if wrong:
-        return failed(facts, "; ".join(sorted({reason for reason, _ in wrong})), [shown for _, shown in wrong])
-    return passed(facts)
+                wrong.append(("a worker shows no parameters", {"call": call.id, "server": server, "ranks": lost}))
+    syncs = sum(call.error is None for call in evidence.calls("sync_weights"))
+    return concluded(facts, wrong, servers=len(evidence.header.servers), workers=len(places), syncs=syncs)
 
 
 def _of_experts(digests: dict[str, str]) -> dict[str, str]:
@@ -142,36 +146,31 @@ def _anothers(digests: dict[str, str], expected: dict[str, str], others: Iterabl
     return "a worker holds the experts of another one", {"parameters": wrong[:3]}
 
 
-def _problem(digests: dict[str, str], version: int, known: dict[int, dict[str, str]]) -> Problem | None:
-    """What is wrong with one worker's parameters, named by its likely cause."""
+def _problems(digests: dict[str, str], version: int, known: dict[int, dict[str, str]]) -> Iterator[Problem]:
+    """What is wrong with one worker's parameters, named by its likely cause: one problem per kind."""
     expected = known[version]
     if missing := sorted(set(expected) - set(digests)):
-        return "a parameter of the model is missing in a worker", {"parameters": missing[:3]}
+        yield "a parameter of the model is missing in a worker", {"parameters": missing[:3]}
     if unknown := sorted(set(digests) - set(expected)):
-        return "a worker holds a parameter that the model does not have", {"parameters": unknown[:3]}
-    wrong = {name: digest for name, digest in digests.items() if digest != expected[name]}
-    if not wrong:
-        return None
-    name = min(wrong)
-    shown = {
-        "wrong": len(wrong),
-        "of": len(expected),
-        "parameter": name,
-        "expected": expected[name],
-        "held": wrong[name],
-    }
-    for other, theirs in known.items():
-        if digests == theirs:
-            return "a server missed a weight sync", {**shown, "holds version": other}
-    if all(any(digest == theirs.get(n) for theirs in known.values()) for n, digest in wrong.items()):
-        return "a parameter was not updated by a weight sync", shown
-    return "a parameter holds values of no policy version", shown
+        yield "a worker holds a parameter that the model does not have", {"parameters": unknown[:3]}
+    wrong = sorted(name for name in digests.keys() & expected.keys() if digests[name] != expected[name])
+    old = [name for name in wrong if any(digests[name] == theirs.get(name) for theirs in known.values())]
+    whole = [other for other, theirs in known.items() if digests == theirs]
+    late = "a server missed a weight sync" if whole else "a parameter was not updated by a weight sync"
+    strange = [name for name in wrong if name not in old]
+    for why, names in ((late, old), ("a parameter holds values of no policy version", strange)):
+        if names:
+            name, counts = names[0], {"wrong": len(names), "of": len(expected)}
+            found = {**counts, "parameter": name, "expected": expected[name], "held": digests[name]}
+            yield why, {**found, "holds version": whole[0]} if whole else found
 
 
 EVERY_PARAMETER = Check(
     name="every_parameter",
     fault="one server misses a sync, one parameter is never updated, or one is corrupted on the way",
+    next_step="look up the parameter in the evidence in what the sync sent, and whether this server and rank acknowledged it",
     reads=Fact.POLICY | Fact.ADAPTERS,
+    falsifies=Fact.POLICY | Fact.ADAPTERS,
     source='SkyRL #1014, tasks 1 to 3: "Weight sync … completes", "works"; SkyRL #904, weight sync (fan-out)',
     judge=_judge_every_parameter,
     queries=_queries,
@@ -184,26 +183,24 @@ def _judge_uniform(evidence: Evidence) -> Finding:
     if len(evidence.header.servers) < 2:
         return untestable("there is one server: no other to compare it with")
     facts = 0
+    wrong: list[Problem] = []
     for call in _read(evidence):
         by_rank: dict[int, dict[str, dict[str, str]]] = {}
         for server, rank, digests in _ranks(call):
-            by_rank.setdefault(rank, {})[server] = digests
+            by_rank.setdefault(rank, {})[server] = _held_by_all(evidence, digests)
         if len((call.result or {})["servers"]) != len(evidence.header.servers) or not by_rank:
-            return failed(facts, "a server shows no parameters", [{"call": call.id}])
+            wrong.append(("a server shows no parameters", {"call": call.id}))
         for rank, found in by_rank.items():
             if not all(found.values()):
-                return failed(facts, "a worker shows no parameters", [{"call": call.id, "rank": rank}])
-            servers = {server: _held_by_all(evidence, digests) for server, digests in found.items()}
-            first_server, first = next(iter(servers.items()))
-            for server, digests in servers.items():
-                if server == first_server:
-                    continue
+                wrong.append(("a worker shows no parameters", {"call": call.id, "rank": rank}))
+            (first_server, first), *others = found.items()
+            for server, digests in others:
                 facts += len(first)
-                if digests != first:
+                if first and digests and digests != first:
                     names = sorted(n for n in {*first, *digests} if first.get(n) != digests.get(n))
                     shown = {"servers": [first_server, server], "rank": rank, "parameters": names[:3]}
-                    return failed(facts, "servers hold different parameters", [shown])
-    return passed(facts)
+                    wrong.append(("servers hold different parameters", {"call": call.id, **shown}))
+    return concluded(facts, wrong, servers=len(evidence.header.servers))
 
 
 def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
@@ -216,6 +213,7 @@ def _held_by_all(evidence: Evidence, digests: dict[str, str]) -> dict[str, str]:
 UNIFORM_SERVERS = Check(
     name="uniform_servers",
     fault="servers drift apart: one holds other parameters than the rest",
+    next_step="compare what the two servers in the evidence were sent: one was missed, or loaded something else",
     reads=Fact.POLICY,
     source="SkyRL #904: update_weights is fanned out to all servers",
     judge=_judge_uniform,
@@ -224,33 +222,44 @@ UNIFORM_SERVERS = Check(
 
 def _judge_same_again(evidence: Evidence) -> Finding:
     first: dict[int, Call] = {}
-    facts = 0
+    facts, again = 0, 0
+    wrong: list[Problem] = []
     for call in _read(evidence):
         version = evidence.version_at(call.started_ns)
         if version not in first:
             first[version] = call
             continue
         before = {(server, rank): digests for server, rank, digests in _ranks(first[version])}
+        again += any(change.started_ns >= first[version].ended_ns for change in moved_before(evidence, call))
         for server, rank, digests in _ranks(call):
             facts += len(digests)
             earlier = before.get((server, rank), {})
             if digests != earlier:
                 names = sorted(n for n in {*digests, *earlier} if digests.get(n) != earlier.get(n))
-                shown = [
-                    {
-                        "server": server,
-                        "version": version,
-                        "parameters": names[:3],
-                        "calls": [first[version].id, call.id],
-                    }
-                ]
-                return failed(facts, "syncing a version again does not give the same parameters", shown)
-    return passed(facts) if facts else untestable("no version's digests were read twice")
+                shown = {"call": call.id, "first read by": first[version].id, "server": server, "rank": rank}
+                shown |= {"version": version, "parameters": names[:3]}
+                wrong.append(("syncing a version again does not give the same parameters", shown))
+    if not facts:
+        return untestable("no version's digests were read twice")
+    if not wrong and not again:
+        return untestable(NOTHING_BETWEEN)
+    return concluded(facts, wrong, readings_after_a_change=again)
+
+
+def moved_before(evidence: Evidence, reading: Call) -> list[Call]:
+    """Calls before this one that may have moved a parameter."""
+    return [
+        call
+        for method in MOVES_PARAMETERS
+        for call in evidence.calls(method)
+        if call.error is None and call.ended_ns <= reading.started_ns
+    ]
 
 
 SAME_VERSION_SAME_PARAMETERS = Check(
     name="same_version_same_parameters",
     fault="a sync is not idempotent, or its result depends on the earlier weights",
+    next_step="look at what the sync adds to or keeps of the earlier weights of the parameters in the evidence",
     reads=Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync: syncing the weights that are there moves no digest",
     judge=_judge_same_again,

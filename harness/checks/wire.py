@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.checks.answers import Answer, choices, of_answers
-from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, passed, untestable
 from harness.checks.logprobs import seeded
 from harness.checks.matching import is_error
 from harness.contract.faults import Fact
@@ -27,24 +27,23 @@ def _raw(evidence: Evidence) -> list[Any]:
 
 
 def _judge_status(evidence: Evidence) -> Finding:
-    calls = _raw(evidence)
+    calls = [call for call in _raw(evidence) if call.request["path"] in ROUTES]
     if not calls:
         return untestable("no http() call was answered")
-    for number, call in enumerate(calls, start=1):
-        wrong = _status(call)
-        if wrong is not None:
-            result = call.result or {}
-            shown = {"call": call.label or call.id, "path": call.request["path"], "status": result["status"]}
-            return failed(number, wrong, [{**shown, "body": result["body"][:600]}])
-    return passed(len(calls))
+    wrong = []
+    for call in calls:
+        if (why := _status(call)) is not None:
+            shown = {"call": call.id, "path": call.request["path"], "status": call.result["status"]}
+            wrong.append((why, {**shown, "body": call.result["body"][:600]}))
+    errors = sum(call.result["status"] >= CLIENT_ERROR for call in calls)
+    return concluded(len(calls), wrong, answers=len(calls) - errors, errors=errors)
 
 
 def _status(call: Any) -> str | None:
     """What is wrong with an answer's status, given its body; None if nothing is."""
-    status, text = call.result["status"], call.result["body"]
-    if call.request["path"] not in ROUTES or streams(call.result):
-        return None
-    body = body_of(text)
+    status, body = call.result["status"], body_of(call.result["body"])
+    if streams(call.result):
+        return "a stream came with the status of an error" if status >= CLIENT_ERROR else None
     if status < CLIENT_ERROR:
         if not body:
             return "an answer of status 200 has no body that an OpenAI client can read"
@@ -58,7 +57,9 @@ def _status(call: Any) -> str | None:
 STATUS = Check(
     name="wire.status",
     fault="a client takes an error for an answer, or cannot name it",
+    next_step="send the request to a server itself: if status and body agree there, the router or the client changed one of them",
     reads=Fact.ERRORS,
+    falsifies=Fact.ERRORS | Fact.ANSWERS,
     source=SOURCE,
     judge=_judge_status,
 )
@@ -68,15 +69,14 @@ def _judge_stream(evidence: Evidence) -> Finding:
     asked = [call for call in _raw(evidence) if body_of(call.request["body"]).get("stream") is True]
     if not asked:
         return untestable("no http() call asked for a stream")
-    facts = 0
+    facts, wrong = 0, []
     for call in asked:
-        wrong, count = _stream(call)
+        why, count = _stream(call)
         facts += count
-        if wrong is not None:
-            text = (call.result or {})["body"]
-            shown = {"call": call.label or call.id, "status": call.result["status"], "end": text[-600:]}
-            return failed(facts, wrong, [shown])
-    return passed(facts)
+        if why is not None:
+            shown = {"call": call.id, "status": call.result["status"], "end": call.result["body"][-600:]}
+            wrong.append((why, shown))
+    return concluded(facts, wrong, streams=len(asked))
 
 
 def _stream(call: Any) -> tuple[str | None, int]:
@@ -96,7 +96,9 @@ def _stream(call: Any) -> tuple[str | None, int]:
 STREAMS = Check(
     name="wire.streams",
     fault="a stream breaks off, never ends, or is no stream",
+    next_step="look at the end of the stream in the evidence, and at who closed it: the server, the router or the client",
     source=f"{SOURCE}: streaming",
+    falsifies=Fact.ANSWERS | Fact.TEXT,
     judge=_judge_stream,
 )
 
@@ -122,25 +124,27 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
     asked = [row for row in rows if _asks_logprobs(row)]
     if not asked:
         return untestable("no body asked for log-probabilities")
-    facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
+    worst, faults, bound = 0.0, dict[str, float](), evidence.noise.near
+    wrong: list[tuple[str, dict[str, Any]]] = []
     for row in asked:
         got = _numbers(choices(row.call)[row.index])
         if got is None or len(got) != len(row.tokens):
-            return failed(facts + 1, "a choice has not one log-probability per token", [row.shown(logprobs=got)])
+            wrong.append(("a choice has not one log-probability per token", row.shown(logprobs=got)))
+            continue
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
-            return failed(facts + 1, "a log-probability is not a finite number", [row.shown(logprobs=got)])
+            wrong.append(("a log-probability is not a finite number", row.shown(logprobs=got)))
+            continue
         expected = evidence.reference.score(row.score).logprobs
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        for position, (a, b) in enumerate(zip(got, expected, strict=True)):
-            facts += 1
-            if abs(a - b) >= worst:
-                worst, shown = abs(a - b), row.shown(position=position, got=a, reference=b)
-    bound = evidence.noise.near
-    if worst > bound:
-        reason = "log-probabilities are further from the reference's than the bound"
-        return failed(facts, reason, [shown], max_abs_error=worst, bound=bound)
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
+        off, at = max(((abs(a - b), at) for at, (a, b) in enumerate(zip(got, expected, strict=True))), default=(0.0, 0))
+        worst = max(worst, off)
+        if off > bound:
+            why = "log-probabilities are further from the reference's than the bound"
+            wrong.append((why, row.shown(position=at, got=got[at], reference=expected[at])))
+    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
+    facts = sum(max(1, len(row.tokens)) for row in asked)
+    return concluded(facts, wrong, margin=margin, max_abs_error=worst, bound=bound, choices=len(asked))
 
 
 def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:

@@ -253,6 +253,10 @@ def prove(
     batch_invariant: BatchInvariant = False,
     engine: Engine = EngineChoice.AUTO,
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one per core).")] = 0,
+    beside_ledger: Annotated[
+        bool,
+        typer.Option("--ledger", help="Also drive the ledger's entries under other faults, which have to stay red."),
+    ] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
     """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
@@ -264,6 +268,8 @@ def prove(
       parity prove --stack miniature --fault 'session_moves*'
     The faults of the real stacks, on the wire:
       parity prove --stack skyrl-0.2.0:http --stack skyrl-0.2.0:legacy --start fork
+    Does an entry of the ledger hide other faults?
+      parity prove --stack skyrl-0.2.0:http --start fork --ledger
 
     It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
     names, every check is killed by a fault, and the correct stacks are green; 1 something is red, or Ctrl-C; 2 a named error.
@@ -287,6 +293,7 @@ def prove(
         dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
         cuda_graphs=cuda_graphs,
         batch_invariant=batch_invariant,
+        ledger=beside_ledger,
         jobs=jobs,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
@@ -581,6 +588,51 @@ def report(
     _show(judgement, report=folder / "report.html")
 
 
+@app.command(name="ledger")
+def used_entries(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
+    ],
+    all_driven: Annotated[
+        bool, typer.Option("--all", help="The runs cover everything: an entry about nothing that they judged is red.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the figures of each entry to this file.")
+    ] = None,
+) -> None:
+    """Add up what each entry of the ledger explains in several runs. An entry that was judged and explains nothing is red.
+
+    One run with a selection cannot say that an entry is needed nowhere; all runs together can. Reads each run's report.json.
+
+    \b
+    Examples:
+      parity ledger .parity/runs/monday .parity/runs/tuesday
+      parity ledger .parity/runs/ci-* --json ledger.json
+
+    Exit status: 0 every entry that was judged explains something; 1 an entry explains nothing, or with --all nothing about it
+    was judged; 2 a named error.
+    """
+    import msgspec
+
+    from harness.judging.ledger import load, uses
+
+    found = uses(load(), {name: _read_report(run_folder(name)).verdicts for name in runs})
+    width = max((len(use.entry) for use in found), default=0)
+    typer.echo(f"{'entry':<{width}}  explains  judged  runs")
+    for use in found:
+        said = "explains nothing: remove it" if use.stale else "" if use.judged else "nothing about it was judged"
+        in_runs = f"{len(use.runs)} of {len(runs)}"
+        typer.echo(f"{use.entry:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
+    stale, unjudged = sum(use.stale for use in found), sum(not use.judged for use in found)
+    typer.echo(
+        f"{len(found)} entries: {len(found) - stale - unjudged} explain something, {stale} were judged and explain nothing, "
+        f"about {unjudged} nothing was judged"
+    )
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode({"runs": runs, "entries": found})) + b"\n")
+    raise typer.Exit(int(stale > 0 or (all_driven and unjudged > 0)))
+
+
 @app.command()
 def doctor(engine: Engine = EngineChoice.AUTO) -> None:
     """Say what this machine can run, and how to fix what it lacks. Changes nothing.
@@ -638,15 +690,21 @@ def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgeme
 
 def _rendered(folder: Path, *, all_pictures: bool) -> Judgement:
     """Render a run's judgement from its report.json again."""
-    from reports.json_report import read_report
     from reports.render import write_all
+
+    judgement = _read_report(folder)
+    write_all(judgement, folder, all_pictures=all_pictures)
+    return judgement
+
+
+def _read_report(folder: Path) -> Judgement:
+    """A run's judgement. Raises UsageError for a run without a report."""
+    from reports.json_report import read_report
 
     source = folder / "report.json"
     if not source.is_file():
         raise UsageError(f"{folder} has no report.json", next_step=f"judge its recordings first: parity judge {folder}")
-    judgement = read_report(source)
-    write_all(judgement, folder, all_pictures=all_pictures)
-    return judgement
+    return read_report(source)
 
 
 def _show(judgement: Judgement, report: Path | None = None) -> None:

@@ -32,6 +32,7 @@ from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
 from harness.machine.targets import default_pair, interpreters, known, resolve
+from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, Verdict
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
@@ -324,7 +325,7 @@ class Parity:
         except HarnessError as e:
             self._broken = e
             pytest.exit(f"{type(e).__name__}: {e}", returncode=2)
-        _settle(verdicts, beside, self._known)
+        _settle(verdicts, beside, self._known.holding_for(self._begun().released))
         return True
 
     def _verdicts(self, item: pytest.Function, scenario: Scenario, place: Seat | Duel) -> list[Verdict]:
@@ -423,7 +424,8 @@ def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledge
     together, _ = ledger.apply(known, [*beside, *verdicts], datetime.now(UTC).date())
     explained = together[len(beside) :]
     if red := [v for v in explained if v.red]:
-        pytest.fail("\n\n".join(_told(v) for v in red), pytrace=False)
+        causes_first = sorted(red, key=lambda v: v.because is not None)
+        pytest.fail("\n\n".join(_told(v) for v in causes_first), pytrace=False)
     if entries := sorted({v.known for v in explained if v.known is not None}):
         pytest.xfail(f"known divergence: {', '.join(entries)}")
     if explained and all(v.status == "missing" for v in explained):
@@ -432,12 +434,14 @@ def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledge
 
 def _told(verdict: Verdict) -> str:
     lines = [
-        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}",
+        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}"
+        + (f" (because of {verdict.because})" if verdict.because else ""),
         f"  promise: {verdict.promise}",
         f"  blame: {verdict.blame}   facts: {verdict.facts}   source: {verdict.source}",
     ]
     lines += [f"  {name} = {value:.3g}" for name, value in verdict.numbers.items()]
-    lines += [f"  evidence: {msgspec.json.encode(piece).decode()[:600]}" for piece in verdict.evidence[:2]]
+    shown = [around_the_difference(piece) for piece in verdict.evidence[:2]]
+    lines += [f"  evidence: {msgspec.json.encode(piece).decode()[:600]}" for piece in shown]
     if verdict.next_step:
         lines.append(f"  next: {verdict.next_step}")
     return "\n".join(lines)

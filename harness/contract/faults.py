@@ -43,6 +43,8 @@ class Fact(Flag):
 
 
 NOTHING = Fact(0)
+ROWS = Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS | Fact.CHANCE
+"""What is false about a row that is another one's, or that was changed on the way."""
 
 
 @final

@@ -19,6 +19,7 @@ TOKENS = "outputs.tokens"
 TEXT = "outputs.text"
 LOGPROBS = "outputs.logprobs"
 STOP_REASONS = "outputs.stop_reasons"
+EXPERTS = "outputs.experts"
 ERRORS = "outputs.errors"
 BODIES = "outputs.bodies"
 STATE = "outputs.state"
@@ -67,6 +68,7 @@ def _generation(call: Call, result: dict[str, Any]) -> Outputs:
         TOKENS: _rows(result.get("response_ids")),
         TEXT: _rows(result.get("responses")),
         STOP_REASONS: _rows(result.get("stop_reasons")),
+        EXPERTS: _rows(result.get("routed_experts")),
     }
 
 

@@ -70,7 +70,8 @@ def _given_way(judgement: Judgement) -> Iterable[str]:
 
 
 def _red(verdicts: Sequence[Verdict]) -> Iterable[str]:
-    """One reason per status, check and cause. A comparison stands for the stack's own verdict that made it red."""
+    """One reason per status, check and cause; consequences last. A comparison stands for the stack's own verdict that made it
+    red."""
     own = {(*_place(v), v.target): v for v in verdicts if v.baseline is None}
     spoken_for = {_place(v) for v in verdicts if v.red and v.baseline is not None}
     causes: dict[tuple[str, str, str], list[Verdict]] = {}
@@ -86,7 +87,8 @@ def _red(verdicts: Sequence[Verdict]) -> Iterable[str]:
         causes.setdefault((verdict.status, check, reason), []).append(verdict)
     order = [str(status) for status in _WORST_FIRST]
     for (status, check, reason), group in sorted(
-        causes.items(), key=lambda item: (order.index(item[0][0]), -len(item[1]), item[0])
+        causes.items(),
+        key=lambda item: (all(v.because for v in item[1]), order.index(item[0][0]), -len(item[1]), item[0]),
     ):
         yield f"{status}: {check}{_where(group)}" + (f": {reason}" if reason else "")
 

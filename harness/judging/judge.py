@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from harness.checks.base import Check, Evidence, Finding, untestable
 from harness.checks.instruments import blind
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
+from harness.judging.consequences import with_causes
 from harness.records.recording import CallError, ScenarioTrace
 from harness.records.reference import Query, ReferenceBook, UnansweredQuery
 from harness.records.verdict import Cause, Conformance, Verdict
@@ -64,13 +66,10 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
     trace = evidence.trace
     if trace.end.outcome == "failed":
         finding = _not_driven(trace)
-        return [_verdict(scenario, trace, check, finding) for check in scenario.checks]
-    verdicts = [_verdict(scenario, trace, check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
-    for check in ALWAYS:
-        found = run(check, evidence)
-        if found is not None:
-            verdicts.append(_verdict(scenario, trace, check, found))
-    return verdicts
+        return with_causes([(check, _verdict(scenario, trace, check, finding)) for check in scenario.checks])
+    found = [(check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
+    found += [(check, own) for check in ALWAYS if (own := run(check, evidence)) is not None]
+    return with_causes([(check, _verdict(scenario, trace, check, finding)) for check, finding in found], trace.calls)
 
 
 def run(check: Check, evidence: Evidence) -> Finding | None:
@@ -113,19 +112,19 @@ def missing(
     cause, reason = Cause.NOT_OFFERED, f"does not declare {', '.join(lacks)}"
     if set(lacks) <= set(declared):
         cause, reason = Cause.NOT_HERE, f"is {Cause.NOT_HERE}: needs {', '.join(lacks)}"
-    verdicts = (
-        _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason)
-        for check in scenario.checks
+    verdicts = with_causes(
+        [
+            (check, _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason))
+            for check in scenario.checks
+        ]
     )
     return [msgspec.structs.replace(verdict, cause=cause) for verdict in verdicts]
 
 
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
     """A verdict `untestable` for each check of a scenario that should have been driven and has no recording."""
-    return [
-        _about(scenario, check, target, topology, status=Conformance.UNTESTABLE, reason=reason, blame=blame)
-        for check in scenario.checks
-    ]
+    why: dict[str, Any] = {"status": Conformance.UNTESTABLE, "reason": reason, "blame": blame}
+    return with_causes([(check, _about(scenario, check, target, topology, **why)) for check in scenario.checks])
 
 
 def _unless_blind(finding: Finding) -> Finding:
@@ -178,8 +177,11 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         reason=finding.reason,
         blame=blame,
     )
+    own = finding.status == "fail" and finding.cause is None
     return msgspec.structs.replace(
         about,
+        reasons=finding.reasons,
+        next_step=(own and check.next_step) or about.next_step,
         facts=finding.facts,
         numbers=finding.numbers,
         evidence=finding.evidence,

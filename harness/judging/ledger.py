@@ -1,7 +1,7 @@
 """The ledger of known divergences: executed, reason-matched, capped, owned, expiring. Stale entries are red.
 
-Read from ``scenarios/known_divergences.toml``. `apply` is pure: it returns the verdicts with `known` set, and the problems
-of the entries that this run shows.
+Read from ``scenarios/known_divergences.toml``. `apply` and `uses` are pure. `apply` returns one run's verdicts with `known` set, and
+the problems of the entries that this run shows. `uses` adds up what each entry explained in several runs.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import datetime
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.resources import as_file, files
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -24,6 +25,8 @@ from harness.records.verdict import Conformance, LedgerProblem, Parity, Verdict
 IDENTITY = re.compile(r"[a-z0-9][a-z0-9.-]*")
 SOURCE = re.compile(r"[\w./-]+\.\w+:\d+.*\s\S.*", re.DOTALL)
 """A file and line of the released source, and words about it."""
+Claims = dict[tuple[str, ...], list[str]]
+"""An entry's id and targets → the verdicts that it explains, also those beyond its cap."""
 UNLIKELY = "\x00a reason that no check gives\x00"
 
 
@@ -47,12 +50,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
-        pair = f"{verdict.baseline}~{verdict.target}" if verdict.baseline else None
-        return (
-            fnmatchcase(verdict.scenario, self.scenario)
-            and fnmatchcase(verdict.check, self.check)
-            and fnmatchcase(verdict.topology, self.topology)
-            and (verdict.target in self.targets or pair in self.targets)
+        stacks = [verdict.target] + [f"{verdict.baseline}~{verdict.target}"] * bool(verdict.baseline)
+        return fnmatchcase(verdict.check, self.check) and any(
+            self.at(verdict.scenario, verdict.topology, stack) for stack in stacks
+        )
+
+    def at(self, scenario: str, topology: str, stack: str) -> bool:
+        """True if the entry has this scenario, topology, and stack or pair."""
+        return stack in self.targets and fnmatchcase(scenario, self.scenario) and fnmatchcase(topology, self.topology)
+
+    def settled_by(self, verdict: Verdict) -> bool:
+        """True if the verdict is about the entry and shows whether its difference is still there."""
+        if not self.about(verdict) or self.status == "untestable":
+            return self.about(verdict)
+        return verdict.status != Conformance.UNTESTABLE and (
+            verdict.red or verdict.known is not None or verdict.status != Conformance.MISSING
         )
 
     def may_be_about(self, scenarios: Iterable[str]) -> bool:
@@ -60,12 +72,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         pattern = any(c in self.scenario + self.topology for c in "*?[")
         return pattern and any(fnmatchcase(name, self.scenario) for name in scenarios)
 
-    def explains(self, verdict: Verdict) -> bool:
-        """True if the entry describes the verdict, including its whole reason."""
+    def explains(self, verdict: Verdict, reason: str) -> bool:
+        """True if the entry describes the verdict and the whole of this reason of it."""
         return (
             self.about(verdict)
             and (self.status is None or verdict.status == self.status)
-            and re.fullmatch(self.reason, verdict.reason, re.DOTALL) is not None
+            and re.fullmatch(self.reason, reason, re.DOTALL) is not None
         )
 
 
@@ -74,9 +86,29 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """All entries, in the order of the file."""
 
     entries: tuple[Entry, ...] = ()
+    borrowed: tuple[Entry, ...] = ()
+    """Copies for targets that are a release under another name (`holding_for`). They explain, and are never stale."""
 
     def get(self, entry_id: str | None) -> Entry | None:
         return next((entry for entry in self.entries if entry.id == entry_id), None)
+
+    def holding_for(self, released: Mapping[str, str | None]) -> Ledger:
+        """The ledger whose entries also hold for these: target → the released target that it is (None: no entry holds).
+
+        Each stack or pair gets a copy of the entry with its share of the cap. A pair may have one side under its own name.
+        """
+        names: dict[str, list[str]] = {}
+        for target, release in released.items():
+            if release is not None:
+                names.setdefault(release, []).append(target)
+        borrowed = (
+            msgspec.structs.replace(entry, targets=[other], cap=-(-entry.cap // len(entry.targets)))
+            for entry in self.entries
+            for target in entry.targets
+            for sides in product(*([side, *names.get(side, ())] for side in target.split("~")))
+            if (other := "~".join(sides)) != target
+        )
+        return msgspec.structs.replace(self, borrowed=tuple(borrowed))
 
 
 def load(path: Path | None = None) -> Ledger:
@@ -173,9 +205,9 @@ def apply(
     gives the same answer. Entries without a judged verdict in this run are left alone. `elsewhere` names scenarios that
     were not driven in each of their topologies; an entry whose pattern covers one of them is called neither stale nor changed.
     """
-    live = [entry for entry in ledger.entries if entry.expires >= today]
+    live = [entry for entry in (*ledger.entries, *ledger.borrowed) if entry.expires >= today]
     known: dict[str, str] = {}
-    claims: dict[str, list[str]] = {entry.id: [] for entry in live}
+    claims: Claims = {(entry.id, *entry.targets): [] for entry in live}
     problems = [
         LedgerProblem(
             entry=entry.id,
@@ -185,42 +217,101 @@ def apply(
         for entry in ledger.entries
         if entry.expires < today
     ]
+    explained: dict[str, dict[str, str]] = {}
     for verdict in sorted((v for v in verdicts if v.baseline is None and v.red), key=lambda v: v.id):
-        _claim(verdict, live, claims, known, problems)
+        explained[verdict.id] = _claim(verdict, live, claims, problems)
+        known |= _known(verdict, explained[verdict.id])
     stacks = {(v.scenario, v.topology, v.check, v.target): v for v in verdicts if v.baseline is None}
     for verdict in sorted((v for v in verdicts if v.baseline is not None), key=lambda v: v.id):
         covered = _covered_by(verdict, stacks, known)
         if covered is not None:
             known[verdict.id] = covered
         elif verdict.red:
-            _claim(verdict, live, claims, known, problems)
+            explained[verdict.id] = _claim(verdict, live, claims, problems)
+            known |= _known(verdict, explained[verdict.id])
     for entry in live:
-        problems.extend(_problems(entry, verdicts, claims[entry.id], known, elsewhere))
-    explained = [msgspec.structs.replace(v, known=known[v.id]) if v.id in known else v for v in verdicts]
-    return explained, list(dict.fromkeys(problems))
+        claimed = claims[entry.id, *entry.targets]
+        problems.extend(_over_cap(entry, claimed))
+        if not claimed and entry in ledger.entries and not entry.may_be_about(elsewhere):
+            problems.extend(_stale(entry, verdicts, known))
+    told = [msgspec.structs.replace(v, known=known.get(v.id), explained=explained.get(v.id, {})) for v in verdicts]
+    return told, list(dict.fromkeys(problems))
 
 
-def _claim(
-    verdict: Verdict,
-    live: Sequence[Entry],
-    claims: dict[str, list[str]],
-    known: dict[str, str],
-    problems: list[LedgerProblem],
-) -> None:
-    matching = [entry for entry in live if entry.explains(verdict)]
-    if len(matching) > 1:
-        problems.append(
-            LedgerProblem(
-                entry=matching[1].id,
-                problem=f"explains what {matching[0].id!r} explains already",
-                next_step="make the two entries disjoint: write one entry per difference",
+def _known(verdict: Verdict, explained: dict[str, str]) -> dict[str, str]:
+    """The verdict's id and the first entry, if each of its reasons is explained."""
+    entries = [explained.get(reason) for reason in verdict.each_reason]
+    return {verdict.id: entries[0]} if entries[0] is not None and None not in entries else {}
+
+
+@final
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """What several runs together show about an entry."""
+
+    entry: str
+    judged: int
+    """Number of verdicts that show whether its difference is still there."""
+    explained: int
+    """Number of verdicts that it explains, comparisons included."""
+    runs: list[str]
+    """The runs in which it explains something."""
+
+    @property
+    def stale(self) -> bool:
+        """True if verdicts about it were judged and none needs it."""
+        return self.judged > 0 and not self.explained
+
+
+def uses(ledger: Ledger, runs: Mapping[str, Sequence[Verdict]]) -> list[Use]:
+    """Each entry with its use in these runs (name → verdicts to which the ledger was applied), in the order of the file.
+
+    Raises `LedgerError` for a verdict that is explained by an entry that the ledger does not have.
+    """
+    for run, verdicts in runs.items():
+        if lost := sorted({entry for v in verdicts for entry in _needed(v) if ledger.get(entry) is None}):
+            raise LedgerError(
+                f"run {run} was judged with entries that the ledger lacks: {', '.join(lost)}",
+                next_step=f"judge it again with this ledger: parity judge {run}",
             )
-        )
-    if matching:
-        entry = matching[0]
-        claims[entry.id].append(verdict.id)
-        if len(claims[entry.id]) <= entry.cap:
-            known[verdict.id] = entry.id
+    return [_use(entry, runs) for entry in ledger.entries]
+
+
+def _needed(verdict: Verdict) -> set[str]:
+    """The entries that explain the verdict, or one of its reasons."""
+    return {*verdict.explained.values(), *([verdict.known] if verdict.known else [])}
+
+
+def _use(entry: Entry, runs: Mapping[str, Sequence[Verdict]]) -> Use:
+    explained = {run: sum(entry.id in _needed(v) for v in verdicts) for run, verdicts in runs.items()}
+    settled = (v for verdicts in runs.values() for v in verdicts if entry.id in _needed(v) or entry.settled_by(v))
+    return Use(
+        entry=entry.id,
+        judged=sum(1 for _ in settled),
+        explained=sum(explained.values()),
+        runs=[run for run, count in explained.items() if count],
+    )
+
+
+def _claim(verdict: Verdict, live: Sequence[Entry], claims: Claims, problems: list[LedgerProblem]) -> dict[str, str]:
+    """Reason → entry that explains it, for those of the verdict's reasons that have one within its cap."""
+    found: dict[str, str] = {}
+    for reason in verdict.each_reason:
+        matching = [entry for entry in live if entry.explains(verdict, reason)]
+        if len(matching) > 1:
+            problems.append(
+                LedgerProblem(
+                    entry=matching[1].id,
+                    problem=f"explains what {matching[0].id!r} explains already",
+                    next_step="make the two entries disjoint: write one entry per difference",
+                )
+            )
+        for entry in matching[:1]:
+            claimed = claims[entry.id, *entry.targets]
+            if verdict.id not in claimed:
+                claimed.append(verdict.id)
+            if len(claimed) <= entry.cap:
+                found[reason] = entry.id
+    return found
 
 
 def _covered_by(
@@ -247,9 +338,7 @@ def _covered_by(
     return explained[0] if explained and all(explained) else None
 
 
-def _problems(
-    entry: Entry, verdicts: Sequence[Verdict], claimed: Sequence[str], known: dict[str, str], elsewhere: Sequence[str]
-) -> Iterable[LedgerProblem]:
+def _over_cap(entry: Entry, claimed: Sequence[str]) -> Iterable[LedgerProblem]:
     if len(claimed) > entry.cap:
         yield LedgerProblem(
             entry=entry.id,
@@ -257,12 +346,10 @@ def _problems(
             f"not explained: {', '.join(claimed[entry.cap :][:5])}",
             next_step=f"{entry.owner}: find out why there are more; raise the cap only for the same cause",
         )
-    if claimed or entry.may_be_about(elsewhere):
-        return
-    about = [v for v in verdicts if entry.about(v)]
-    settled = [v for v in about if v.status != Conformance.UNTESTABLE and (v.red or v.status != Conformance.MISSING)]
-    if entry.status == "untestable":
-        settled = about
+
+
+def _stale(entry: Entry, verdicts: Sequence[Verdict], known: dict[str, str]) -> Iterable[LedgerProblem]:
+    settled = [v for v in verdicts if entry.settled_by(v)]
     changed = [v for v in settled if v.red and v.id not in known]
     if changed:
         now = " | ".join(sorted({f"{v.status}: {v.reason}" for v in changed})[:3])

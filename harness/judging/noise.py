@@ -18,6 +18,7 @@ from harness.contract.faults import family
 from harness.judging.facets import LOGPROBS, deterministic
 from harness.judging.pairing import pair
 from harness.judging.takes import widest
+from harness.records.differing import common_prefix
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.reference import Noise
 from harness.records.verdict import NoiseFloor, Verdict
@@ -87,13 +88,6 @@ def _logprob_rows(call: Call) -> list[tuple[list[int], list[float | None] | None
 
 def _at(rows: list[tuple[list[int], Any]], row: int) -> tuple[list[int], Any]:
     return rows[row] if row < len(rows) else ([], None)
-
-
-def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Length of the common prefix of two sequences."""
-    if left == right:
-        return len(left)
-    return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def noise_floors(pairs: Iterable[tuple[ScenarioTrace, ScenarioTrace]]) -> list[NoiseFloor]:

@@ -41,6 +41,11 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     def enough(self) -> bool:
         return self.pairs >= LEAST_PAIRS
 
+    @property
+    def spread(self) -> float:
+        """How many times as long one side takes as the other, whichever it is; 1 if nothing was compared."""
+        return max(self.ratio, 1 / self.ratio) if self.ratio else 1.0
+
     def far(self, bound: float = FAR) -> bool:
         """True if the ratio exceeds `bound` over enough pairs."""
         return self.enough and self.ratio > bound
@@ -81,7 +86,12 @@ def timings(traces: Iterable[ScenarioTrace]) -> Timings:
 def between(control: Timings, subject: Timings) -> Pace:
     """The ratio of `subject`'s time per token to `control`'s, over their like calls."""
     like = (zip(usual, subject.get(key, ()), strict=False) for key, usual in control.items())  # no partner, no ratio
-    ratios = [theirs / ours for pairs in like for ours, theirs in pairs if ours and theirs is not None]
+    return over((ours, theirs) for pairs in like for ours, theirs in pairs if ours and theirs is not None)
+
+
+def over(pairs: Iterable[tuple[float, float]]) -> Pace:
+    """The median ratio of the second time to the first, which is not 0."""
+    ratios = [theirs / ours for ours, theirs in pairs]
     return Pace(pairs=len(ratios), ratio=statistics.median(ratios) if ratios else 0.0)
 
 
@@ -95,8 +105,7 @@ def verdict(pace: Pace, twin: Pace, *, baseline: str, candidate: str, topology: 
 
     Regression above `FAR`, or above the ratio between the baseline and its twin if that is more.
     """
-    noise = max(twin.ratio, 1 / twin.ratio) if twin.enough and twin.ratio else 1.0
-    bound = max(FAR, noise)
+    bound = max(FAR, twin.spread if twin.enough else 1.0)
     status, reason, blame = Parity.PARITY, "", None
     if not pace.enough:
         status, blame = Parity.UNTESTABLE, Blame.HARNESS

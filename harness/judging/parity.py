@@ -19,7 +19,9 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
+from harness.judging import engine_facets
 from harness.judging.causes import Why
+from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
@@ -103,11 +105,12 @@ def compare(
     match baseline, candidate:
         case (Absent() as side, _) | (_, Absent() as side):
             reason = f"{_role(side, baseline)}: {side.reason}"
-            return [about(c.name, Parity.UNTESTABLE, reason, side.blame) for c in scenario.checks]
+            return with_causes([(c, about(c.name, Parity.UNTESTABLE, reason, side.blame)) for c in scenario.checks])
         case Missing(), Missing():
             return []
         case Judged(), Missing():
-            return [about(c.name, Parity.MISSING, candidate.reason, Blame.STACK) for c in scenario.checks]
+            reason = candidate.reason
+            return with_causes([(c, about(c.name, Parity.MISSING, reason, Blame.STACK)) for c in scenario.checks])
         case Missing(), Judged():
             reason = f"the baseline {baseline.reason}"
             return [about(c.name, Parity.ADDED, reason) for c in scenario.checks]
@@ -133,7 +136,13 @@ class _About:
         self.scenario, self.baseline, self.candidate, self.topology = scenario, baseline, candidate, topology
 
     def __call__(
-        self, check: str, status: Parity, reason: str = "", blame: Blame | None = None, **details: Any
+        self,
+        check: str,
+        status: Parity,
+        reason: str = "",
+        blame: Blame | None = None,
+        next_step: str = "",
+        **details: Any,
     ) -> Verdict:
         return Verdict(
             scenario=self.scenario.name,
@@ -147,7 +156,7 @@ class _About:
             status=status,
             blame=blame,
             reason=reason,
-            next_step=NEXT_STEP[blame] if blame else "",
+            next_step=next_step or (NEXT_STEP[blame] if blame else ""),
             **details,
         )
 
@@ -183,15 +192,19 @@ def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
         "fault": right.fault,
         "source": right.source,
     }
+    if wrong := [v for v in (left, right) if v.status != Conformance.PASS]:
+        because = {v.because for v in wrong}
+        details["because"] = because.pop() if len(because) == 1 else None
+        details["next_step"] = (untold[0][1] if untold else wrong[-1]).next_step
     if untold:
         reason = "; ".join(f"{role}: {v.reason}" for role, v in untold)
         return about(name, Parity.UNTESTABLE, reason, untold[0][1].blame or Blame.HARNESS, **details)
     status = _TABLE[_CONFORMS[left.status], _CONFORMS[right.status]]
     match status:
         case Parity.REGRESSION:
-            return about(name, status, right.reason, right.blame, **details)
+            return about(name, status, right.reason, right.blame, reasons=right.reasons, **details)
         case Parity.BASELINE_DEFECT:
-            return about(name, status, left.reason, left.blame, **details)
+            return about(name, status, left.reason, left.blame, reasons=left.reasons, **details)
         case Parity.BOTH_WRONG if left.reason == right.reason:
             return about(name, status, f"both: {right.reason}", right.blame, **details)
         case Parity.BOTH_WRONG:
@@ -217,7 +230,8 @@ def _facets(
 ) -> list[Verdict]:
     floor = next((n for n in noise if n.check == LOGPROBS), None)
     found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
-    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.facts]
+    facets = found.facets | engine_facets.compare(baseline.evidence, candidate.evidence, twin, found.pairing)
+    verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found.errors))
@@ -231,19 +245,15 @@ def _beside_failures(
 ) -> list[Verdict]:
     """Outputs that differ although no failed check found them wrong. Equal ones earn nothing: both sides may be wrong alike."""
     floor = next((n for n in noise if n.check == LOGPROBS), None)
-    found = lay_side_by_side(
-        baseline.evidence,
-        candidate.evidence,
-        twin,
-        floor.bound if floor else 0.0,
-        aside=(baseline.concerns, candidate.concerns),
-    )
+    both, aside = (baseline.evidence, candidate.evidence), (baseline.concerns, candidate.concerns)
+    found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
+    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside)
     fails = [
         f"the {role} fails {', '.join(side.broken)}"
         for role, side in (("baseline", baseline), ("candidate", candidate))
         if side.broken
     ]
-    verdicts = [_facet(about, name, facet) for name, facet in found.facets.items() if facet.differences]
+    verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
@@ -326,7 +336,7 @@ def _causes(found: Iterable[tuple[Why, ...]]) -> dict[str, int]:
 def _kind_of_place(call: Call | None, place: str) -> str:
     """Where a difference lies, without numbers that vary with the input: "generate", "chat_completion choices[].index"."""
     if call is None:
-        return "the sessions that share a server"
+        return "the sessions that share a server" if place.startswith("session ") else place
     if place.startswith(call.method):
         return place
     if call.method in CHOICES:

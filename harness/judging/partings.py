@@ -15,7 +15,7 @@ from harness.checks.sampling import draws_repeat
 from harness.checks.tokens import is_greedy
 from harness.contract.messages import CHOICES, LISTS
 from harness.judging.facets import deterministic
-from harness.judging.noise import common_prefix
+from harness.records.differing import common_prefix
 from harness.records.recording import Call, Header
 from harness.records.reference import UnansweredQuery
 

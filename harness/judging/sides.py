@@ -27,9 +27,10 @@ from harness.judging.facets import (
     prompt_of,
     size_of,
 )
-from harness.judging.noise import common_prefix, deltas
+from harness.judging.noise import deltas
 from harness.judging.pairing import Pairing, pair
 from harness.judging.partings import Parted, explains, row_of
+from harness.records.differing import common_prefix
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import Concern
 
@@ -116,14 +117,14 @@ def lay_side_by_side(
     errors: list[tuple[Call, Call]] = []
     incomparable = 0
     for left, right in pairing.pairs:
-        covered = [_covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
-        if not any(covered):
+        wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
+        if not any(wrong):
             _forms(left, right, again.get(left.id), facets)
         if error_of(left) is not None or error_of(right) is not None:
-            if not (_given_up(left) and _given_up(right)):
+            if not (given_up(left) and given_up(right)):
                 errors.append((left, right))
             continue
-        if any(None in rows for rows in covered):
+        if any(None in rows for rows in wrong):
             continue
         _outputs(
             left,
@@ -132,9 +133,9 @@ def lay_side_by_side(
             bound=bound,
             parted=parted,
             facets=facets,
-            aside=covered[0] | covered[1],
+            aside=wrong[0] | wrong[1],
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
-                _overlaps(left, baseline, method) or _overlaps(right, candidate, method)
+                overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
         )
         before = numbers.facts
@@ -162,12 +163,12 @@ def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]
             )
 
 
-def _given_up(call: Call) -> bool:
+def given_up(call: Call) -> bool:
     """True if the scenario itself stopped waiting for the call, which is no error of the stack."""
     return call.error is not None and call.error.blame == Blame.HARNESS
 
 
-def _covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
+def covered(call: Call, concerns: Collection[Concern]) -> set[int | None]:
     """Rows of the call that the concerns are about; None among them: all of it."""
     return {row for of, row in concerns if of in (call.id, call.label)}
 
@@ -225,7 +226,7 @@ def _outputs(
             )
 
 
-def _overlaps(call: Call, evidence: Evidence, method: str) -> bool:
+def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
     """True if a call of that method overlaps the call."""
     others = evidence.calls(method)
     return any(other.started_ns < call.ended_ns and call.started_ns < other.ended_ns for other in others)

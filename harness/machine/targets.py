@@ -43,6 +43,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     capabilities: frozenset[Capability]
     """Declared capabilities. Those of a start may differ, which is a finding."""
+    release: str | None = None
+    """ "package==version" of a released stack."""
     like: str | None = None
     """The target that it is like."""
     inline: bool = False
@@ -94,7 +96,7 @@ def registry(path: Path | None = None) -> dict[str, Target]:
     for name, entry in entries.items():
         fields = dict(entry)
         if (like := fields.get("like")) is not None:
-            fields = {**entries[like], "environment": None, **fields}
+            fields = {**entries[like], "environment": None, "release": None, **fields}
         fields["capabilities"] = _capabilities(fields["capabilities"], entries)
         found[name] = msgspec.convert({"name": name, **fields}, Target)
     return found
@@ -108,12 +110,40 @@ def _capabilities(said: Any, entries: Mapping[str, Mapping[str, Any]]) -> list[s
     return sorted({*inherited, *said.get("plus", ())} - {*said.get("minus", ())})
 
 
-def real_stacks(names: Iterable[str]) -> set[str]:
-    """The stacks among these that are not inline, each with the one that it is like. A target that is compared with itself is told
-    apart by its run ("NAME in RUN")."""
-    found = (registry().get(name.partition(" in ")[0]) for name in names)
-    real = [target for target in found if target is not None and not target.inline]
-    return {target.name for target in real} | {target.like for target in real if target.like}
+def real_stacks(names: Iterable[str], released: Mapping[str, str | None] | None = None) -> set[str]:
+    """The stacks among these that are not inline, each with the release that it is (`released`), or else the one that it is like."""
+    found = {name: _row(name) for name in names}
+    real = {name: target for name, target in found.items() if target is not None and not target.inline}
+    others = ((released or {}).get(name) or target.like for name, target in real.items())
+    return {target.name for target in real.values()} | {name for name in others if name}
+
+
+def released(packages: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str | None]:
+    """Target → the released target that it is, for each that has another name ("local:http", "skyrl-0.2.0:http in RUN").
+
+    `packages`: the target of each recording, with the versions in its environment. None: no released target has that version, or
+    the recordings name several. Inline and unknown targets are left out.
+    """
+    found: dict[str, set[str | None]] = {}
+    for name, versions in packages:
+        row = _row(name)
+        if row is not None and not row.inline and (row.local or row.name != name):
+            found.setdefault(name, set()).add(_released(row, versions))
+    return {name: releases.pop() if len(releases) == 1 else None for name, releases in found.items()}
+
+
+def _row(name: str) -> Target | None:
+    """The registry's entry. A target that is compared with itself is told apart by its run ("NAME in RUN")."""
+    return registry().get(name.partition(" in ")[0])
+
+
+def _released(target: Target, versions: Mapping[str, str]) -> str | None:
+    for other in registry().values():
+        package, _, version = (other.release or "").partition("==")
+        kind = (other.adapter, other.variables) == (target.adapter, target.variables)
+        if kind and package and versions.get(package) == version:
+            return other.name
+    return None
 
 
 def runtimes() -> list[Runtime]:

@@ -16,6 +16,7 @@ from harness.contract.errors import Blame
 from harness.contract.faults import DRIVEN, NOTHING, Fact, Fault, family
 from harness.judging import pace
 from harness.judging.pace import Timings
+from harness.proving.entries import LedgerProof
 from harness.records.verdict import Cause, Conformance, Verdict
 
 CAUGHT_BY_UNTESTABLE = frozenset({"instruments"})
@@ -73,6 +74,8 @@ class Lap(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     timings: Timings = {}
     """Digest of a call's request → seconds per token of each such call."""
+    beside: str = ""
+    """Topology in which it drove the scenarios of the ledger's entries (`harness/proving/entries.py`); empty for all others."""
     called: dict[str, frozenset[str]] = {}
     """For the control of a pure Python stack: scenario → those functions that it called and that a fault changes."""
 
@@ -193,6 +196,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[str, Judged]
     """All checks that were judged on the correct stack."""
     faults: list[FaultProof]
+    ledger: LedgerProof | None = None
+    """The ledger's entries about it beside other faults; None if they were not asked for."""
     complete: bool = True
 
     @property
@@ -307,6 +312,8 @@ class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
             ]
             if not proof.faults:
                 found.append(f"{proof.target}: no fault was driven: nothing is proved")
+            if proof.ledger is not None:
+                found += [f"{proof.target}: {problem}" for problem in proof.ledger.problems]
         if not self.proofs:
             found.append("no stack was driven: nothing is proved")
         found += [f"no fault kills {check.check}, which is for: {check.guards}" for check in self.checks if check.red]

@@ -34,6 +34,7 @@ from harness.judging import ledger, pace
 from harness.judging.pace import Timings
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, known, resolve
+from harness.proving.entries import Tried, to_try
 from harness.proving.kill_matrix import (
     Baseline,
     Control,
@@ -46,6 +47,7 @@ from harness.proving.kill_matrix import (
     prove_target,
     together,
 )
+from harness.proving.swallowed import prove_entries
 from harness.records.recording import ScenarioTrace
 from harness.records.run_folder import RunFolder, stem
 from harness.records.verdict import Cause, Conformance, Verdict
@@ -76,6 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """As `Options.dtype`; miniatures are exact."""
     cuda_graphs: bool = False
     batch_invariant: bool = False
+    ledger: bool = False
+    """True if the entries about the real stacks are tried beside other faults (`harness/proving/swallowed.py`)."""
     jobs: int = 0
     """Worker processes for pure Python stacks; 0: one per core."""
     command: str = "parity prove"
@@ -98,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unable: tuple[str, ...]
     """Scenarios whose required capabilities the target does not declare."""
     whole: bool
+    entries: tuple[tuple[Seat, Tried], ...] = ()
+    """Each topology with the scenarios of the ledger's entries."""
 
     @property
     def scenarios(self) -> tuple[str, ...]:
@@ -155,6 +161,12 @@ def plan(request: Request, target: Target) -> Plan:
     seats: dict[Seat, list[str]] = {}
     for scenario in able:
         seats.setdefault(_seat(target.name, scenario, request.engines), []).append(scenario.name)
+    drivable = [s for s in selected if s.needs <= target.capabilities]
+    tried = (
+        to_try(ledger.load(), target.name, narrowed, drivable, reads=catalogue.facts_read(), engines=request.engines)
+        if request.ledger and not target.inline
+        else []
+    )
     return Plan(
         target=target.name,
         inline=target.inline,
@@ -162,6 +174,7 @@ def plan(request: Request, target: Target) -> Plan:
         seats=tuple((seat, tuple(names)) for seat, names in seats.items()),
         unable=tuple(s.name for s in wanted if s not in able),
         whole=every and not request.filters,
+        entries=tuple((Seat(target=target.name, topology=place), names) for place, names in tried),
     )
 
 
@@ -212,6 +225,11 @@ def plans(request: Request) -> list[Plan]:
                 f"--fault {pattern} matches no fault of {', '.join(request.stacks)}",
                 next_step="give a name or pattern as in docs/proving.md, such as 'session_moves*'",
             )
+    if request.ledger and not any(one.entries for one in found):
+        raise UsageError(
+            f"--ledger: no entry about {', '.join(request.stacks)} shares a check with these faults in these scenarios",
+            next_step="name a stack that the ledger has entries about, and leave out --fault and -k",
+        )
     found = [one for one in found if one.faults and one.scenarios]
     if not found:
         raise UsageError(
@@ -401,6 +419,11 @@ def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
             here = [n for n in names if not fault.scenarios or n in fault.scenarios]
             if here:
                 yield lap(session, seat, here, fault)
+    for seat, tried in planned.entries:
+        ids = set().union(*tried.values())
+        for one in (None, *(fault for fault in planned.faults if fault.id in ids)):
+            here = [name for name, under in tried.items() if one is None or one.id in under]
+            yield msgspec.structs.replace(lap(session, seat, here, one), beside=seat.topology.name)
 
 
 def told(target: str, news: FaultProof | Control) -> str:
@@ -427,9 +450,13 @@ class Collected:
         self._parts: dict[str | None, list[Lap]] = {}
         self._laps: dict[str | None, Lap] = {}
         self._baseline: Baseline | None = None
+        self._beside: list[Lap] = []
 
     def add(self, found: Lap) -> None:
         """Add a lap, and report the faults that can be judged now."""
+        if found.beside:
+            self._beside.append(found)
+            return
         parts = self._parts.setdefault(found.fault, [])
         parts.append(found)
         due = self._control_due if found.fault is None else self._due[found.fault]
@@ -464,7 +491,7 @@ class Collected:
     def proof(self) -> Proof:
         """The stack's proof so far."""
         planned = self._plan
-        return prove_target(
+        made = prove_target(
             planned.target,
             planned.faults,
             self._laps,
@@ -476,6 +503,13 @@ class Collected:
             whole=planned.whole,
             filtered=bool(self._request.expression),
             commands={f.id: command(planned, f, self._request) for f in planned.faults},
+        )
+        if not planned.entries:
+            return made
+        tried = {seat.topology.name: names for seat, names in planned.entries}
+        day = datetime.now(UTC).date()
+        return msgspec.structs.replace(
+            made, ledger=prove_entries(ledger.load(), planned.target, tried, self._beside, day)
         )
 
 

@@ -108,7 +108,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
     `late_request`     the same, but of a batch that failed in an earlier scenario
     `step`             one engine step: tokens = {request_id: [new token ids]}
-    `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …)
+    `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …),
+                       cached_tokens: prompt tokens taken from the prefix cache (null if unknown)
     `abort`            the frontend dropped requests: request_ids
     `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
                        for add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}

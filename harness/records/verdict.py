@@ -146,6 +146,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     blame: Blame | None = None
     reason: str = ""
     """One sentence, the same from run to run for the same cause. Numbers that vary are in `numbers` and `evidence`."""
+    reasons: list[str] = []
+    """If several things are wrong: the reason of each alone."""
     cause: Cause | None = None
     """None if the check judged."""
     facts: int = 0
@@ -170,8 +172,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """Where the rule is written."""
     next_step: str = ""
+    because: str | None = None
+    """Name of the red check of the same scenario, topology and stack that explains this red verdict."""
     known: str | None = None
-    """Id of the ledger entry that explains this verdict."""
+    """Id of the ledger entry that explains this verdict; with several reasons, of the entry for the first."""
+    explained: dict[str, str] = {}
+    """Reason → id of the ledger entry that explains it. The verdict is known only if every reason is explained."""
+
+    @property
+    def each_reason(self) -> list[str]:
+        return self.reasons or [self.reason]
 
     @property
     def red(self) -> bool:
@@ -335,6 +345,9 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     run: RunInfo
     verdicts: list[Verdict]
     ledger_problems: list[LedgerProblem] = []
+    released: dict[str, str | None] = {}
+    """Stack that is a release under another name → the released target whose ledger entries hold for it; None: no released target
+    has its version, and no entry holds."""
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
     open_causes: list[OpenCause] = []

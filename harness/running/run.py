@@ -24,7 +24,7 @@ from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
 from harness.judging.recorded import Judging, Look, Recorded, with_twins
-from harness.machine.targets import real_stacks
+from harness.machine.targets import real_stacks, released
 from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
@@ -138,7 +138,8 @@ def _judgement(
     """
     scenarios = declared()
     _refuse_what_differs(found)
-    entries = known.load(ledger)
+    of_release = released((r.target, part.header.packages) for r in found for part in r.index.parts)
+    entries = known.load(ledger).holding_for(of_release)
     noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
     trained: list[GapCurve] = []
     seen: dict[str, set[Capability]] = {r.target: set() for r in found}
@@ -161,10 +162,11 @@ def _judgement(
         ),
         verdicts=verdicts,
         ledger_problems=problems,
+        released=of_release,
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
         open_causes=open_differences.by_cause(verdicts, open_differences.load()),
-        concessions=concessions.of_stacks(concessions.load(), real_stacks(r.target for r in found)),
+        concessions=concessions.of_stacks(concessions.load(), real_stacks((r.target for r in found), of_release)),
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
 

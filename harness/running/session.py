@@ -40,7 +40,7 @@ from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
 from harness.machine import environments
 from harness.machine.progress import Progress, silent
-from harness.machine.targets import Target, known, resolve
+from harness.machine.targets import Target, known, released, resolve
 from harness.records.book import Book
 from harness.records.recorder import Recorder, Unwritten
 from harness.records.recording import CallError, Header, ScenarioEnd, ScenarioStart, ScenarioTrace
@@ -563,6 +563,11 @@ class Session:
         """The conformance verdicts of both stacks on a scenario, as far as it was driven."""
         seats = [Seat(target=name, topology=topology) for name in self.options.targets]
         return [verdict for seat in seats for verdict in self._verdicts.get((scenario.name, seat.name), [])]
+
+    @property
+    def released(self) -> dict[str, str | None]:
+        """As in `Judgement`, of the stacks that were started so far."""
+        return released((one.header.target, one.header.packages) for one in self._recorders.values())
 
     def _judging(self, topology: Topology) -> Judging:
         seats = [Seat(target=name, topology=topology) for name in self.options.targets]

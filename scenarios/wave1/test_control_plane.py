@@ -13,7 +13,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
-from scenarios.requests import ANSWER, EVERYWHERE, LONG
+from scenarios.requests import ANSWER, EVERYWHERE, LONG, SPREAD
 
 
 @scenario(
@@ -24,7 +24,7 @@ from scenarios.requests import ANSWER, EVERYWHERE, LONG
 )
 async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"."""
-    batch = prompts.unique(8)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -40,7 +40,7 @@ async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> Non
 )
 async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: new requests are not scheduled until /resume."""
-    batch, late = prompts.unique(4), prompts.unique(4)
+    batch, late = prompts.unique(SPREAD), prompts.unique(4)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -56,7 +56,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 )
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New requests wait."""
-    batch, late = prompts.unique(8), prompts.unique(2)
+    batch, late = prompts.unique(SPREAD), prompts.unique(2)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -77,7 +77,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: clear_cache says whether caches are cleared. `echo` judges that it arrives."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -94,7 +94,7 @@ async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Pro
 async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, PauseMode.WAIT: "Wait for in-flight requests to complete before pausing. New requests are
     blocked"."""
-    batch, late = prompts.unique(8), prompts.unique(2)
+    batch, late = prompts.unique(SPREAD), prompts.unique(SPREAD)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -112,7 +112,7 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
 async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and resume_generation; new requests are blocked until resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "keep", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
+        tasks.create_task(stack.generate(prompts.unique(SPREAD), label="late", **ANSWER))
 
 
 @scenario(
@@ -124,7 +124,7 @@ async def test_idle_pause_keep_holds_requests(stack: Stack, prompts: Prompts) ->
 async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: in every mode, new requests are not scheduled until /resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "abort", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
+        tasks.create_task(stack.generate(prompts.unique(SPREAD), label="late", **ANSWER))
 
 
 @scenario(
@@ -136,7 +136,7 @@ async def test_idle_pause_abort_holds_requests(stack: Stack, prompts: Prompts) -
 async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: in every mode, new requests are not scheduled until /resume."""
     async with asyncio.TaskGroup() as tasks, pause_idle(stack, "wait", prompts.one()):
-        tasks.create_task(stack.generate(prompts.unique(4), label="late", **ANSWER))
+        tasks.create_task(stack.generate(prompts.unique(SPREAD), label="late", **ANSWER))
 
 
 @scenario(
@@ -147,7 +147,7 @@ async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) ->
 )
 async def test_pause_twice(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))

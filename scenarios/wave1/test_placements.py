@@ -16,7 +16,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import EVERYWHERE
+from scenarios.requests import EVERYWHERE, SPREAD
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
 
@@ -51,9 +51,9 @@ async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts
 async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: "No sleep/wake needed (separate GPUs)". The trainer pauses, syncs and resumes."""
     for version in (1, 2):
-        await stack.generate(prompts.unique(4), max_tokens=8, temperature=0.0)
+        await stack.generate(prompts.unique(SPREAD), max_tokens=8, temperature=0.0)
         await stack.pause("keep")
         await stack.sync_weights(version)
         await stack.resume()
         await stack.digests()
-    await stack.generate(prompts.unique(4), max_tokens=8, temperature=0.0)
+    await stack.generate(prompts.unique(SPREAD), max_tokens=8, temperature=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.checks.logprobs import of_reference
+from harness.checks.logprobs import are_numbers, of_reference
 from harness.checks.sampling import independent
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
@@ -28,6 +28,18 @@ async def test_samples_are_independent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."; #934."""
     for count in (1, 2, 8):
         await stack.sample(prompts.one(), count, temperature=1.0, max_tokens=16, logprobs=0)
+
+
+@scenario(
+    task=0,
+    promise="sample() returns log-probabilities if they were asked for, and only then",
+    needs=SAMPLE,
+    checks=[are_numbers()],
+)
+async def test_log_probabilities_of_samples(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.logprobs: "If None, no probability is returned."; 1 is also the number at the engine."""
+    await stack.sample(prompts.one(), 2, temperature=1.0, max_tokens=8)
+    await stack.sample(prompts.one(), 2, temperature=1.0, max_tokens=8, logprobs=1)
 
 
 @scenario(task=0, promise="samples are independent with a seed as well", needs=SAMPLE, checks=[independent()])

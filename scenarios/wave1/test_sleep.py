@@ -11,7 +11,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, SPREAD
 
 COLOCATED = ("colocated",)
 
@@ -26,7 +26,7 @@ COLOCATED = ("colocated",)
 async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 1: "Sleep before training step, wake before generation"; the trainer wakes "weights" before the
     broadcast and "kv_cache" after it."""
-    batch = prompts.unique(8)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     for version in (1, 2):
         await stack.sleep(level=2)
@@ -46,7 +46,7 @@ async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> No
 )
 async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Sleep Mode: level 2 discards weights and cache; a sync brings the weights back."""
-    batch = prompts.long(2) + prompts.unique(4)
+    batch = prompts.long(2) + prompts.unique(SPREAD)
     await stack.digests()
     await stack.generate(batch, **ANSWER)
     await stack.sleep(level=2)
@@ -65,7 +65,7 @@ async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Promp
 )
 async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Sleep Mode: level 1 offloads the weights and brings them back; the cache is discarded."""
-    batch = prompts.long(2) + prompts.unique(4)
+    batch = prompts.long(2) + prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     for _ in range(2):
         await stack.sleep(level=1)
@@ -87,7 +87,7 @@ async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
     the trainer wakes "weights" before the sync and "kv_cache" after it.
 
     A sync and an answer come before the first reading, so that it includes the buffers of trainer and engines."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await stack.sync_weights(1)
     await stack.generate(batch, **ANSWER)
     await stack.device_memory(label="awake")

@@ -14,7 +14,7 @@ from harness.contract.messages import Layout
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, EVERYWHERE, LONG
+from scenarios.requests import ANSWER, EVERYWHERE, LONG, SPREAD, sessions
 
 SYNC = {Capability.WEIGHT_SYNC}
 
@@ -28,7 +28,7 @@ SYNC = {Capability.WEIGHT_SYNC}
 )
 async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014: "Weight sync via NCCL/CUDA_IPC broadcast completes" (1), "still works" (2), "works" (3)."""
-    batch = prompts.unique(16)  # enough for every server to get some, however a router spreads them
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     await stack.digests()
     await stack.sync_weights(1)
@@ -50,7 +50,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
 )
 async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync. Its result must depend on the sent weights, not on the earlier ones."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for version in (1, 2, 1, 2, 1):
         await stack.sync_weights(version)
         await stack.digests()
@@ -65,7 +65,7 @@ async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync; a trainer that resumes syncs what the engines hold already."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for _ in range(3):
         await stack.sync_weights(3)
         await stack.digests()
@@ -98,7 +98,7 @@ async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
     for version in (1, 2, 3, 4, 5):
         await stack.sync_weights(version)
     await stack.digests()
-    await stack.generate(prompts.unique(4), **ANSWER)
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)
 
 
 @scenario(
@@ -110,7 +110,7 @@ async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk: "Can be called multiple times" in one weight update."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1)):
         await stack.sync_weights(version, chunks=chunks)
         await stack.digests()
@@ -126,7 +126,7 @@ async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts)
 )
 async def test_a_sync_of_gathered_shards_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 1: FSDP2. SkyRL 0.2.0, FSDPWeightExtractor: shards are gathered parameter by parameter."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     held: tuple[tuple[int, Layout], ...] = ((1, "single"), (0, "single"), (1, "fsdp2"))
     for version, layout in held:
         await stack.sync_weights(version, layout=layout)
@@ -143,13 +143,13 @@ async def test_a_sync_of_gathered_shards_equals_the_whole(stack: Stack, prompts:
 async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, reset_prefix_cache; the trainers call it with every sync. Prompts fill more than one block,
     and each is answered twice before the sync, so that its blocks are cached."""
-    batch = prompts.long(4)
+    batch = prompts.long(SPREAD)
     for version in (1, 2):
-        await stack.generate(batch, **ANSWER)
-        await stack.generate(batch, **ANSWER)
+        await stack.generate(batch, session_ids=sessions(SPREAD), **ANSWER)
+        await stack.generate(batch, session_ids=sessions(SPREAD), **ANSWER)
         await stack.reset_prefix_cache()
         await stack.sync_weights(version)
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, session_ids=sessions(SPREAD), **ANSWER)
 
 
 @scenario(
@@ -169,4 +169,4 @@ async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) ->
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.sync_weights(1)
             await stack.digests()
-    await stack.generate(prompts.unique(4), **ANSWER)
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)

@@ -20,7 +20,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG
+from scenarios.requests import ANSWER, LONG, SPREAD
 
 NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
@@ -53,7 +53,7 @@ async def with_and_without(
 async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
     tokens)". One call per prompt, as SkyRL's fully asynchronous trainer sends them."""
-    await with_and_without(stack, prompts.unique(8), **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), **LONG)
 
 
 @scenario(
@@ -65,7 +65,7 @@ async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack,
 async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
     tokens)"."""
-    await with_and_without(stack, prompts.unique(8), batched=True, **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), batched=True, **LONG)
 
 
 @scenario(
@@ -76,7 +76,7 @@ async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack
 )
 async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Resume continues generation": after each pause, with the tokens of all attempts."""
-    await with_and_without(stack, prompts.unique(8), interruptions=2, **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), interruptions=2, **LONG)
 
 
 @scenario(
@@ -87,7 +87,7 @@ async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) 
 )
 async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await ask(stack, batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
@@ -145,7 +145,7 @@ async def test_answers_of_an_exact_length_are_interrupted(stack: Stack, prompts:
 )
 async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, InferenceEngineClient.pause_generation: new requests are blocked until resume."""
-    batch, late = prompts.unique(4), prompts.unique(4)
+    batch, late = prompts.unique(SPREAD), prompts.unique(4)
     await ask(stack, batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
@@ -168,7 +168,7 @@ async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prom
             await stack.sync_weights(1)
             await stack.reset_prefix_cache()
             await stack.digests()
-    await ask(stack, prompts.unique(4), **ANSWER)
+    await ask(stack, prompts.unique(SPREAD), **ANSWER)
 
 
 @scenario(
@@ -250,7 +250,7 @@ async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None
     """SkyRL API reference, InferenceEngineClient.chat_completion: "Always use the retry loop"; SkyRL 0.1.0,
     _chat_completion_with_retry: "with previous responses accumulated". A retry sends text, so the answers consist of
     signs that no tokenizer joins."""
-    bodies = [conversation(stack, messages) for messages in prompts.conversations(4)]
+    bodies = [conversation(stack, messages) for messages in prompts.conversations(SPREAD)]
     for body in bodies:
         await stack.chat_completion(body, label=UNINTERRUPTED)
     async with asyncio.TaskGroup() as tasks:
@@ -273,7 +273,7 @@ async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) 
         tasks.create_task(ask(stack, batch, **LONG))
         async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1, chunks=4)
-    await ask(stack, prompts.unique(4), **ANSWER)
+    await ask(stack, prompts.unique(SPREAD), **ANSWER)
 
 
 @scenario(

@@ -50,7 +50,7 @@ async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -
             tasks.create_task(stack.generate(batch, **LONG))
             async with pause_in_flight(stack, "keep", requests=len(batch)):
                 await stack.sync_weights(version, chunks=chunks)
-            await stack.generate(prompts.unique(4), **ANSWER)
+            await stack.generate(prompts.unique(8), **ANSWER)
         await stack.digests()
 
 

@@ -159,9 +159,9 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
     await stack.gym_generate(
         GymRequest(
-            prompts=prompts.conversations(8),
-            env_extras=[{"turns": 1 + row % 3} for row in range(8)],
-            trajectory_ids=trajectories(8),
+            prompts=prompts.conversations(12),
+            env_extras=[{"turns": 1 + row % 3} for row in range(12)],
+            trajectory_ids=trajectories(12),
             max_turns=3,
             use_conversation_multi_turn=False,
             sampling_params=FULL,

@@ -33,7 +33,7 @@ async def converse(stack: Stack, session: SessionId, first: list[int], *later: l
 @scenario(task=6, promise="a conversation's tokens stay what they are from turn to turn", checks=CHECKS)
 async def test_turns_keep_their_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 6: "Token IDs preserved across turns (no re-tokenization)"."""
-    for session in ("conversation-1", "conversation-2", 3):
+    for session in ("conversation-1", "conversation-2", "conversation-3", 4):
         await converse(stack, session, *prompts.unique(TURNS))
 
 
@@ -136,7 +136,7 @@ async def test_chat_turns_are_rendered_by_the_template(stack: Stack, prompts: Pr
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
 
     async with asyncio.TaskGroup() as callers:
-        for number in range(4):
+        for number in range(6):
             callers.create_task(chat(number, prompts.texts(3)))
 
 
@@ -150,7 +150,7 @@ async def test_a_conversation_by_text_is_tokenized_anew(stack: Stack, prompts: P
     """vLLM documentation, OpenAI-Compatible Server, Completions API: a prompt may be text. SkyRL #1014, task 6, why token ids:
     the verdict shows how many of the made tokens the text changes."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **ANSWER}
-    for number, text in enumerate(prompts.texts(4)):
+    for number, text in enumerate(prompts.texts(6)):
         context = text
         for more in (*prompts.texts(2), ""):
             body = {**shown, "prompt": context, "session_id": f"conversation-{number}"}

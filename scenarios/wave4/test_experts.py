@@ -15,21 +15,17 @@ from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
-from harness.contract.messages import PauseMode, SessionId
+from harness.contract.messages import PauseMode
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, SPREAD, sessions
 
 LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NEEDS = {Capability.ROUTED_EXPERTS}
 SYNC = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
 
 MIXTURES = ("moe", "moe-olmoe", "moe-tp2-ep", "moe-dp2", "moe-dp2-ep")
-
-
-def _sessions(rows: int) -> list[SessionId]:
-    return [f"session-{row}" for row in range(rows)]
 
 
 @scenario(
@@ -55,9 +51,9 @@ async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
 async def test_experts_of_cached_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices; vLLM documentation, Automatic Prefix Caching. Prompts fill more
     than one block, and each session keeps its server."""
-    batch, sessions = prompts.long(4), _sessions(4)
+    batch, named = prompts.long(4), sessions(4)
     for label in ("first", "from_the_cache"):
-        await stack.generate(batch, session_ids=sessions, label=label, **ANSWER)
+        await stack.generate(batch, session_ids=named, label=label, **ANSWER)
 
 
 @scenario(
@@ -69,7 +65,7 @@ async def test_experts_of_cached_tokens(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 10: weight sync with experts. The router's weights move with all others."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4)):
         await stack.sync_weights_paused(version, chunks=chunks)
@@ -93,7 +89,7 @@ async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
 async def test_syncs_of_a_mixture(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 10: weight sync with experts. An engine holds all experts of a layer in one parameter: chunks that end in
     the middle of a layer must leave it whole (SkyRL's legacy stack once lost experts that way)."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1), (1, 7)):
         await stack.sync_weights_paused(version, chunks=chunks)
         await stack.digests()
@@ -110,7 +106,7 @@ async def test_syncs_of_a_mixture(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 10: weight sync with experts; architecture, idempotent sync."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for chunks in (1, 1, 4, 4):
         await stack.sync_weights_paused(3, chunks=chunks)
         await stack.digests()
@@ -128,13 +124,13 @@ async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Pr
 async def test_each_worker_holds_its_own_experts(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 10: "expert parallelism"; vLLM documentation, Expert Parallel Deployment. Sessions make each
     data-parallel worker answer some requests."""
-    batch, sessions = prompts.unique(8), _sessions(8)
-    await stack.generate(batch, session_ids=sessions, **ANSWER)
+    batch, named = prompts.unique(SPREAD), sessions(SPREAD)
+    await stack.generate(batch, session_ids=named, **ANSWER)
     await stack.digests()
     for version, chunks in ((1, 1), (2, 4)):
         await stack.sync_weights_paused(version, chunks=chunks)
         await stack.digests()
-        await stack.generate(batch, session_ids=sessions, **ANSWER)
+        await stack.generate(batch, session_ids=named, **ANSWER)
 
 
 async def _paused(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:

@@ -9,7 +9,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import Layout
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, SPREAD
 
 
 @scenario(
@@ -23,7 +23,7 @@ async def test_a_sync_of_megatrons_layout_equals_the_whole(stack: Stack, prompts
     """SkyRL #1014, task 9: Megatron's weights mapped to vLLM's, TP2×PP2. Megatron-Bridge, QKVMapping and GatedMLPMapping:
     what Megatron-core fuses and interleaves. SkyRL 0.2.0, MegatronWeightExtractor: sent in Hugging Face's names, in buckets.
     Generation and training with Megatron are left to the trainer: here its ranks only hold the weights, on a CPU."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     held: tuple[tuple[int, Layout, int], ...] = ((1, "single", 1), (0, "single", 1), (1, "megatron", 4))
     for version, layout, chunks in held:
         await stack.sync_weights(version, layout=layout, chunks=chunks)

@@ -12,7 +12,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, SPREAD, sessions
 
 SHARDED = ("tp2", "tp2x2")
 SYNC = {Capability.WEIGHT_SYNC}
@@ -50,7 +50,7 @@ async def test_sharded_engines_answer_like_the_whole_model(stack: Stack, prompts
 )
 async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 8: "Weight sync with sharded weights"."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     await stack.digests()
     for version, chunks in ((1, 1), (2, 3)):
@@ -68,7 +68,7 @@ async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_shards_go_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 8: "Weight sync with sharded weights": its result depends only on the sent weights."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for version in (1, 2, 1, 1):
         await stack.sync_weights(version)
         await stack.digests()
@@ -86,9 +86,9 @@ async def test_no_shard_answers_from_an_old_cache(stack: Stack, prompts: Prompts
     """SkyRL #1014, task 8; SkyRL API reference, InferenceEngineInterface.reset_prefix_cache."""
     batch = prompts.long(2)
     for version in (1, 2):
-        await stack.generate(batch, **ANSWER)
-        await stack.generate(batch, **ANSWER)
+        await stack.generate(batch, session_ids=sessions(2), **ANSWER)
+        await stack.generate(batch, session_ids=sessions(2), **ANSWER)
         await stack.reset_prefix_cache()
         await stack.sync_weights(version)
         await stack.digests()
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, session_ids=sessions(2), **ANSWER)

@@ -16,7 +16,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
 LORA = ["lora"]
@@ -78,13 +78,13 @@ async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> Non
     trainer resets the cache with each version. Prompts fill a block and are answered twice, so it is cached before a load."""
     batch = prompts.long(4)
     for _ in range(2):
-        await stack.generate(batch, **SCORED)
+        await stack.generate(batch, session_ids=sessions(4), **SCORED)
     for version in (1, 2):
         await stack.load_lora_adapter("policy", version)
         if version > 1:
             await stack.reset_prefix_cache()
         for _ in range(2):
-            await stack.generate(batch, lora_adapter="policy", **SCORED)
+            await stack.generate(batch, session_ids=sessions(4), lora_adapter="policy", **SCORED)
 
 
 @scenario(
@@ -152,7 +152,7 @@ async def test_prefix_cache_is_not_shared_between_adapters(stack: Stack, prompts
     for batch, order in ((first, (None, "policy")), (second, ("policy", None))):
         for adapter in order:
             for _ in range(2):
-                await stack.generate(batch, lora_adapter=adapter, **SCORED)
+                await stack.generate(batch, session_ids=sessions(4), lora_adapter=adapter, **SCORED)
 
 
 @scenario(
@@ -170,8 +170,8 @@ async def test_adapters_side_by_side(stack: Stack, prompts: Prompts) -> None:
     async with asyncio.TaskGroup() as callers:
         for adapter in (None, "one", "other"):
             callers.create_task(stack.generate(batch, lora_adapter=adapter, **SCORED))
-    for adapter in ("one", "other", None, "one"):
-        await stack.generate(long, lora_adapter=adapter, **SCORED)
+    for adapter in ("one", "one", "other", None, "one"):
+        await stack.generate(long, session_ids=sessions(2), lora_adapter=adapter, **SCORED)
 
 
 @scenario(

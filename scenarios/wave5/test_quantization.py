@@ -14,6 +14,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import SPREAD
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}
@@ -50,7 +51,7 @@ async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12: "Weight sync works with quantized models". Several syncs also show later failures."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     await stack.digests()
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4), (3, 1)):
@@ -68,7 +69,7 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
 )
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12. Quantized weights must not be quantized again, since they would drift."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     for version, chunks in ((1, 1), (1, 1), (2, 4), (1, 4), (2, 1)):
         await stack.sync_weights(version, chunks=chunks)
         await stack.digests()

@@ -11,7 +11,7 @@ from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER
+from scenarios.requests import ANSWER, SPREAD
 
 IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}
 
@@ -26,7 +26,7 @@ IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}
 async def test_colocated_engines_take_weights_through_ipc(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 15; SkyRL 0.2.0, get_transfer_strategy: "Uses CUDA IPC when weight_sync_backend is "nccl" and colocate_all
     is True"."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4)):
         await stack.sync_weights(version, chunks=chunks)
@@ -47,7 +47,7 @@ async def test_colocated_engines_take_weights_through_ipc(stack: Stack, prompts:
 async def test_a_failed_sync_through_ipc(stack: Stack, prompts: Prompts) -> None:
     """architecture, idempotent sync: "a failed sync followed by a good one is a good one"; SkyRL 0.2.0, NewInferenceWorkerWrap:
     start_weight_update() is refused while an update is active."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     for after in (1, 3):
         await stack.attempt(stack.sync_weights(2, chunks=4, fail_after_chunks=after))
         await stack.attempt(stack.prepare_weight_sync())

@@ -14,6 +14,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
+from scenarios.requests import SPREAD
 
 KEEP = {Capability.PAUSE_KEEP}
 LONG: dict[str, Any] = {"max_tokens": 160, "temperature": 0.0, "ignore_eos": True}
@@ -22,9 +23,8 @@ CHECKS = [SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE]
 
 
 async def with_and_without(stack: Stack, asks: Sequence[Ask]) -> None:
-    """Each of `asks` (label → call) one after the other, then all at once and frozen in the middle."""
-    for ask in asks:
-        await ask(UNINTERRUPTED)
+    """All `asks` (label → call) at once, then again and frozen in the middle."""
+    await asyncio.gather(*(ask(UNINTERRUPTED) for ask in asks))
     async with asyncio.TaskGroup() as tasks:
         for ask in asks:
             tasks.create_task(_done(ask(PAUSED)))
@@ -50,7 +50,7 @@ async def test_frozen_draws_go_on(stack: Stack, prompts: Prompts) -> None:
     def ask(prompt: list[int]) -> Ask:
         return lambda label: stack.generate([prompt], label=label, **sampled)
 
-    await with_and_without(stack, [ask(prompt) for prompt in prompts.unique(4)])
+    await with_and_without(stack, [ask(prompt) for prompt in prompts.unique(SPREAD)])
 
 
 @scenario(
@@ -61,16 +61,20 @@ async def test_frozen_draws_go_on(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_a_stop_string_across_a_freeze(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.stop; SkyRL API reference, pause_generation: "will resume from where they left off"."""
-    prompt = prompts.one()
+    batch = prompts.unique(SPREAD)
     spelled: dict[str, Any] = {
         "temperature": 0.0,
         "ignore_eos": True,
         "allowed_token_ids": stack.vocabulary.plain,
         "max_tokens": 200,
     }
-    known = (await stack.generate([prompt], **spelled)).response_ids[0]
-    stop = [stack.vocabulary.text(known[8:180])]
-    await with_and_without(stack, [lambda label: stack.generate([prompt], label=label, stop=stop, **spelled)])
+    known = (await stack.generate(batch, **spelled)).response_ids
+
+    def ask(prompt: list[int], tokens: list[int]) -> Ask:
+        stop = [stack.vocabulary.text(tokens[8:180])]
+        return lambda label: stack.generate([prompt], label=label, stop=stop, **spelled)
+
+    await with_and_without(stack, [ask(prompt, tokens) for prompt, tokens in zip(batch, known, strict=True)])
 
 
 @scenario(
@@ -86,7 +90,7 @@ async def test_frozen_chats_go_on(stack: Stack, prompts: Prompts) -> None:
     def ask(messages: list[dict[str, str]]) -> Ask:
         return lambda label: stack.chat_completion({**shown, "messages": messages}, label=label)
 
-    await with_and_without(stack, [ask(messages) for messages in prompts.conversations(4)])
+    await with_and_without(stack, [ask(messages) for messages in prompts.conversations(SPREAD)])
 
 
 @scenario(
@@ -98,7 +102,7 @@ async def test_frozen_chats_go_on(stack: Stack, prompts: Prompts) -> None:
 async def test_frozen_completions_go_on(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and InferenceEngineInterface.completion."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **LONG}
-    bodies = [{**shown, "prompt": prompt} for prompt in (prompts.one(), prompts.one(), prompts.unique(4))]
+    bodies = [{**shown, "prompt": prompt} for prompt in (prompts.one(), prompts.one(), prompts.unique(SPREAD))]
 
     def ask(body: dict[str, Any]) -> Ask:
         return lambda label: stack.completion(body, label=label)

@@ -15,7 +15,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG
+from scenarios.requests import ANSWER, LONG, SPREAD, sessions
 
 KEEP = {Capability.PAUSE_KEEP}
 SYNC = {*KEEP, Capability.WEIGHT_SYNC}
@@ -31,7 +31,7 @@ CLEAR = {*KEEP, Capability.PAUSE_CLEAR_CACHE}
 async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "They resume where they left off on /resume. KV cache is preserved." A request
     that comes in the meantime reads its prompt with the new weights."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, **LONG))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
@@ -69,7 +69,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
 async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "clear_cache: Whether to clear the KV cache on pause."; vLLM 0.19,
     AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". Earlier tokens stay as they are."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, **LONG))
         async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
@@ -86,7 +86,7 @@ async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: 
 async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: a request resumes where it left off, whether its keys and values are kept or
     computed again."""
-    batch = prompts.unique(6)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, label=UNINTERRUPTED, **LONG)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
@@ -103,10 +103,11 @@ async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts)
 async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause(clear_cache); vLLM documentation, Automatic Prefix Caching. Prompts fill more than a
     block; they are sent again after the frozen requests have ended."""
-    batch = prompts.long(4)
-    await stack.generate(batch, **ANSWER)
+    batch, named = prompts.long(SPREAD), sessions(SPREAD)
+    for _ in range(2):
+        await stack.generate(batch, session_ids=named, **ANSWER)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **{**LONG, "max_tokens": 120}))
+        tasks.create_task(stack.generate(batch, session_ids=named, **{**LONG, "max_tokens": 120}))
         async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1)
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, session_ids=named, **ANSWER)

@@ -15,7 +15,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG
+from scenarios.requests import ANSWER, LONG, SPREAD
 
 SYNC = {Capability.WEIGHT_SYNC}
 NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
@@ -30,7 +30,7 @@ NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
 )
 async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 14: "Native weight sync"; vLLM documentation, Weight Transfer: /update_weights."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     for version, chunks in ((1, 1), (2, 4)):
         await stack.sync_weights(version, chunks=chunks)
@@ -70,7 +70,7 @@ async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Pro
     """architecture, idempotent sync: "a failed sync followed by a good one is a good one"; SkyRL 0.2.0,
     NewInferenceWorkerWrap: start, chunks, finish. The trainer fails at another place each time and rejoins; the next sync
     sends another version than the failed one."""
-    batch = prompts.unique(4)
+    batch = prompts.unique(SPREAD)
 
     async def sync_and_answer() -> None:
         await stack.attempt(stack.sync_weights(1, chunks=5))
@@ -108,4 +108,4 @@ async def test_a_failed_sync_leaves_the_pause_as_it_is(stack: Stack, prompts: Pr
             await stack.attempt(stack.digests())
     await stack.is_paused()
     await stack.health()
-    await stack.generate(prompts.unique(4), **ANSWER)
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)

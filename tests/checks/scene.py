@@ -10,6 +10,7 @@ import msgspec
 
 from harness.checks.base import Check, Finding
 from harness.checks.echo import CONTROL_OPS
+from harness.checks.staleness import BLOCK
 from harness.records.recording import Call, Observation
 from tests import traces
 
@@ -37,6 +38,7 @@ class Scene:
         self.calls: list[Call] = []
         self.seen: list[Observation] = []
         self._turn = 0
+        self._cached: set[tuple[Any, ...]] = set()
         self.control("resume", phase="clean_room")
         self.begin_on(dict.fromkeys(SERVERS, WEIGHTS))
         self.generate([[60, 61]], length=1, phase="clean_room", label="canary")
@@ -76,7 +78,11 @@ class Scene:
             self._turn += 1
             chosen = home(session) if session is not None else SERVERS[self._turn % 2]
             server = route(row, session) if route else chosen
-            self.seen += traces.executed(prompt, answer, server=server, params=params, from_ns=begun, step_ns=STEP)
+            held = (server, tuple(prompt), by, lora)
+            cached = len(prompt) // BLOCK * BLOCK if held in self._cached else 0
+            self._cached.add(held)
+            at = {"from_ns": begun, "step_ns": STEP}
+            self.seen += traces.executed(prompt, answer, server=server, params=params, cached_tokens=cached, **at)
         self.pass_time(length + 2)
         call = traces.generate(
             [list(p) for p in prompts],

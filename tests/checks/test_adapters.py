@@ -11,6 +11,7 @@ from harness.checks.staleness import (
     FORCED_EFFECT,
     FRESH_CACHE,
     NO_GREEDY,
+    NOT_HIT,
     SAME_VERSION_SAME_OUTPUT,
 )
 from tests import traces
@@ -18,13 +19,15 @@ from tests.checks.scene import Scene, without_observations
 
 SHORT = [[10, 11], [20, 21]]
 FOUR = [*SHORT, [30, 31], [40, 41]]
-LONG = [[3 + n % 50 for n in range(130)]]
+LONG = [[3 + n % 50 for n in range(130)], [4 + n % 50 for n in range(130)]]
+"""Longer than a cache block; each prompt always meets the same server."""
 
 
 def served(prompts=SHORT) -> Scene:
     """The base model, version 1 under a name, then version 2 under the same name. The test adds the next call."""
     scene = Scene()
-    scene.generate(prompts)
+    for _ in range(2):
+        scene.generate(prompts)
     scene.load("policy", 1)
     scene.generate(prompts, adapter="policy")
     scene.load("policy", 2)
@@ -94,7 +97,7 @@ def test_answers_beside_an_adapter_are_counted():
     base = scene.generate(SHORT)
     beside = scene.generate(SHORT, adapter="policy")
     scene.change(beside, started_ns=base.started_ns + 1)
-    assert scene.judge(ADAPTER_ISOLATED).numbers["beside an adapter"] == 2
+    assert scene.judge(ADAPTER_ISOLATED).numbers["beside_an_adapter"] == 2
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_answers_beside_an_adapter_are_counted():
         (lambda scene: under(scene, 1, LONG), "an answer was made under another adapter than it asked for"),
         (lambda scene: under(scene, None, LONG), "an answer was made under another adapter than it asked for"),
         (
-            lambda scene: [[*under(scene, 2, LONG)[0][:3], 1, 2, 3]],
+            lambda scene: [[*answer[:3], 1, 2, 3] for answer in under(scene, 2, LONG)],
             "an answer mixes adapters: its prefix cache is another one's",
         ),
     ],
@@ -113,6 +116,18 @@ def test_a_cache_of_another_adapter(answer, reason):
     scene = served(LONG)
     scene.generate(LONG, adapter="policy", tokens=answer(scene))
     assert scene.judge(FRESH_ADAPTER_CACHE).reason == reason
+
+
+def test_what_no_cache_held_shows_nothing_of_it():
+    scene = Scene()
+    scene.load("policy", 1)
+    scene.generate(LONG)
+    scene.generate(LONG, adapter="policy")
+    assert scene.judge(FRESH_ADAPTER_CACHE).reason == NOT_HIT
+    scene = served(LONG)
+    scene.generate(LONG, adapter="policy")
+    assert scene.judge(FRESH_ADAPTER_CACHE).numbers["cache_hits"] == 4
+    assert without_observations(scene).judge(FRESH_ADAPTER_CACHE).reason == NOT_HIT
 
 
 def test_nothing_to_judge_is_untestable():
@@ -145,9 +160,11 @@ def test_checks_of_policy_versions_keep_adapters_apart():
     assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "pass"
     assert scene.judge(FORCED_EFFECT).status == "untestable", "one policy version, whatever the adapter"
     assert scene.judge(FRESH_CACHE).status == "untestable"
-    scene.sync(1)
-    scene.generate(LONG, adapter="policy")
     scene.generate(LONG)
+    scene.sync(1)
+    for _ in range(2):
+        scene.generate(LONG, adapter="policy")
+        scene.generate(LONG)
     for check in (CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, FRESH_CACHE):
         assert scene.judge(check).status == "pass"
 

@@ -40,6 +40,7 @@ class Loop(Scene):
 def test_rollouts_in_time_pass_and_their_age_is_shown():
     found = Loop().judge(CAPACITY)
     assert (found.status, found.numbers["oldest_steps"], found.numbers["older_than_meant"]) == ("pass", 1, 0)
+    assert found.numbers["waited"] == 2
 
 
 def test_a_rollout_that_training_has_no_room_for():

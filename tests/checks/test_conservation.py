@@ -138,6 +138,9 @@ def test_an_answer_after_a_stop_string_may_be_shorter_than_what_the_engine_ran(s
     call = scene.calls[-1]
     ids = [list(row) for row in call.result["response_ids"]]
     damaged_result(scene, response_ids=[ids[0][:4], *ids[1:]], stop_reasons=["stop", "length", "length"])
+    assert scene.judge(CONSERVATION).reason == conservation.ALTERED, "no stop string was asked for"
+    call = scene.calls[-1]
+    scene.change(call, request={**call.request, "sampling_params": {**call.request["sampling_params"], "stop": ["x"]}})
     assert scene.judge(CONSERVATION).status == "pass"
 
 
@@ -156,7 +159,7 @@ def test_text_answers_are_matched_by_their_prompt_and_usage():
     scene.change(asked, result={"body": body})
     assert scene.judge(CONSERVATION).reason == conservation.ALTERED
     scene.change(scene.calls[-1], result={"body": {**body, "choices": body["choices"] * 2}})
-    assert scene.judge(CONSERVATION).reason == conservation.EXTRA
+    assert scene.judge(CONSERVATION).reasons == [conservation.EXTRA, conservation.ALTERED]
 
 
 def test_samples_may_be_children_of_one_request():

@@ -80,6 +80,9 @@ def test_is_paused_follows_every_server():
     assert states(off, {"server-0": True}, off).judge(PAUSE_STATES).reason == "is_paused() does not name every server"
     assert states(off, {**on, "server-1": False}, off).judge(PAUSE_STATES).reason.endswith("after pause()")
     assert states(off, on, on).judge(PAUSE_STATES).reason.endswith("after resume()")
+    found = states(on, {"server-0": True}, on).judge(PAUSE_STATES)
+    assert (len(found.reasons), len(found.concerns)) == (2, 3)
+    assert states(off, on, off).judge(PAUSE_STATES).numbers == {"asked_paused": 1, "asked_running": 2}
     scene = Scene()
     scene.call("is_paused", {}, {"servers": off})
     assert scene.judge(PAUSE_STATES).status == "untestable"
@@ -89,7 +92,10 @@ def test_a_sleep_where_none_is_needed():
     scene = Scene()
     scene.control("wake_up", phase="clean_room")
     scene.generate([[5, 6]])
-    assert scene.judge(NO_SLEEP).status == "pass"
+    assert scene.judge(NO_SLEEP).reason == "no weights were synced"
+    scene.sync(1)
+    found = scene.judge(NO_SLEEP)
+    assert (found.status, found.numbers) == ("pass", {"syncs": 1})
     scene.control("sleep", level=1)
     assert scene.judge(NO_SLEEP).status == "fail"
     assert without_observations(scene).judge(NO_SLEEP).status == "untestable"

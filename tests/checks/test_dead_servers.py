@@ -72,6 +72,18 @@ class Killed(Scene):
         self.calls += [self.failed, self.whole]
 
 
+def test_an_error_that_does_not_tell_of_a_dead_server_is_red():
+    for kind, message, status, red in (
+        ("JSONDecodeError", "Expecting value: line 1 column 1 (char 0)", None, True),
+        ("ClientResponseError", "Bad Gateway", 502, False),
+        ("ServerDisconnectedError", "Server disconnected", None, False),
+    ):
+        scene = Killed()
+        scene.change(scene.failed, error=traces.error(kind, message, status=status))
+        reason = f"generate() failed with {kind}, which does not say that a server is gone" if red else ""
+        assert scene.judge(EVERY_CALL_ENDS).reason == reason
+
+
 def test_calls_that_end_well_or_by_name_pass():
     found = Killed().judge(EVERY_CALL_ENDS)
     assert (found.status, found.numbers["errors"]) == ("pass", 1)

@@ -50,6 +50,8 @@ def test_what_was_given_and_its_translations_pass(given, at_engine):
         ({"stop": ["x"]}, {"stop": []}, "stop"),
         ({"max_tokens": 400}, {"max_tokens": 16}, "max_tokens"),
         ({"ignore_eos": True}, {}, "ignore_eos"),
+        ({"stop_token_ids": [7]}, {"stop_token_ids": [7, 8]}, "stop_token_ids"),
+        ({"stop_token_ids": [7]}, {"stop_token_ids": [2]}, "stop_token_ids"),
         ({"logprobs": 1}, {"logprobs": 0}, "logprobs"),
         ({"temperature": "hot"}, {"temperature": 1.0}, "temperature"),
         ({"a_field_nobody_knows": 1}, {}, "a_field_nobody_knows"),
@@ -60,10 +62,9 @@ def test_an_argument_dropped_or_changed_on_the_way(given, at_engine, field):
     assert (found.status, found.reason) == ("fail", f"generate() changed {field} on the way")
 
 
-def test_sample_may_ask_for_the_sampled_tokens_alone_but_drops_nothing_else():
-    assert one_call({"logprobs": 1}, {"logprobs": 0}, "sample").judge(ECHO).status == "pass"
-    found = one_call({"min_tokens": 2}, {"logprobs": 0}, "sample").judge(ECHO)
-    assert found.reason == "sample() changed min_tokens on the way"
+def test_every_argument_that_sample_drops_is_told():
+    found = one_call({"min_tokens": 2, "logprobs": 1}, {"logprobs": 0}, "sample").judge(ECHO)
+    assert found.reasons == ["sample() changed logprobs on the way", "sample() changed min_tokens on the way"]
 
 
 def test_a_prompt_that_was_changed_on_the_way():

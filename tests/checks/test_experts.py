@@ -118,6 +118,7 @@ def in_sixteen_bits() -> tuple[Scene, list[int], list[list[list[int]]]]:
     """One greedy answer in bfloat16, the tokens that were fed, and their experts with the last pair swapped."""
     scene = Scene()
     scene.reference.set(NoiseRequest(), Noise(numbers=1, largest=0.1, rms=0.01, router=TIE / 2))
+    scene.sync(0)
     call = scene.generate(PROMPTS[:1])
     fed = (PROMPTS[0] + call.result["response_ids"][0])[:-1]
     right = scene.reference.routed(fed)
@@ -149,7 +150,7 @@ def test_in_sixteen_bits_an_answer_is_scored_on_the_experts_that_it_names(check,
     score = Score(logprobs=[-1.0] * 6, ranks=[1] + [0] * 5, margins=[3.0] * 6, behind=(behind, *[0.0] * 5))
     scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[0], tokens=tokens, routed=other), score)
     assert len(fed) == len(other)
-    assert scene.judge(check, model=BFLOAT16).status == status
+    assert scene.judge(check, model=BFLOAT16, servers=["server-0"]).status == status
 
 
 @pytest.mark.parametrize(("about", "taken"), [({}, False), ({"model": BFLOAT16}, True)], ids=["float32", "bfloat16"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from harness.checks.pausing import (
     ABORTED,
     FROZEN,
     HELD,
+    IDLE_SERVER,
     NOTHING_PAUSED,
     PAUSED,
     SAME_AS_UNINTERRUPTED,
@@ -103,6 +105,27 @@ def test_a_right_pause_passes_and_a_blind_tap_judges_nothing(check, mode):
         assert without_observations(Paused(mode)).judge(check).status == "untestable"
 
 
+def alone(mode: str) -> Paused:
+    """The same pause, with all requests on the first server."""
+    scene = Paused(mode, late=False)
+    scene.seen = [s if s.kind == "control" else msgspec.structs.replace(s, server=SERVERS[0]) for s in scene.seen]
+    scene.seen += traces.executed([60, 61], [1], server=SERVERS[1], from_ns=0)
+    return scene
+
+
+@pytest.mark.parametrize(("check", "mode"), [(FROZEN, "keep"), (ABORTED, "abort"), (WAITED, "wait")])
+def test_a_server_with_nothing_to_pause_shows_nothing(check, mode):
+    assert alone(mode).judge(check).reason == IDLE_SERVER
+    assert Paused(mode).judge(check).numbers["servers"] == 2
+
+
+def test_what_put_the_promise_to_the_test_is_counted():
+    assert Paused().judge(SAME_AS_UNINTERRUPTED).numbers["interrupted"] == 2
+    assert Paused("abort").judge(ABORTED).numbers["interrupted"] == 2
+    assert Paused("wait").judge(WAITED).numbers["waited_for"] == 2
+    assert Paused().judge(HELD).numbers == {"held": 1}
+
+
 def test_one_step_may_be_under_way_when_pause_returns():
     assert Paused(leak=2).judge(FROZEN).status == "pass"  # the first ends at the return, the second after it
 
@@ -111,6 +134,7 @@ def test_one_step_may_be_under_way_when_pause_returns():
 def test_a_pause_that_returns_before_generation_has_stopped(leak):
     found = Paused(leak=leak).judge(FROZEN)
     assert (found.status, found.reason) == ("fail", "an engine made tokens after pause(keep) had returned")
+    assert not found.reasons, "one mode, one reason"
     assert found.evidence[0]["server"] == "server-1"
 
 
@@ -162,6 +186,8 @@ def test_aborted_answers():
     partial = [a[:10] for a in scene.answers]
     invented = scene.answered([partial[0], [*partial[1][:-1], 63]], ["abort", "abort"])
     assert invented.judge(ABORTED).reason == "the tokens of an aborted request are no prefix of the uninterrupted run's"
+    both = Paused("abort").answered([partial[0], [*partial[1][:-1], 63]], ["stop", "abort"]).judge(ABORTED)
+    assert (len(both.reasons), len(both.concerns)) == (2, 2)
     scene = Paused("abort").answered(partial, ["abort", "stop"])
     assert scene.judge(ABORTED).reason == 'a request cut short by pause(abort) does not say finish reason "abort"'
     scene = Paused("abort").answered(scene.answers, ["length", "length"])
@@ -201,7 +227,9 @@ def test_a_pause_that_does_not_wait():
         else c
         for c in scene.calls
     ]
-    assert scene.judge(WAITED).reason == "pause(wait) returned before the requests in flight had finished"
+    found = scene.judge(WAITED)
+    assert found.reason == "pause(wait) returned before the requests in flight had finished"
+    assert found.concerns == [(scene.answer.id, 0), (scene.answer.id, 1)]
 
 
 def test_a_request_that_is_not_held():
@@ -212,6 +240,18 @@ def test_a_request_that_is_not_held():
     scene.change(scene.late, result=None, error=traces.error())
     assert scene.judge(HELD).reason == "a request that came during pause(keep) failed"
     assert Paused(late=False).judge(HELD).status == "untestable"
+
+
+def test_every_request_that_is_not_held_is_reported():
+    scene = Paused()
+    early = scene.change(scene.late, ended_ns=scene.late.started_ns + 5 * STEP)
+    broken = traces.generate(
+        [[41, 42]], error=traces.error(), started_ns=early.started_ns, ended_ns=scene.answer.ended_ns
+    )
+    scene.calls.append(broken)
+    found = scene.judge(HELD)
+    assert [reason.rpartition(") ")[2] for reason in found.reasons] == ["ended before resume()", "failed"]
+    assert {call for call, _ in found.concerns} == {early.id, broken.id}
 
 
 def test_a_request_whose_caller_is_gone_is_not_waited_for():

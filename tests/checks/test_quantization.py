@@ -138,11 +138,12 @@ def test_what_rounding_does_not_explain_is_red(moves):
 @pytest.mark.parametrize(("apart", "status"), [(0.03, "pass"), (0.05, "fail")])
 def test_a_token_that_rounding_can_turn_is_a_near_tie(apart, status):
     scene = Scene()
+    scene.sync(0)
     scene.generate([[10]], tokens=[[7]])
     asked = ScoreRequest(version=0, quantization="int8", prompt=[10], tokens=[7])
     scene.reference.set(asked, Score(logprobs=[-1.0], ranks=[1], margins=[apart], rounding=(ROUNDING,)))
     for check in (greedy(), CURRENT_POLICY):
-        assert scene.judge(check, topology=INT8).status == status
+        assert scene.judge(check, topology=INT8, servers=["server-0"]).status == status
 
 
 def test_the_cost_of_quantization_is_reported():

@@ -30,6 +30,18 @@ def test_right_routing_passes_and_a_blind_tap_judges_nothing(scene, check):
     assert without_observations(scene).judge(check).status == "untestable"
 
 
+def test_turns_that_chance_could_have_kept_together_and_a_single_server_judge_nothing(scene):
+    found = scene.judge(STICKY)
+    assert (found.numbers["choices"], found.numbers["unnoticed"]) == (40, 2**-40)
+    few = Scene()
+    for _ in range(10):
+        few.generate([[5, 6]], sessions=["s"])
+    assert few.judge(STICKY).status == "untestable"
+    few.generate([[5, 6]], sessions=["s"])
+    assert few.judge(STICKY).status == "pass"
+    assert few.judge(STICKY, servers=SERVERS[:1]).reason == "there is one server: no session can leave it"
+
+
 @pytest.mark.parametrize(
     ("session", "words"),
     [
@@ -55,8 +67,9 @@ def test_a_session_that_moves_on_its_second_turn_is_blamed_by_family(session, wo
 
 def test_an_integer_and_its_text():
     scene = Scene()
-    scene.generate([[5, 6], [5, 7]], sessions=[7, "7"])
-    assert scene.judge(SAME_SESSION).status == "pass"
+    for number in range(10):
+        scene.generate([[5, 6], [5, 7]], sessions=[number, str(number)])
+        assert scene.judge(SAME_SESSION).status == ("pass" if number == 9 else "untestable"), "2^-10 by chance"
     assert scene.judge(STICKY).status == "untestable"  # one turn each
     scene.generate([[6, 6], [6, 7]], sessions=[8, "8"], route=lambda row, _: SERVERS[row])
     assert scene.judge(SAME_SESSION).status == "fail"

@@ -149,6 +149,17 @@ def test_filters(params):
     assert found(within_filters(), filtered(greedily, **params)) == always
 
 
+def test_each_row_outside_a_filter_is_reported_once():
+    wide = judge(within_filters(), filtered(freely, top_k=5), reference=REFERENCE)
+    assert (wide.facts, len(wide.concerns)) == (64, len({row for _, row in wide.concerns}))
+    assert len(wide.concerns) > 1
+    call = filtered(under(top_k=5), top_k=5)
+    both = judge(within_filters(), call, filtered(freely, min_p=0.2), reference=REFERENCE)
+    assert both.reason == "a sampled token is outside min_p"
+    plain = judge(within_filters(), filtered(freely, top_k=5), filtered(freely), reference=REFERENCE)
+    assert plain.status == "fail", "another call without a filter excuses nothing"
+
+
 def test_a_filter_that_is_one_too_wide_is_red():
     assert found(within_filters(), filtered(under(top_k=6), top_k=5))[0] == "fail"
     assert found(within_filters(), filtered(under(top_p=0.6), top_p=0.5))[0] == "fail"
@@ -185,6 +196,10 @@ def test_samples_that_are_copies_are_red():
     assert found(independent(), copies) == ("fail", "all samples of a prompt are the same")
     some = sample(PROMPT, [SAMPLES[0], SAMPLES[1], SAMPLES[0]], params=FREE)
     assert found(independent(), some) == ("fail", "some samples of a prompt are the same")
+    twice = [copies, sample(PROMPT, [SAMPLES[1], SAMPLES[1], SAMPLES[2]], params=FREE | {"seed": 4})]
+    found_of = judge(independent(), *twice, reference=REFERENCE)
+    assert found_of.reasons == ["all samples of a prompt are the same", "some samples of a prompt are the same"]
+    assert len(found_of.concerns) == 6
     across = [sample(PROMPT, [SAMPLES[0]], params=FREE) for _ in range(2)]
     assert found(independent(), *across) == ("fail", "all samples of a prompt are the same")
     assert found(independent(), sample(PROMPT, SAMPLES[:3], num_samples=4, params=FREE)) == (

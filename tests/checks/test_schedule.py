@@ -158,6 +158,27 @@ def test_rollouts_of_an_old_version_are_red():
     assert finding.reason == "a rollout was made by another version than the schedule allows"
 
 
+def test_every_wrong_rollout_is_reported():
+    scene = Pipeline(by=lambda step: 0 if step < 3 else version_of(step - 3))
+    last = next(call for call in scene.calls if call.label == "rollout 4")
+    scene.change(last, result={**last.result, "response_logprobs": None})
+    found = scene.judge(VERSIONS)
+    assert found.reasons == [
+        "a rollout lacks log-probabilities",
+        "a rollout was made by another version than the schedule allows",
+    ]
+    assert found.facts == STEPS * len(PROMPTS) * LENGTH
+
+
+def test_every_call_that_failed_is_named():
+    scene = Pipeline()
+    for label in ("sync 1", "train 2"):
+        call = next(call for call in scene.calls if call.label == label)
+        scene.change(call, result=None, error=traces.error())
+    found = scene.judge(STAGES)
+    assert found.reasons == ["sync_weights() failed with ValueError", "train() failed with ValueError"]
+
+
 def test_a_sync_of_another_version_is_red():
     finding = Pipeline(synced=lambda step: version_of(max(0, step - 1))).judge(VERSIONS)
     assert finding.reason == "a generation began under another version than the schedule allows"

@@ -8,15 +8,20 @@ from harness.checks.staleness import (
     CURRENT_POLICY,
     FORCED_EFFECT,
     FRESH_CACHE,
+    NO_CHANGE,
     NO_GREEDY,
+    NOT_HIT,
+    NOTHING_BETWEEN,
     SAME_VERSION_SAME_OUTPUT,
+    SILENT,
     WHOLE_VERSION,
 )
 from tests import traces
-from tests.checks.scene import SERVERS, STEP, Scene
+from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 
 SHORT = [[10, 11], [20, 21]]
-LONG = [[3 + n % 50 for n in range(130)]]
+LONG = [[3 + n % 50 for n in range(130)], [4 + n % 50 for n in range(130)]]
+"""Longer than a cache block; each prompt always meets the same server."""
 STALE = "an answer was made by a policy version that had been replaced"
 MIXED = "an answer after a sync mixes policy versions: its prefix cache is stale"
 
@@ -67,12 +72,17 @@ def test_an_answer_that_a_sync_overlaps_is_not_judged():
 
 
 def test_a_stale_prefix_cache():
-    scene = synced(LONG)
+    scene = Scene()
+    for _ in range(2):
+        scene.generate(LONG)
+    scene.sync(1)
     scene.generate(LONG)
-    assert scene.judge(FRESH_CACHE).status == "pass"
+    found = scene.judge(FRESH_CACHE)
+    assert (found.status, found.numbers["cache_hits"]) == ("pass", 2)
+    assert without_observations(scene).judge(FRESH_CACHE).reason == NOT_HIT
     scene = synced(LONG)
-    mixed = [*scene.reference.greedy(LONG[0], 3, version=1), 1, 2, 3]
-    scene.generate(LONG, tokens=[mixed])
+    mixed = [[*scene.reference.greedy(prompt, 3, version=1), 1, 2, 3] for prompt in LONG]
+    scene.generate(LONG, tokens=mixed)
     assert scene.judge(FRESH_CACHE).reason == MIXED
     scene = synced(LONG)
     scene.generate(LONG, version=0)
@@ -83,6 +93,34 @@ def test_prompts_that_no_cache_holds_say_nothing_of_it():
     scene = synced()
     scene.generate(SHORT)
     assert scene.judge(FRESH_CACHE).status == "untestable"
+    scene = synced(LONG)
+    scene.generate(LONG)
+    assert scene.judge(FRESH_CACHE).reason == NOT_HIT, "no engine had answered them from its cache"
+    scene = Scene()
+    for _ in range(2):
+        scene.generate(LONG, route=lambda *_: SERVERS[0])
+    scene.sync(1)
+    scene.generate(LONG, route=lambda *_: SERVERS[1])
+    assert scene.judge(FRESH_CACHE).reason == NOT_HIT, "another server's cache held them"
+
+
+def test_a_server_that_answers_nothing_after_a_sync_shows_nothing():
+    scene = synced()
+    assert scene.judge(CURRENT_POLICY).reason == NO_CHANGE
+    scene.generate(SHORT, route=lambda *_: SERVERS[0])
+    assert scene.judge(CURRENT_POLICY).reason == SILENT
+    scene.generate(SHORT)
+    assert scene.judge(CURRENT_POLICY).numbers == {"answers_after_a_change": 4, "servers": 2}
+    assert without_observations(scene).judge(CURRENT_POLICY).status == "untestable"
+
+
+def test_all_answers_that_are_wrong_are_reported():
+    scene = synced()
+    scene.generate(SHORT[:1], version=0)
+    scene.generate(SHORT[1:], tokens=[[1, 2, 3, 4, 5, 6]])
+    found = scene.judge(CURRENT_POLICY)
+    assert found.reasons == ["an answer follows no policy version", STALE]
+    assert {call for call, _ in found.concerns} == {call.id for call in scene.calls[-2:]}
 
 
 @pytest.mark.parametrize("syncs", [(0,), (1, 0)], ids=["same version", "there and back"])
@@ -95,7 +133,17 @@ def test_the_same_version_answers_the_same(syncs):
     assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "pass"
     before = scene.calls[-1].result["response_ids"]
     scene.change(scene.calls[-1], result={**scene.calls[-1].result, "response_ids": [before[0], before[1][::-1]]})
-    assert scene.judge(SAME_VERSION_SAME_OUTPUT).reason == "a policy version answers otherwise the second time"
+    found = scene.judge(SAME_VERSION_SAME_OUTPUT)
+    assert found.reason == "a policy version answers otherwise the second time"
+    scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2)
+    assert [row for _, row in scene.judge(SAME_VERSION_SAME_OUTPUT).concerns] == [0, 1, 1]
+
+
+def test_two_answers_with_nothing_between_them_show_nothing():
+    scene = Scene()
+    scene.generate(SHORT)
+    scene.generate(SHORT)
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT).reason == NOTHING_BETWEEN
 
 
 def test_nothing_to_compare_is_untestable():
@@ -153,7 +201,7 @@ def test_reshaped_sampling_is_no_evidence_of_a_version():
     """A greedy choice among few tokens, or with a bias, is not the model's own choice."""
     scene = synced()
     scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2, params={"allowed_token_ids": [1, 2, 3, 4, 5, 6]})
-    assert scene.judge(CURRENT_POLICY).status == "pass"
+    assert scene.judge(CURRENT_POLICY).reason == NO_CHANGE
     scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2)
     assert scene.judge(CURRENT_POLICY).reason == "an answer follows no policy version"
 

@@ -126,15 +126,15 @@ def test_logprobs_within_rounding_are_green():
     assert found(logprobs.of_reference(), greedy(numbers=numbers))[0] == "pass"
 
 
-def test_logprobs_nobody_asked_for_are_red_for_generate_and_free_for_sample():
+def test_logprobs_nobody_asked_for_are_red():
     plain = {"temperature": 0, "max_tokens": 6}
     assert found(logprobs.are_numbers(), generate(PROMPTS, ANSWERS, params=plain))[0] == "pass"
     assert found(logprobs.are_numbers(), generate(PROMPTS, ANSWERS, logprobs=LOGPROBS, params=plain)) == (
         "fail",
         "log-probabilities came that were not asked for",
     )
-    free = sample(PROMPTS[0], [ANSWERS[0]], logprobs=[LOGPROBS[0]], params=plain)
-    assert found(logprobs.are_numbers(), greedy(), free)[0] == "pass"
+    sampled = sample(PROMPTS[0], [ANSWERS[0]], logprobs=[LOGPROBS[0]], params=plain)
+    assert found(logprobs.are_numbers(), greedy(), sampled)[0] == "fail"
 
 
 def seeded(label, answers, prompts=PROMPTS, **about):

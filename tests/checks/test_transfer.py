@@ -97,7 +97,8 @@ def given_up(error: object = "TrainerFailed", after: object = None) -> Scene:
 
 
 def test_a_sync_that_was_given_up_fails_and_the_next_one_does_not():
-    assert given_up().judge(FAILED_SYNC).facts == 2
+    found = given_up().judge(FAILED_SYNC)
+    assert (found.facts, found.numbers) == (2, {"interrupted": 1})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.weights import EVERY_PARAMETER, NOT_READ, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
+from harness.checks.weights import (
+    EVERY_PARAMETER,
+    NOT_READ,
+    NOTHING_BETWEEN,
+    SAME_VERSION_SAME_PARAMETERS,
+    UNIFORM_SERVERS,
+)
 from harness.contract.topology import Topology
 from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest, ExpertShard
 from tests.checks.scene import SERVERS, Scene
@@ -77,6 +83,39 @@ def test_a_server_that_shows_nothing(scene):
     scene.digests({"server-0": version(1)})
     assert scene.judge(EVERY_PARAMETER).reason == "a server shows no parameters"
     assert scene.judge(UNIFORM_SERVERS).reason == "a server shows no parameters"
+
+
+def test_each_kind_of_wrong_parameter_is_named(scene):
+    second = {**version(1), "embed": version(2)["embed"], "norm": "deadbeef:2x2:float32", "bias": "0:2:float32"}
+    del second["layers.0.qkv_proj"]
+    last = scene.digests(held(version(1), second))
+    found = scene.judge(EVERY_PARAMETER)
+    assert found.reasons == [
+        "a parameter holds values of no policy version",
+        "a parameter of the model is missing in a worker",
+        "a parameter was not updated by a weight sync",
+        "a worker holds a parameter that the model does not have",
+    ]
+    assert found.concerns == [(last.id, None)]
+
+
+def test_every_reading_is_judged(scene):
+    last = scene.digests({"server-0": version(1)})
+    again = scene.digests(held(version(1), version(2)))
+    found = scene.judge(UNIFORM_SERVERS)
+    assert found.reasons == ["a server shows no parameters", "servers hold different parameters"]
+    assert {call for call, _ in found.concerns} == {last.id, again.id}
+
+
+def test_what_nothing_could_move_was_not_put_to_the_test():
+    scene = Scene()
+    for _ in range(2):
+        scene.digests(held(version(0), version(0)))
+    assert scene.judge(SAME_VERSION_SAME_PARAMETERS).reason == NOTHING_BETWEEN
+    scene.sync(0)
+    scene.digests(held(version(0), version(0)))
+    found = scene.judge(SAME_VERSION_SAME_PARAMETERS)
+    assert (found.status, found.numbers) == ("pass", {"readings_after_a_change": 1})
 
 
 def test_corruption_from_the_second_sync_on_says_after_how_many():

@@ -1,0 +1,229 @@
+"""What the engines did is compared too: requests per server, attempts, concurrency, seconds and the order of control calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from harness.checks.base import Evidence, failed
+from harness.judging.causes import Why
+from harness.judging.engine_facets import ATTEMPTS, CONCURRENCY, ORDER, REQUESTS, SECONDS, compare
+from harness.judging.pace import LEAST_PAIRS
+from harness.judging.pairing import pair
+from harness.judging.parity import Judged
+from harness.judging.parity import compare as verdicts_of
+from harness.judging.sides import Facet
+from harness.records.recording import Call, Observation, ScenarioTrace
+from harness.records.verdict import UNEXPLAINED, Conformance, Parity
+from tests import traces
+from tests.miniature import bench
+from tests.test_parity import BOOK, SCENARIO, verdict
+
+SECOND = 10**9
+TOKENS = list(range(20, 30))
+
+
+def batch(
+    spread: Sequence[str], *, gap_s: float = 0.0, from_s: float = 0.0, session: str | None = None, **about: Any
+) -> list[Call | Observation]:
+    """A call with one row per server in `spread`, each of one second, started `gap_s` apart."""
+    start, prompts = int(from_s * SECOND) + 10, [[5, row] for row in range(len(spread))]
+    made: list[Call | Observation] = []
+    for row, server in enumerate(spread):
+        at = start + 1 + int(row * gap_s * SECOND)
+        made += traces.executed(prompts[row], TOKENS, server=server, from_ns=at, step_ns=SECOND // 11)
+    answers = None if "error" in about else [TOKENS] * len(spread)
+    about = {
+        "started_ns": start,
+        "ended_ns": start + 100 * SECOND,
+        "session_ids": [session] * len(spread) if session else None,
+    } | about
+    return [traces.generate(prompts, answers, params={"temperature": 0.0}, **about), *made]
+
+
+def control(
+    method: str, steps: Iterable[tuple[str, dict[str, Any]]], *, at_s: float = 0.0, servers=("server-0", "server-1")
+):
+    """A control call during which each server is told these steps."""
+    at = int(at_s * SECOND) + 10
+    seen = [
+        traces.observation("control", server, at + 1 + number, op=op, arguments=arguments, error=None)
+        for server in servers
+        for number, (op, arguments) in enumerate(steps)
+    ]
+    return [traces.call(method, {"version": 1}, started_ns=at, ended_ns=at + SECOND), *seen]
+
+
+CLEAN_ROOM = traces.call("digests", phase="clean_room", started_ns=1, ended_ns=5)
+CANARY = traces.executed([1], [2], from_ns=2)
+
+
+def trace(*parts: Call | Observation, **about: Any) -> ScenarioTrace:
+    calls = [part for part in parts if isinstance(part, Call)]
+    return traces.trace(
+        CLEAN_ROOM, *calls, observations=[*CANARY, *(p for p in parts if isinstance(p, Observation))], **about
+    )
+
+
+def facets(baseline: ScenarioTrace, candidate: ScenarioTrace, twin: ScenarioTrace | None = None) -> dict[str, Facet]:
+    mirrored = compare(
+        Evidence(candidate, BOOK), Evidence(baseline, BOOK), twin and candidate, pair(candidate, baseline)
+    )
+    found = compare(Evidence(baseline, BOOK), Evidence(candidate, BOOK), twin, pair(baseline, candidate))
+    if twin is None:
+        assert why(found) == why(mirrored), "it does not matter which side is which"
+    return found
+
+
+def why(found: dict[str, Facet]) -> dict[str, list[str]]:
+    """Facet → causes of its differences, without facets that have none."""
+    return {
+        name: sorted({str(one) for d in facet.differences for one in d.why or (UNEXPLAINED,)})
+        for name, facet in found.items()
+        if facet.differences
+    }
+
+
+EVEN, ONE = ["server-0", "server-1"] * 32, ["server-0"] * 64
+REFUSED = {"error": traces.error(), "ended_ns": SECOND // 10}
+RESET = [("reset_prefix_cache", {})]
+PAUSE = [("pause_generation", {"mode": "keep"})]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "causes"),
+    [
+        (batch(EVEN), batch(EVEN[:30] + EVEN[:1] * 4 + EVEN[:30]), {}),
+        (batch(EVEN), batch(ONE), {REQUESTS: [Why.OTHER_SPREAD], CONCURRENCY: [Why.OTHER_SPREAD]}),
+        (batch(["server-0"] * 2), batch(["server-0", "server-1"]), {}),
+        (batch(EVEN, session="a"), batch(ONE, session="a"), {}),
+        (batch(EVEN[:4]), batch(EVEN[:4])[:1] + batch(EVEN[:8])[1:], {REQUESTS: [UNEXPLAINED]}),
+        (batch(EVEN[:2]), batch(EVEN[:2]) + batch(EVEN[:2])[1:], {one: [UNEXPLAINED] for one in (ATTEMPTS, REQUESTS, CONCURRENCY)}),
+        (batch(EVEN[:2]), batch(EVEN[:2])[:1], {ATTEMPTS: [UNEXPLAINED], REQUESTS: [UNEXPLAINED]}),
+        (batch(EVEN[:1], **REFUSED), batch(EVEN[:1], **REFUSED)[:1], {ATTEMPTS: [Why.REFUSED_ELSEWHERE]}),
+        (batch(EVEN[:2], **REFUSED), batch(EVEN[:2], **REFUSED)[:1], {}),
+        (batch(EVEN[:1], **REFUSED), batch(EVEN[:1], **REFUSED) + batch(EVEN[:1], from_s=0.01)[1:], {ATTEMPTS: [Why.ASKED_AGAIN]}),
+        (batch(EVEN[:4]), batch(EVEN[:4], gap_s=1.2), {CONCURRENCY: [Why.ONE_BY_ONE]}),
+        (batch(EVEN[:8]), batch(EVEN[:8], gap_s=0.4), {CONCURRENCY: [Why.STAGGERED]}),
+        (batch(EVEN[:8]), batch(EVEN[:8], gap_s=0.1), {}),
+        (batch(EVEN[:4], ended_ns=SECOND), batch(EVEN[:4], ended_ns=4 * SECOND), {}),
+        (batch(EVEN[:4], ended_ns=SECOND), batch(EVEN[:4], ended_ns=9 * SECOND), {SECONDS: [UNEXPLAINED]}),
+        (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=30 * SECOND), {SECONDS: [Why.SLOW_TO_FAIL]}),
+        (batch([], **REFUSED), batch([], error=traces.error(), ended_ns=SECOND), {}),
+        (control("sleep", [("sleep", {})]), control("sleep", [*RESET, ("sleep", {})]), {ORDER: [Why.CACHE_RESET_AT_SLEEP]}),
+        (control("resume", []), control("resume", RESET), {ORDER: [Why.CACHE_RESET]}),
+        (control("sleep", [("sleep", {})]), control("sleep", [("sleep", {"level": 2})]), {ORDER: [Why.OTHER_ARGUMENTS]}),
+        (control("sleep", [("sleep", {})]), control("sleep", [("sleep", {"level": 1})]), {}),
+        (control("pause", [*RESET, *PAUSE]), control("pause", [*PAUSE, *RESET]), {ORDER: [Why.OTHER_ORDER]}),
+        (control("sync_weights", []), control("sync_weights", PAUSE), {ORDER: [Why.PAUSE_WITHIN]}),
+        (control("sync_weights", PAUSE), control("sync_weights", [*PAUSE, ("wake_up", {})]), {ORDER: [Why.SLEEP_WITHIN]}),
+        (
+            control("sync_weights", [("collective_rpc", {"method": "load"})] * 3),
+            control("sync_weights", [("start_weight_update", {}), ("update_weights", {})]),
+            {ORDER: [Why.SYNC_STAGES]},
+        ),
+        (control("pause", PAUSE), control("pause", PAUSE) + control("x", RESET, at_s=9)[1:], {ORDER: [Why.CACHE_RESET]}),
+        (control("resume", []), control("resume", [("collective_rpc", {"method": "x"})]), {ORDER: [UNEXPLAINED]}),
+        (control("pause", PAUSE), control("pause", PAUSE, servers=["server-0"]), {ORDER: [Why.PAUSE_WITHIN]}),
+        (
+            control("pause", PAUSE) + control("reset_prefix_cache", RESET),
+            control("pause", PAUSE) + control("reset_prefix_cache", []),
+            {},
+        ),
+    ],
+)  # fmt: skip
+def test_the_cause_of_what_engines_did_otherwise(baseline, candidate, causes):
+    assert why(facets(trace(*baseline), trace(*candidate))) == causes
+    alike = facets(trace(*baseline), trace(*baseline), trace(*baseline, take=2))
+    assert not why(alike)
+    assert not any(facet.noisy for facet in alike.values())
+
+
+def test_calls_that_a_pause_holds_have_no_pace():
+    def held(seconds: float) -> ScenarioTrace:
+        pause, resume = (traces.call(m, started_ns=at, ended_ns=at + 1) for m, at in (("pause", 100), ("resume", 200)))
+        return trace(*batch(EVEN[:2], ended_ns=int(seconds * SECOND)), pause, resume)
+
+    assert SECONDS not in why(facets(held(1), held(50)))
+
+
+def several(seconds: float) -> list[Call]:
+    return [
+        traces.generate([[n]], [[1]], started_ns=10, ended_ns=10 + int(seconds * SECOND)) for n in range(LEAST_PAIRS)
+    ]
+
+
+def test_short_requests_are_compared_if_there_are_enough():
+    assert SECONDS in why(facets(trace(*several(0.02)), trace(*several(0.2))))
+    assert SECONDS not in why(facets(trace(*several(0.002)), trace(*several(0.05))))
+    assert SECONDS not in why(facets(trace(*several(0.02)[:9]), trace(*several(0.2)[:9])))
+
+
+@pytest.mark.parametrize(
+    ("facet", "baseline", "candidate", "twin"),
+    [
+        (REQUESTS, batch(EVEN), batch(ONE), batch(ONE)),
+        (ATTEMPTS, batch(EVEN[:2]), batch(EVEN[:2]) + batch(EVEN[:2])[1:], batch(EVEN[:2]) + batch(EVEN[:2])[1:]),
+        (CONCURRENCY, batch(EVEN[:4]), batch(EVEN[:4], gap_s=1.2), batch(EVEN[:4], gap_s=1.2)),
+        (SECONDS, *(batch([], error=traces.error(), ended_ns=seconds * SECOND) for seconds in (1, 30, 60))),
+        (ORDER, control("pause", PAUSE), control("pause", RESET), control("pause", [])),
+    ],
+)  # fmt: skip
+def test_what_the_baseline_does_otherwise_in_its_second_take_is_noise(facet, baseline, candidate, twin):
+    assert facet in why(facets(trace(*baseline), trace(*candidate)))
+    assert facet not in why(facets(trace(*baseline), trace(*candidate), trace(*twin, take=2)))
+
+
+def test_what_a_failed_check_is_about_is_left_out_and_the_rest_is_not():
+    wrong, other = batch(EVEN[:1]), batch(EVEN[:2], from_s=200)
+    doubled = batch(EVEN[:2], from_s=200)[1:]
+    baseline = trace(*wrong, *other)
+    candidate = trace(wrong[0], *other, *doubled, target="stack:new")
+    finding = failed(1, "no engine ran it", [{"call": wrong[0].id}])
+    red = [verdict(Conformance.FAIL, reason=finding.reason, concerns=finding.concerns)]
+    judged = Judged(evidence=Evidence(candidate, BOOK), verdicts=red, own=red)
+    right = Judged(evidence=Evidence(baseline, BOOK), verdicts=[verdict(Conformance.PASS)])
+    found = {v.check: v for v in verdicts_of(SCENARIO, right, judged, None, [])}
+    assert {v.status for check, v in found.items() if check.startswith("engines.")} == {Parity.OPEN}
+    assert found[ATTEMPTS].numbers["differing"] == len(EVEN[:2])
+    assert {e["call"] for e in found[ATTEMPTS].evidence} == {"generate"}
+    assert found[REQUESTS].evidence == [{"place": "requests in all", "baseline": 2, "candidate": 4}]
+
+
+def test_nothing_seen_is_nothing_compared():
+    calls = [part for part in batch(EVEN[:2]) if isinstance(part, Call)]
+    blind = traces.trace(*calls)
+    assert set(facets(blind, trace(*batch(EVEN[:2])))) == {SECONDS}
+    idle = facets(trace(), trace())
+    assert [facet.facts for facet in idle.values()] == [0] * len(idle)
+
+
+FAULTS = {
+    ("one_server_gets_all/without_session", "routing.test_a_batch_without_sessions_is_spread"): {REQUESTS: [Why.OTHER_SPREAD]},
+    ("executed_twice/always", "control_plane.test_control_calls_reach_every_server"): {
+        ATTEMPTS: [UNEXPLAINED], CONCURRENCY: [UNEXPLAINED], REQUESTS: [UNEXPLAINED],
+    },
+    ("sleeps_to_sync", "weight_sync.test_there_and_back_again"): {ORDER: [Why.SLEEP_WITHIN]},
+    ("control_argument_dropped", "control_plane.test_reset_prefix_cache_takes_its_argument_along"): {ORDER: [Why.OTHER_ARGUMENTS]},
+}  # fmt: skip
+"""(fault, scenario) → facet → causes that it must show."""
+
+
+def test_the_miniatures_faults_are_seen_and_two_correct_takes_are_alike(tmp_path):
+    def driven(scenario: str) -> ScenarioTrace:
+        miniature.drive(scenario)
+        return miniature.trace(scenario)
+
+    with bench(tmp_path) as miniature:
+        for (fault, scenario), causes in FAULTS.items():
+            right = [driven(scenario) for _ in range(2)]
+            miniature.inject(fault)
+            broken = driven(scenario)
+            assert miniature.inject(None), fault
+            assert not why(facets(right[0], right[1])), scenario
+            assert (
+                why(compare(Evidence(right[0], BOOK), Evidence(broken, BOOK), right[1], pair(right[0], broken)))
+                == causes
+            )
