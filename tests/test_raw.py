@@ -254,7 +254,7 @@ def test_equal_forms_are_parity_and_recordings_without_them_give_no_verdict():
         (IDS, IDS | ITEMS, "generate.top", {UNEXPLAINED: 1}),
         (IDS | ITEMS, IDS | ITEMS | {".top[].a": "None"}, "generate.top[].a", {UNEXPLAINED: 1}),
         (IDS, IDS | {".experts": "None"}, "generate.experts", {Why.NULL: 1}),
-        ({"": "raises ValueError"}, {"": "raises aiohttp.ClientError"}, "generate", {Why.ERROR_CLASS: 1}),
+        (IDS | {".token_ids": "None"}, IDS | {".token_ids": "list of 2"}, "generate.token_ids", {Why.NO_TOKEN_IDS: 1}),
     ],
 )  # fmt: skip
 def test_forms_that_differ_are_open_at_the_outermost_place(left, right, place, causes):
@@ -279,6 +279,16 @@ def test_a_form_in_which_the_baseline_differs_from_its_own_twin_is_noise():
     sides = [told(answer(), forms) for forms in (IDS, IDS | {".a": "int"}, IDS | {".a": "None"})]
     found = both(sides[:1], sides[1:2], twin=sides[2:])[FORM]
     assert (found.status, found.numbers["within_twin_noise"]) == (Parity.PARITY, 1)
+
+
+@pytest.mark.parametrize("right", ["ValueError", "aiohttp.ClientError"])
+def test_errors_are_compared_by_class(right: str):
+    sides = [
+        told(traces.generate([[5]], error=traces.error()), {"": f"raises {name}"}) for name in ("ValueError", right)
+    ]
+    found = both(sides[:1], sides[1:])[FORM]
+    assert found.status == (Parity.PARITY if right == "ValueError" else Parity.OPEN)
+    assert found.causes == ({} if right == "ValueError" else {Why.ERROR_CLASS: 1})
 
 
 def test_a_call_that_failed_before_the_client_was_asked_tells_nothing():

@@ -193,16 +193,16 @@ _BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| dict of \d+")
 """Two forms of a control call's result."""
 
 
-def of_form(baseline: str, candidate: str) -> tuple[Why, ...]:
-    """Causes of a difference between two forms."""
+def of_form(place: str, baseline: str, candidate: str) -> tuple[Why, ...]:
+    """Causes of a difference between the forms of two results that are no errors."""
     both = sorted((baseline, candidate))
-    if all(form.startswith("raises ") for form in both):
-        return (Why.ERROR_CLASS,)
     if all(WITH in form for form in both):
         return (Why.OTHER_FIELDS,)
     if _BY_SERVER.fullmatch(OR.join(both)):
         return (Why.BY_SERVER,)
-    return (Why.NULL,) if set(both) == {"None", NOT_THERE} else ()
+    if set(both) == {"None", NOT_THERE}:
+        return (Why.NULL,)
+    return (Why.NO_TOKEN_IDS,) if place.endswith("token_ids") and {"None", NOT_THERE} & set(both) else ()
 
 
 def _of_tokens(asked: Asked) -> tuple[Why, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from harness.contract.messages import DATA_PLANE
 from harness.judging.causes import NOT_THERE, WITH, Why, of_form, of_methods
-from harness.judging.facets import deterministic
+from harness.judging.facets import deterministic, error_of
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
 
@@ -38,14 +38,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     candidate: str
     noisy: bool
     """True if the baseline differs from its own twin there."""
+    why: tuple[Why, ...]
+    """Causes, if it differs."""
 
     @property
     def differs(self) -> bool:
         return self.baseline != self.candidate
-
-    @property
-    def why(self) -> tuple[Why, ...]:
-        return (of_methods if self.facet == METHODS else of_form)(self.baseline, self.candidate)
 
 
 def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
@@ -61,7 +59,9 @@ def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
         baseline=_called(ours),
         candidate=_called(theirs),
         noisy=bool(twins) and _called(twins) != _called(ours),
+        why=of_methods(_called(ours), _called(theirs)),
     )
+    refused = error_of(left) is not None and error_of(right) is not None
     sampled = left.method in DATA_PLANE and not deterministic(left)
     renamed = len(ours) == len(theirs) == 1
     for (name, mine), other in zip(ours.items(), theirs.values(), strict=True) if renamed else _shared(ours, theirs):
@@ -73,6 +73,7 @@ def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
                 place=begin + place,
                 baseline=a.get(place, NOT_THERE),
                 candidate=b.get(place, NOT_THERE),
+                why=(Why.ERROR_CLASS,) if refused else of_form(place, a.get(place, NOT_THERE), b.get(place, NOT_THERE)),
                 noisy=name in twins and twins[name].forms.get(place) != mine.forms.get(place),
             )
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Set
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 ABSENT = "(not there)"
@@ -83,6 +84,10 @@ class Forms:
         if kinds <= _SCALARS.keys():
             for kind in kinds:
                 self._kinds[place].add(_SCALARS[kind])
+            return
+        if kinds == {list}:  # a level at a time: experts are many small lists
+            self._kinds[place].add("list")
+            self._add_items(list(chain.from_iterable(items)), f"{place}[]", within_object=within_object)
             return
         for one in items:
             self._add(one, place, inner=True, within_object=within_object)
