@@ -408,8 +408,12 @@ class Stack(Calls):
 
     def put_together_anew(self) -> None:
         """The caller has rebuilt the stack: its weights are unknown, and no adapter is loaded."""
-        self._version = None
+        self.doubt_weights()
         self._adapters.clear()
+
+    def doubt_weights(self) -> None:
+        """The next clean room syncs the weights, whatever they are."""
+        self._version = None
 
     # --- what the scenario itself says
 

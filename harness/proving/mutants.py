@@ -51,15 +51,14 @@ DEATHS = ("StackDied", "HostDied", "HostBroken", "TaskRefusesToEnd")
 FIND = """
 import json, sys
 from importlib.machinery import PathFinder
+from pathlib import Path
 found = {}
 for name in sys.argv[1:]:
-    path, spec, parts = None, None, name.split(".")
-    for n in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: n + 1]), path)
-        if spec is None:
-            break
-        path = spec.submodule_search_locations
-    found[name] = spec and spec.origin
+    top, *rest = name.split(".")
+    spec = PathFinder.find_spec(top)
+    places = [Path(p).joinpath(*rest) for p in spec.submodule_search_locations] if spec else []
+    files = [file for p in places for file in (p.with_suffix(".py"), p / "__init__.py") if file.is_file()]
+    found[name] = str(files[0]) if files else None
 print(json.dumps(found))
 """
 """Finds the files of modules without importing them or their packages."""
@@ -76,6 +75,7 @@ class Fate(StrEnum):
     UNREACHED = "not reached"
     """No driven scenario calls the function after its clean room."""
     EQUIVALENT = "equivalent"
+    """An entry of the target's file explains why no scenario can see it. It is not driven."""
     SKIPPED = "skipped"
     """Its code could not be swapped, or a scenario turned red without it."""
     NOT_DRIVEN = "not driven"
@@ -125,9 +125,7 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     seed: int
     population: int
-    """All mutants of the listed modules that no entry explains."""
-    equivalent: int
-    """Mutants of the listed modules that an entry explains."""
+    """All mutants of the listed modules."""
     judged: list[Judged]
     control: list[Ran]
     public: list[str]
@@ -221,7 +219,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mutants(self) -> list[Mutant]:
-        return [mutant for one in self.surveyed for mutant in one.mutants if mutant.id not in self.equivalent]
+        return [mutant for one in self.surveyed for mutant in one.mutants]
 
     @property
     def public(self) -> list[str]:
@@ -321,7 +319,12 @@ class Proving:
         self._request, self._code, self._target, self._tell = request, code, target, tell
         self._began = time.monotonic()
         self._mutants = {mutant.id: mutant for mutant in mutants}
-        self._judged: dict[str, Judged] = {}
+        left_out = {} if request.mutants else code.equivalent
+        self._judged = {
+            mutant.id: _judged(mutant, Fate.EQUIVALENT, reason=left_out[mutant.id])
+            for mutant in mutants
+            if mutant.id in left_out
+        }
         self._survived: dict[str, Judged] = {}
         """Mutants that survived so far, in the topologies driven."""
         self._control: list[Ran] = []
@@ -343,7 +346,6 @@ class Proving:
             target=self._target,
             seed=self._request.seed,
             population=len(self._code.mutants),
-            equivalent=len(self._code.equivalent),
             judged=[every[name] for name in self._mutants],
             control=self._control,
             public=self._code.public,
@@ -356,18 +358,25 @@ class Proving:
         return self._ends is not None and time.monotonic() > self._ends
 
     def drive(self, session: Driver, seats: Sequence[tuple[Seat, Sequence[str]]]) -> None:
-        """Control and mutants in each topology. Raises StackError if a stack cannot be started."""
+        """Control and mutants in each topology. A topology whose stack cannot be started is left, and `error` says so."""
         if self._request.minutes is not None:
             self._ends = time.monotonic() + 60 * self._request.minutes
         for seat, names in seats:
             if self._late:
                 return
-            baseline, ran = self._drive_control(session, seat, names)
-            usable = [one for one in ran if one.green]
-            for mutant in self._mutants.values():
-                callers = [one for one in usable if mutant.place in one.called]
-                if callers and mutant.id not in self._judged and not self._late:
-                    self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
+            try:
+                self._drive_in(session, seat, names)
+            except StackError as e:
+                self.error = f"{seat.name}: {type(e).__name__}: {e.message}"
+                self._tell(self.error)
+
+    def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
+        baseline, ran = self._drive_control(session, seat, names)
+        usable = [one for one in ran if one.green]
+        for mutant in self._mutants.values():
+            callers = [one for one in usable if mutant.place in one.called]
+            if callers and mutant.id not in self._judged and not self._late:
+                self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
 
     def _settle(self, judged: Judged) -> None:
         earlier = self._survived.pop(judged.id, None)
@@ -613,8 +622,6 @@ def prove_mutants(
             try:
                 proving.drive(session, seats[name])
                 ended = "completed"
-            except StackError as e:
-                proving.error = f"{type(e).__name__}: {e.message}"
             finally:
                 session.close(ended)
     except KeyboardInterrupt:

@@ -460,7 +460,7 @@ class Session:
         if stack is None:
             error = self._hopeless.get(seat.name) or self.not_started[seat.name]
             raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
-        stack.put_together_anew()
+        stack.doubt_weights()
         return self._runner.run(stack.swap(request))
 
     def living(self, seat: Seat) -> bool:
