@@ -236,7 +236,7 @@ def _whole(connection: socket.socket) -> bytes:
 
 
 def everywhere(folder: Path, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Send an order to every process that listens. Returns the answers; `deaf` is the process that gave none in `ANSWER_S`."""
+    """Send an order to every process that listens. Returns the answers; `deaf` is a process that gave none in `ANSWER_S`."""
     sockets = sorted(folder.glob("*.sock"))
     with ThreadPoolExecutor(max(1, len(sockets))) as threads:
         answers = threads.map(lambda path: _ask(path, order), sockets)
@@ -254,6 +254,9 @@ def _ask(path: Path, order: Mapping[str, Any]) -> dict[str, Any] | None:
             connection.shutdown(socket.SHUT_WR)
             return dict(json.loads(_whole(connection)))
         except TimeoutError:
+            path.unlink(
+                missing_ok=True
+            )  # it is not asked again: code that holds the interpreter lock for good, such as a router's
             return {"deaf": int(path.stem)}
         except (ConnectionError, FileNotFoundError, ValueError):
             path.unlink(missing_ok=True)  # the process has ended

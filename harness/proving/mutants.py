@@ -410,7 +410,8 @@ class Proving:
         found: list[tuple[str, float, list[Verdict], list[str]]] = []
         request = SwapRequest(watch=self._watch)
         for name in names:
-            session.swap(seat, request)
+            if refused := session.swap(seat, request).refused:
+                self._tell(f"{seat.name}: {refused}: its code is not changed")
             seconds: list[float] = []
             body = catalogue.body(name)
 
