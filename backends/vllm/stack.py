@@ -6,6 +6,7 @@ clients offer (`docs/writing-an-adapter.md`).
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.metadata
 import json
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from backends.policies import quantized
+from backends.taps import swaps
 from backends.vllm import patches
 from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
@@ -24,7 +26,7 @@ from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
 from harness.contract.capability import Capability
 from harness.contract.devices import Devices
-from harness.contract.errors import Blame, StartFailed
+from harness.contract.errors import Blame, NotOffered, StartFailed
 from harness.contract.messages import (
     Description,
     DeviceMemoryResult,
@@ -36,6 +38,8 @@ from harness.contract.messages import (
     ObserveResult,
     ServerDescription,
     StartRequest,
+    SwapRequest,
+    SwapResult,
     WorkersResult,
 )
 from harness.contract.topology import Placement
@@ -67,6 +71,8 @@ class VllmStack:
         self.patches: list[dict[str, str]] = []
         self.notes: list[str] = []
         self._description: Description | None = None
+        self._swaps: Path | None = None
+        """Folder of the processes that swap code; None unless the start asked for it."""
 
     # --- what was asked for
 
@@ -115,6 +121,16 @@ class VllmStack:
         os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         self.patches += [patch.describe() for patch in chosen]
+        if request.code_swaps:
+            self._take_swaps()
+
+    def _take_swaps(self) -> None:
+        self._swaps = Path(self.request.scratch) / "swaps"
+        self._swaps.mkdir()
+        os.environ[swaps.FOLDER] = str(self._swaps)
+        swaps.listen(self._swaps)
+        self.patches.append(swaps.PATCH)
+        self.notes.append(swaps.NOTE)
 
     def vllm_patches(self) -> list[patches.Patch]:
         """The patches for vLLM's processes of this start."""
@@ -237,6 +253,18 @@ class VllmStack:
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+    async def swap(self, request: SwapRequest) -> SwapResult:
+        if self._swaps is None:
+            raise NotOffered("code_swaps")
+        answers = await asyncio.to_thread(swaps.everywhere, self._swaps, msgspec.to_builtins(request))
+        deaf = [f"process {a['deaf']} does not answer" for a in answers if "deaf" in a]
+        heard = [a for a in answers if "deaf" not in a]
+        return SwapResult(
+            called=sorted({name for a in heard for name in a["called"]}),
+            swapped=sum(a["swapped"] for a in heard),
+            refused="; ".join(dict.fromkeys([*deaf, *(a["refused"] for a in heard if a["refused"])])),
+        )
 
     async def kill_server(self, request: KillServerRequest) -> Empty:
         """Send SIGKILL to every process of the server. A forked legacy engine keeps its frontend, which is this process."""

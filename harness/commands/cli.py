@@ -257,6 +257,19 @@ def prove(
         bool,
         typer.Option("--ledger", help="Also drive the ledger's entries under other faults, which have to stay red."),
     ] = False,
+    mutants: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Change the stacks' own code instead: drive N mutants.")
+    ] = None,
+    mutant: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Drive this mutant, not a sample (repeatable).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sample (default: a new one, printed).")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Start no further mutant of a stack after so many minutes.")
+    ] = None,
+    topology: Annotated[
+        list[str] | None, typer.Option(help="Drive mutants in this topology only (repeatable).")
+    ] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
     """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
@@ -271,10 +284,33 @@ def prove(
     Does an entry of the ledger hide other faults?
       parity prove --stack skyrl-0.2.0:http --start fork --ledger
 
-    It writes kill_matrix.json and kill_matrix.html. Exit status: 0 every fault was killed by exactly the checks that it
-    names, every check is killed by a fault, and the correct stacks are green; 1 something is red, or Ctrl-C; 2 a named error.
+    \b
+    Mutants, made by machine from a real stack's own code (client, router glue, engine wrappers, weight sync):
+      parity prove --mutants 20 --stack skyrl-0.2.0:http --minutes 20
+    One of them again:
+      parity prove --mutant ID --stack skyrl-0.2.0:http
+
+    It writes kill_matrix.json and kill_matrix.html; for mutants, mutants.json and mutants.md. Exit status: 0 every fault was
+    killed by exactly the checks that it names, every check is killed by a fault, and the correct stacks are green; 1 something is
+    red, or Ctrl-C; 2 a named error. Mutants: 0 if driven to the end, whatever the score.
     """
     from harness.machine.environments import detect_engine
+
+    if mutants or mutant:
+        raise typer.Exit(
+            _prove_mutants(
+                stack or [],
+                sample=mutants or 0,
+                ids=mutant or [],
+                seed=seed,
+                minutes=minutes,
+                expression=k or "",
+                topologies=topology or [],
+                run_dir=run_dir,
+                start=start,
+                engine=_fixed(engine) or detect_engine(),
+            )
+        )
     from harness.proving.prove import MINIATURES, Request, plans
 
     _check_targets(stack or [], ())
@@ -298,6 +334,55 @@ def prove(
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
     raise typer.Exit(_prove(request, plans(request), readme=readme))
+
+
+def _prove_mutants(
+    stacks: Sequence[str],
+    *,
+    sample: int,
+    ids: Sequence[str],
+    seed: int | None,
+    minutes: float | None,
+    expression: str,
+    topologies: Sequence[str],
+    run_dir: Path | None,
+    start: StartChoice,
+    engine: Literal["cpu", "cuda"],
+) -> int:
+    """Drive mutants, write the reports, show the summary. Returns the exit status."""
+    import random
+
+    from harness.machine.progress import console_progress
+    from harness.proving.mutants import Request, prove_mutants
+    from reports import mutants
+
+    _check_targets(stacks, ())
+    if not stacks:
+        raise UsageError("--mutants needs a stack", next_step="add --stack; `parity targets` lists them")
+    request = Request(
+        stacks=tuple(stacks),
+        sample=sample,
+        seed=random.randrange(2**32) if seed is None else seed,
+        minutes=minutes,
+        mutants=tuple(ids),
+        expression=expression,
+        topologies=tuple(topologies),
+        run_dir=run_dir and run_dir.expanduser().absolute(),
+        start="ray" if start == StartChoice.RAY else "fork",
+        engine=engine,
+        command=shlex.join(["parity", *sys.argv[1:]]),
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
+    try:
+        finished = prove_mutants(request, console_progress(), lambda line: typer.echo(line, err=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    report = mutants.write_all(finished.run, finished.folder)
+    typer.echo("\n".join(line for proof in finished.run.proofs for line in mutants.summary(proof)))
+    typer.echo(f"report: {report}")
+    if finished.error is not None:
+        raise finished.error
+    return int(finished.run.outcome != "completed" or any(proof.error for proof in finished.run.proofs))
 
 
 def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:

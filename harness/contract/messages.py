@@ -426,6 +426,35 @@ class InjectResult(Message, frozen=True, kw_only=True):
     fired: int
 
 
+class Swap(Message, frozen=True, kw_only=True):
+    """Changed code for one function of a stack's module (`harness.proving.mutations`)."""
+
+    module: str
+    function: str
+    """Its qualified name."""
+    source: str
+    """The module's whole text with the change."""
+
+
+class SwapRequest(Message, frozen=True, kw_only=True):
+    """Swap a function's code in every process of the stack; without a swap, all functions get their own code back."""
+
+    watch: list[str] = []
+    """Modules whose functions are watched from now on."""
+    swap: Swap | None = None
+
+
+class SwapResult(Message, frozen=True, kw_only=True):
+    """The answers of all processes together."""
+
+    called: list[str]
+    """Functions ("module:qualified name") that any process called since the last request."""
+    swapped: int
+    """Number of functions that got other code, over all processes."""
+    refused: str = ""
+    """Why a process could not swap the code; empty if all could."""
+
+
 class StartRequest(Message, frozen=True, kw_only=True):
     """All that an adapter needs to start. Paths are absolute."""
 
@@ -448,6 +477,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
     logs: str
     fault_taps: bool = False
     """True if the stack gets the fault instrument (`inject`). Never in a run whose verdicts count."""
+    code_swaps: bool = False
+    """True if the stack's processes take other code for their functions (`swap`). Never in a run whose verdicts count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
     devices: Devices | None = None
@@ -661,6 +692,7 @@ METHODS: dict[str, Method] = {
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
+        Method("swap", SwapRequest, SwapResult, plane=Plane.OUT_OF_BAND),
     )
 }
 """Every call of the contract by name. Host and handle both use this table."""

@@ -35,6 +35,8 @@ from harness.contract.messages import (
     ObserveRequest,
     ObserveResult,
     StartRequest,
+    SwapRequest,
+    SwapResult,
     capabilities_of,
 )
 from harness.contract.topology import Topology
@@ -76,6 +78,7 @@ QUIET_ASKS = 100
 so within one poll."""
 CANARY_S = 0.02
 """Seconds of the canary, a one-token answer, with a tiny model on two busy cores (SmolLM2: 0.12). Deadlines fit this speed."""
+SWAP_DEADLINE_S = 30.0
 CANCEL_DEADLINE_S = 10.0
 """Seconds that tasks which a scenario left running may take to end after their cancellation."""
 
@@ -121,6 +124,8 @@ class Stack(Calls):
         self._allowed_s: float | None = None
         """Seconds that the current scenario may take."""
         self._events: list[Event] = []
+        self.clean_room_s = CLEAN_ROOM_DEADLINE_S
+        """Seconds that a clean room may take on a stack as fast as the tiny model."""
         self.description: Description | None = None
 
     # --- lifecycle, for the plugin
@@ -247,7 +252,7 @@ class Stack(Calls):
         """Run clean room and scenario once. Returns the error that ended them, or None. Raises only what is not an Exception."""
         limit = asyncio.timeout(None)
         try:
-            allowed_s = CLEAN_ROOM_DEADLINE_S * self._slowness + CLEAN_ROOM_PASSES * self._for_weights_s
+            allowed_s = self.clean_room_s * self._slowness + CLEAN_ROOM_PASSES * self._for_weights_s
             self._phase, self._deadline = "clean_room", monotonic() + allowed_s
             await self._clean_room()
             self._allowed_s = deadline_s = deadline_s * self._slowness
@@ -399,10 +404,19 @@ class Stack(Calls):
         result: InjectResult = await self._host.call("inject", InjectRequest(fault=fault), 60)
         return result.fired
 
+    async def swap(self, request: SwapRequest) -> SwapResult:
+        """Swap a function's code, or put all code back, and learn which functions were called. Not recorded, like `inject`."""
+        result: SwapResult = await self._host.call("swap", request, SWAP_DEADLINE_S)
+        return result
+
     def put_together_anew(self) -> None:
         """The caller has rebuilt the stack: its weights are unknown, and no adapter is loaded."""
-        self._version = None
+        self.doubt_weights()
         self._adapters.clear()
+
+    def doubt_weights(self) -> None:
+        """The next clean room syncs the weights, whatever they are."""
+        self._version = None
 
     # --- what the scenario itself says
 

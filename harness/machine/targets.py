@@ -53,6 +53,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The target that serves as its oracle."""
     faults: str | None = None
     """ "module:NAME" of its seeded faults."""
+    mutants: str | None = None
+    """File of its code that mutants change (`harness/proving/mutants.py`), below the project."""
     runtime: str | None = None
     """ "module:NAME" of its `Runtime`."""
 

@@ -152,7 +152,7 @@ def plan(request: Request, target: Target) -> Plan:
             f"faults of {target.name} name scenarios that do not exist: {', '.join(lost)}",
             next_step=f"correct `scenarios` of the fault in {target.faults}",
         )
-    selected = _selected(request.expression, declared.values())
+    selected = matching(request.expression, declared.values())
     narrowed = tuple(f for f in faults if not f.scenarios or f.scenarios & {s.name for s in selected})
     every = any(not fault.scenarios for fault in narrowed)
     named = {name for fault in narrowed for name in fault.scenarios}
@@ -160,7 +160,7 @@ def plan(request: Request, target: Target) -> Plan:
     able = [s for s in wanted if s.needs <= target.capabilities]
     seats: dict[Seat, list[str]] = {}
     for scenario in able:
-        seats.setdefault(_seat(target.name, scenario, request.engines), []).append(scenario.name)
+        seats.setdefault(seat_of(target.name, scenario, request.engines), []).append(scenario.name)
     drivable = [s for s in selected if s.needs <= target.capabilities]
     tried = (
         to_try(ledger.load(), target.name, narrowed, drivable, reads=catalogue.facts_read(), engines=request.engines)
@@ -182,7 +182,7 @@ def _matches(fault: Fault, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in (fault.id, fault.name) for pattern in patterns)
 
 
-def _selected(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
+def matching(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
     """Scenarios whose names pytest's -k would select. Raises UsageError for a malformed expression or an empty selection."""
     if not expression:
         return list(scenarios)
@@ -210,7 +210,7 @@ def _holds(expression: ast.expr, name: str) -> bool:
     raise SyntaxError(f"{ast.unparse(expression)!r} is no word")
 
 
-def _seat(target: str, scenario: Scenario, engines: int) -> Seat:
+def seat_of(target: str, scenario: Scenario, engines: int) -> Seat:
     """A scenario is proved in the first of its topologies."""
     return Seat(target=target, topology=scenario.driven_in(engines)[0])
 

@@ -29,13 +29,22 @@ from harness.contract import devices
 from harness.contract.clock import SimulatedLoop
 from harness.contract.errors import Blame, CallFailed, StackError, UsageError
 from harness.contract.faults import Fault
-from harness.contract.messages import DEFAULT_DTYPE, Description, Dtype, Empty, Start, StartRequest
+from harness.contract.messages import (
+    DEFAULT_DTYPE,
+    Description,
+    Dtype,
+    Empty,
+    Start,
+    StartRequest,
+    SwapRequest,
+    SwapResult,
+)
 from harness.contract.topology import Architecture, Topology
 from harness.contract.vocabulary import Vocabulary
 from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
 from harness.driving.process import HostProcess
-from harness.driving.stack import Stack
+from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
@@ -95,6 +104,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     fault_taps: bool = False
     """True if the stacks start with the fault instrument (`Session.inject`)."""
+    code_swaps: bool = False
+    """True if the stacks start with the instrument that swaps code (`Session.swap`)."""
+    clean_room_s: float = CLEAN_ROOM_DEADLINE_S
+    """Seconds that a clean room may take, before the stack's slowness is taken into account."""
     record: bool = True
     """True if the session writes recordings. Otherwise only its verdicts remain."""
 
@@ -387,10 +400,12 @@ class Session:
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
+            code_swaps=self.options.code_swaps,
             policies=str(self.folder.policies),
         )
         stages = self._target(seat.target).runs_on.stages
         stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
+        stack.clean_room_s = self.options.clean_room_s
         try:
             with self.timed("start"):
                 self._runner.run(stack.start(self._progress if not self._inline else silent))
@@ -442,6 +457,31 @@ class Session:
         if self._inline:
             stack.put_together_anew()
         return before + fired
+
+    def swap(self, seat: Seat, request: SwapRequest) -> SwapResult:
+        """Swap a function's code in the processes of `seat`, or put all code back. Needs `Options.code_swaps`.
+
+        A dead stack is restarted first, however often it died, and the next clean room syncs the weights. Raises StackError if the
+        stack cannot be started or does not swap code.
+        """
+        self._sit(seat)
+        self._hopeless.pop(seat.name, None)
+        self._deaths.pop(seat.name, None)
+        stack = self._live(seat)
+        if stack is None:
+            error = self._hopeless.get(seat.name) or self.not_started[seat.name]
+            raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
+        stack.doubt_weights()
+        return self._runner.run(stack.swap(request))
+
+    def living(self, seat: Seat) -> bool:
+        """True if the seat's stack runs and no scenario has spoiled it."""
+        return self._seat == seat and self._stack is not None and self._stack.alive
+
+    def renew(self, seat: Seat) -> None:
+        """End the seat's stack. The next scenario gets a fresh start."""
+        if self._seat == seat:
+            self._bury(seat)
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
         """The latest recording of a scenario on a seat, one trace per take."""

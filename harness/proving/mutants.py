@@ -1,0 +1,642 @@
+"""Drives a real stack under machine-made mutants of its own code, and judges what the suite sees of them.
+
+A stack starts once per topology. The control, without a mutant, shows which functions each scenario calls. Each mutant is then put
+into the running processes after the clean room of a scenario and taken out at its end; only scenarios that call its function are
+driven, cheapest first, until one turns red. That scenario must be green again without the mutant.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import tomllib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, Protocol, final
+
+import msgspec
+
+from harness import PROJECT
+from harness.contract.errors import HarnessError, StackError, UsageError
+from harness.contract.faults import DRIVEN, family
+from harness.contract.messages import Swap, SwapRequest, SwapResult
+from harness.driving.stack import Stack
+from harness.judging import ledger
+from harness.machine import environments
+from harness.machine.progress import Progress
+from harness.machine.targets import Target, resolve
+from harness.proving.kill_matrix import Baseline
+from harness.proving.mutations import Equivalent, Mutant, Surveyed, explained, mutated, sample, survey
+from harness.proving.prove import matching, seat_of
+from harness.records.run_folder import RunFolder
+from harness.records.verdict import Cause, Conformance, Verdict
+from harness.running import catalogue
+from harness.running.session import Options, Seat, Session
+from harness.suite.scenario import Scenario
+
+CLEAN_ROOM_S = 20.0
+"""Seconds that a clean room may take (default: 60): one that a mutant has left unusable is found out sooner."""
+LEAST_S = 8.0
+"""Least deadline (seconds) of a scenario under a mutant."""
+SLOWER = 4.0
+"""Deadline of a scenario under a mutant, in units of its time in the control."""
+MOST_S = 90.0
+"""Seconds after which no further scenario is driven under a mutant that nothing has killed."""
+DEATHS = ("StackDied", "HostDied", "HostBroken", "TaskRefusesToEnd")
+"""Errors that say that the stack is gone, not what is wrong with it."""
+
+FIND = """
+import json, sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+found = {}
+for name in sys.argv[1:]:
+    top, *rest = name.split(".")
+    spec = PathFinder.find_spec(top)
+    places = [Path(p).joinpath(*rest) for p in spec.submodule_search_locations] if spec else []
+    files = [file for p in places for file in (p.with_suffix(".py"), p / "__init__.py") if file.is_file()]
+    found[name] = str(files[0]) if files else None
+print(json.dumps(found))
+"""
+"""Finds the files of modules without importing them or their packages."""
+
+
+class Fate(StrEnum):
+    """What became of a mutant."""
+
+    KILLED = "killed"
+    """A check turned red, or a call of the scenario failed with a named error."""
+    ACCIDENT = "killed by accident"
+    """The stack died, or nothing could be judged: red, but it does not name the matter."""
+    SURVIVED = "survived"
+    UNREACHED = "not reached"
+    """No driven scenario calls the function after its clean room."""
+    EQUIVALENT = "equivalent"
+    """An entry of the target's file explains why no scenario can see it. It is not driven."""
+    SKIPPED = "skipped"
+    """Its code could not be swapped, or a scenario turned red without it."""
+    NOT_DRIVEN = "not driven"
+    """The time was up, or the run was interrupted."""
+
+
+@final
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One mutant and what became of it."""
+
+    id: str
+    function: str
+    line: int
+    before: str
+    after: str
+    fate: Fate
+    by: list[str] = []
+    """Families of the checks that turned red; `DRIVEN` for a call of the scenario that failed."""
+    scenario: str = ""
+    """The scenario that killed it."""
+    reason: str = ""
+    driven: int = 0
+    """Scenarios that were driven under it."""
+    callers: int = 0
+    """Scenarios that call its function."""
+    fired: bool = False
+    """True if the changed function was called under it."""
+    seconds: float = 0.0
+
+
+@final
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A scenario of the control."""
+
+    scenario: str
+    topology: str
+    seconds: float
+    green: bool
+    called: list[str]
+    """Functions ("module:name") that it calls after its clean room."""
+
+
+@final
+class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one stack."""
+
+    target: str
+    seed: int
+    population: int
+    """All mutants of the listed modules."""
+    judged: list[Judged]
+    control: list[Ran]
+    public: list[str]
+    """Functions of the public path."""
+    seconds: float = 0.0
+    error: str = ""
+
+    def of(self, *fates: Fate) -> list[Judged]:
+        return [one for one in self.judged if one.fate in fates]
+
+    @property
+    def reached(self) -> list[Judged]:
+        """Mutants that were judged: reached, and not equivalent."""
+        return self.of(Fate.KILLED, Fate.ACCIDENT, Fate.SURVIVED)
+
+    @property
+    def score(self) -> float | None:
+        """Killed share of the reached ones; None if none was reached."""
+        return len(self.of(Fate.KILLED)) / len(self.reached) if self.reached else None
+
+    @property
+    def called(self) -> set[str]:
+        return {name for ran in self.control for name in ran.called}
+
+    @property
+    def unreached(self) -> list[str]:
+        """Functions of the public path that no scenario of the control calls."""
+        called = self.called
+        return [name for name in self.public if name not in called]
+
+
+@final
+class MutantRun(msgspec.Struct, frozen=True, kw_only=True):
+    """All stacks of one run."""
+
+    run_id: str
+    created_at: str
+    command: str
+    outcome: str
+    proofs: list[MutantProof]
+
+
+@final
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command line."""
+
+    stacks: tuple[str, ...]
+    sample: int
+    seed: int
+    minutes: float | None = None
+    """Minutes of driving per stack, without its start."""
+    mutants: tuple[str, ...] = ()
+    """Ids; instead of a sample."""
+    expression: str = ""
+    topologies: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    start: Literal["ray", "fork"] = "fork"
+    engine: Literal["cpu", "cuda"] = "cpu"
+    command: str = "parity prove --mutants"
+
+
+class Driver(Protocol):
+    """The part of `Session` that this uses."""
+
+    def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]: ...
+
+    def swap(self, seat: Seat, request: SwapRequest) -> SwapResult: ...
+
+    def living(self, seat: Seat) -> bool: ...
+
+    def renew(self, seat: Seat) -> None: ...
+
+    def close(self, outcome: str = "completed") -> None: ...
+
+
+Tell = Callable[[str], None]
+
+
+# --- what there is to change
+
+
+@final
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """The code of a stack that is changed."""
+
+    sources: dict[str, str]
+    """Module → its text."""
+    surveyed: list[Surveyed]
+    equivalent: dict[str, str]
+    """Id of an equivalent mutant → reason."""
+
+    @property
+    def mutants(self) -> list[Mutant]:
+        return [mutant for one in self.surveyed for mutant in one.mutants]
+
+    @property
+    def public(self) -> list[str]:
+        return [name for one in self.surveyed for name in one.public]
+
+
+def code_of(sources: dict[str, str], entries: Sequence[Equivalent]) -> Code:
+    """All mutants of these modules."""
+    surveyed = [survey(module, text) for module, text in sources.items()]
+    return Code(
+        sources=sources,
+        surveyed=surveyed,
+        equivalent=explained((mutant for one in surveyed for mutant in one.mutants), entries),
+    )
+
+
+def load(target: Target, progress: Progress, engine: Literal["cpu", "cuda"]) -> Code:
+    """The code of a target: the modules that its file lists, as its environment has them.
+
+    Raises UsageError for a target without such a file, and for a module that its environment lacks.
+    """
+    if target.mutants is None:
+        raise UsageError(f"no code of {target.name!r} is listed for mutants", next_step="add `mutants` to its target")
+    data = tomllib.loads((PROJECT / target.mutants).read_text())
+    modules = data["targets"].get(target.like if target.local else target.name, {}).get("modules", [])
+    if target.python is not None:
+        python = target.python
+    else:
+        assert target.environment is not None
+        python = environments.ensure(target.environment, engine, root=PROJECT, progress=progress)
+    said = subprocess.run(
+        [python, "-c", FIND, *modules], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+    )
+    files: dict[str, str | None] = json.loads(said.stdout)
+    if lost := [name for name, file in files.items() if file is None]:
+        raise UsageError(f"{target.name} has no {', '.join(lost)}", next_step=f"correct {target.mutants}")
+    sources = {name: Path(str(file)).read_text() for name, file in files.items()}
+    with progress(f"{target.name}: looking for what can be changed in {len(sources)} modules"):
+        return code_of(sources, msgspec.convert(data.get("equivalent", []), list[Equivalent]))
+
+
+def chosen(code: Code, request: Request) -> list[Mutant]:
+    """The mutants to drive: those that are named, or a sample. Raises UsageError for an unknown id."""
+    if not request.mutants:
+        return sample(code.mutants, request.sample, request.seed)
+    by_id = {mutant.id: mutant for one in code.surveyed for mutant in one.mutants}
+    if lost := [name for name in request.mutants if name not in by_id]:
+        raise UsageError(f"there is no mutant {', '.join(lost)}", next_step="mutants.json of a run lists ids")
+    return [by_id[name] for name in request.mutants]
+
+
+# --- judging
+
+
+@final
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scenario's verdicts say about a mutant."""
+
+    fate: Literal[Fate.KILLED, Fate.ACCIDENT]
+    by: list[str]
+    reason: str
+
+
+def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
+    """What turned red that is not red in the control. None if nothing did.
+
+    A check's own finding kills. So does a call of the scenario that fails with a named error, unless the stack died. Checks that
+    could not judge, or broke, are an accident.
+    """
+    turned = [v for v in verdicts if baseline.turned(v)]
+    found = [v for v in turned if v.status == Conformance.FAIL and v.cause is None]
+    if found:
+        return Kill(fate=Fate.KILLED, by=sorted({family(v.check) for v in found}), reason=found[0].reason)
+    ended = [v for v in turned if v.cause == Cause.NOT_DRIVEN]
+    if ended:
+        error = ended[0].evidence[0] if ended[0].evidence else {}
+        reason = f"{ended[0].reason}: {error.get('message', '')}"[:300]
+        named = (
+            ended[0].status == Conformance.FAIL
+            and error.get("error") not in DEATHS
+            and error.get("phase") != "clean_room"
+        )
+        return Kill(fate=Fate.KILLED if named else Fate.ACCIDENT, by=[DRIVEN], reason=reason)
+    if turned:
+        return Kill(fate=Fate.ACCIDENT, by=sorted({family(v.check) for v in turned}), reason=turned[0].reason)
+    return None
+
+
+# --- driving
+
+
+@final
+class Proving:
+    """Drives the mutants of one stack."""
+
+    def __init__(self, request: Request, code: Code, mutants: Sequence[Mutant], target: str, tell: Tell) -> None:
+        self._request, self._code, self._target, self._tell = request, code, target, tell
+        self._began = time.monotonic()
+        self._mutants = {mutant.id: mutant for mutant in mutants}
+        left_out = {} if request.mutants else code.equivalent
+        self._judged = {
+            mutant.id: _judged(mutant, Fate.EQUIVALENT, reason=left_out[mutant.id])
+            for mutant in mutants
+            if mutant.id in left_out
+        }
+        self._survived: dict[str, Judged] = {}
+        """Mutants that survived so far, in the topologies driven."""
+        self._control: list[Ran] = []
+        self._killers: dict[str, list[str]] = {}
+        """Function → scenarios that killed a mutant of it, latest first."""
+        self._ends: float | None = None
+        self.error = ""
+
+    def proof(self) -> MutantProof:
+        """What is known so far."""
+        every = {**self._survived, **self._judged}
+        called = {name for ran in self._control for name in ran.called}
+        for mutant in self._mutants.values():
+            if mutant.id not in every:
+                complete = not self.error and not self._late
+                reached = mutant.place in called or not complete
+                every[mutant.id] = _judged(mutant, Fate.NOT_DRIVEN if reached else Fate.UNREACHED)
+        return MutantProof(
+            target=self._target,
+            seed=self._request.seed,
+            population=len(self._code.mutants),
+            judged=[every[name] for name in self._mutants],
+            control=self._control,
+            public=self._code.public,
+            seconds=round(time.monotonic() - self._began, 1),
+            error=self.error,
+        )
+
+    @property
+    def _late(self) -> bool:
+        return self._ends is not None and time.monotonic() > self._ends
+
+    def drive(self, session: Driver, seats: Sequence[tuple[Seat, Sequence[str]]]) -> None:
+        """Control and mutants in each topology. A topology whose stack cannot be started is left, and `error` says so."""
+        if self._request.minutes is not None:
+            self._ends = time.monotonic() + 60 * self._request.minutes
+        for seat, names in seats:
+            if self._late:
+                return
+            try:
+                self._drive_in(session, seat, names)
+            except StackError as e:
+                self.error = f"{seat.name}: {type(e).__name__}: {e.message}"
+                self._tell(self.error)
+
+    def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
+        baseline, ran = self._drive_control(session, seat, names)
+        usable = [one for one in ran if one.green]
+        for mutant in self._mutants.values():
+            callers = [one for one in usable if mutant.place in one.called]
+            if callers and mutant.id not in self._judged and not self._late:
+                self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
+
+    def _settle(self, judged: Judged) -> None:
+        earlier = self._survived.pop(judged.id, None)
+        if earlier is not None:
+            judged = msgspec.structs.replace(
+                judged,
+                driven=judged.driven + earlier.driven,
+                callers=judged.callers + earlier.callers,
+                fired=judged.fired or earlier.fired,
+                seconds=judged.seconds + earlier.seconds,
+            )
+        (self._survived if judged.fate == Fate.SURVIVED else self._judged)[judged.id] = judged
+        by = f" by {', '.join(judged.by)} in {judged.scenario}" if judged.by else ""
+        self._tell(
+            f"{judged.id}: {judged.fate}{by} ({judged.driven} of {judged.callers} scenarios, {judged.seconds:.1f} s)"
+        )
+
+    def _in_order(self, mutant: Mutant, callers: Sequence[Ran]) -> list[Ran]:
+        """Scenarios that killed mutants of this function first, then the cheapest."""
+        killers = self._killers.get(mutant.place, [])
+        return sorted(
+            callers, key=lambda one: (killers.index(one.scenario) if one.scenario in killers else 99, one.seconds)
+        )
+
+    @property
+    def _watch(self) -> list[str]:
+        return list(self._code.sources)
+
+    def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> tuple[Baseline, list[Ran]]:
+        verdicts: list[Verdict] = []
+        found: list[tuple[str, float, list[Verdict], list[str]]] = []
+        request = SwapRequest(watch=self._watch)
+        for name in names:
+            if refused := session.swap(seat, request).refused:
+                self._tell(f"{seat.name}: {refused}: its code is not changed")
+            seconds: list[float] = []
+            body = catalogue.body(name)
+
+            async def watched(
+                stack: Stack, body: Callable[[Stack], Awaitable[None]] = body, began: list[float] = seconds
+            ) -> None:
+                await stack.swap(request)  # forgets what the clean room called
+                began.append(time.monotonic())
+                await body(stack)
+
+            here = session.drive(catalogue.declared()[name], seat, watched)
+            if any(v.status == Conformance.MISSING for v in here):
+                continue
+            took = time.monotonic() - seconds[-1] if seconds else 0.0
+            called = session.swap(seat, request).called if seconds and session.living(seat) else []
+            verdicts += here
+            found.append((name, took, here, called))
+        explained_verdicts, _ = ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())
+        baseline = Baseline(explained_verdicts)
+        red = {(v.scenario) for v in explained_verdicts if v.red}
+        ran = [
+            Ran(
+                scenario=name, topology=seat.topology.name, seconds=round(took, 3), green=name not in red, called=called
+            )
+            for name, took, _, called in found
+        ]
+        self._control += ran
+        self._tell(
+            f"{seat.name}: control: {len(ran)} scenarios in {sum(one.seconds for one in ran):.0f} s, "
+            f"{sum(not one.green for one in ran)} of them red: {', '.join(one.scenario for one in ran if not one.green) or 'none'}"
+        )
+        return baseline, ran
+
+    def _drive_mutant(
+        self, session: Driver, seat: Seat, mutant: Mutant, callers: Sequence[Ran], baseline: Baseline
+    ) -> Judged:
+        began = time.monotonic()
+        swap = Swap(
+            module=mutant.module, function=mutant.function, source=mutated(mutant, self._code.sources[mutant.module])
+        )
+        driven, fired, accident = 0, False, None
+        for ran in callers:
+            if time.monotonic() - began > MOST_S:
+                break
+            told = self._under(session, seat, swap, ran)
+            if told.refused:
+                return _judged(
+                    mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers), seconds=time.monotonic() - began
+                )
+            driven += 1
+            fired |= mutant.place in told.called
+            kill = judge(told.verdicts, baseline)
+            if kill is None:
+                continue
+            again = self._green_again(session, seat, ran, baseline)
+            if again is None:
+                return _judged(
+                    mutant, Fate.SKIPPED, reason=f"{ran.scenario} turned red without it too", callers=len(callers),
+                    driven=driven, seconds=time.monotonic() - began,
+                )  # fmt: skip
+            judged = _judged(
+                mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, driven=driven,
+                callers=len(callers), fired=fired or not told.lives, seconds=time.monotonic() - began,
+            )  # fmt: skip
+            if kill.fate == Fate.KILLED:
+                killers = self._killers.setdefault(mutant.place, [])
+                self._killers[mutant.place] = [ran.scenario, *(one for one in killers if one != ran.scenario)]
+                return judged
+            accident = accident or judged
+            if not told.lives:
+                break
+        if accident is not None:
+            return accident
+        self._green_again(session, seat, callers[0], baseline)
+        return _judged(
+            mutant, Fate.SURVIVED, driven=driven, callers=len(callers), fired=fired, seconds=time.monotonic() - began
+        )
+
+    def _under(self, session: Driver, seat: Seat, swap: Swap, ran: Ran) -> Told:
+        """Drive a scenario under the swap."""
+        request = SwapRequest(watch=[swap.module], swap=swap)
+        body = catalogue.body(ran.scenario)
+        said: list[SwapResult] = []
+
+        async def changed(stack: Stack) -> None:
+            said.append(await stack.swap(request))
+            if said[-1].refused or not said[-1].swapped:
+                return
+            try:
+                await body(stack)
+            finally:
+                said.append(await stack.swap(SwapRequest()))
+
+        session.swap(seat, SwapRequest())  # starts a stack that died, and the weights are synced anew
+        scenario = catalogue.declared()[ran.scenario]
+        deadline_s = min(scenario.deadline_s, max(LEAST_S, SLOWER * ran.seconds))
+        verdicts = session.drive(msgspec.structs.replace(scenario, deadline_s=deadline_s), seat, changed)
+        refused = said[0].refused or ("" if said[0].swapped else "no process has imported the module") if said else ""
+        return Told(
+            verdicts=verdicts,
+            refused=refused,
+            called=[name for one in said[1:] for name in one.called],
+            lives=session.living(seat),
+        )
+
+    def _green_again(self, session: Driver, seat: Seat, ran: Ran, baseline: Baseline) -> bool | None:
+        """The canary: the scenario without a mutant. If it is red, once more on a fresh stack. None if it stays red."""
+        for _ in range(2):
+            session.swap(seat, SwapRequest())
+            if (
+                judge(session.drive(catalogue.declared()[ran.scenario], seat, catalogue.body(ran.scenario)), baseline)
+                is None
+            ):
+                return True
+            session.renew(seat)
+        return None
+
+
+@final
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A scenario under a mutant."""
+
+    verdicts: list[Verdict]
+    refused: str
+    called: list[str]
+    lives: bool
+    """True if the stack runs on."""
+
+
+def _judged(mutant: Mutant, fate: Fate, **fields: object) -> Judged:
+    about = {
+        "id": mutant.id,
+        "function": mutant.place,
+        "line": mutant.line,
+        "before": mutant.before,
+        "after": mutant.after,
+    }
+    if "seconds" in fields:
+        fields["seconds"] = round(float(str(fields["seconds"])), 1)
+    return Judged(**about, fate=fate, **fields)  # type: ignore[arg-type]
+
+
+# --- the run
+
+
+def seats_of(request: Request, target: Target) -> list[tuple[Seat, tuple[str, ...]]]:
+    """Each topology with its scenarios: those that the target can do, each in its first topology. Scenarios that spoil the stack are
+    left out, since each costs a start. The topology with most scenarios is first. Raises UsageError if none is left."""
+    able = [
+        scenario
+        for scenario in matching(request.expression, catalogue.declared().values())
+        if scenario.needs <= target.capabilities and not scenario.spoils
+    ]
+    seats: dict[Seat, list[str]] = {}
+    for scenario in able:
+        seats.setdefault(seat_of(target.name, scenario, 2), []).append(scenario.name)
+    kept = {s: names for s, names in seats.items() if not request.topologies or s.topology.name in request.topologies}
+    if not kept:
+        raise UsageError("no scenario is left to drive", next_step="`parity topologies` lists them; check -k")
+    return sorted(((seat, tuple(names)) for seat, names in kept.items()), key=lambda one: -len(one[1]))
+
+
+def options(request: Request, target: str, folder: Path) -> Options:
+    """The session's options: one stack, one take, with code swaps, no recordings."""
+    return Options(
+        baseline=target,
+        candidate=target,
+        stacks=[target],
+        engine=request.engine,
+        start=request.start,
+        run_dir=folder,
+        twin=False,
+        code_swaps=True,
+        clean_room_s=CLEAN_ROOM_S,
+        record=False,
+        command=request.command,
+    )
+
+
+@final
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `error` is the named error that ended it, if any."""
+
+    run: MutantRun
+    folder: Path
+    error: HarnessError | None = None
+
+
+def prove_mutants(
+    request: Request, progress: Progress, tell: Tell, begin: Callable[[Options, Progress], Driver] = Session
+) -> Finished:
+    """Drive the mutants of all stacks. Ctrl-C or a named error ends the driving; what was judged is kept."""
+    created_at = datetime.now(UTC).isoformat(timespec="seconds")
+    targets = [resolve(name) for name in dict.fromkeys(request.stacks)]
+    codes = {target.name: load(target, progress, request.engine) for target in targets}
+    mutants = {target.name: chosen(codes[target.name], request) for target in targets}
+    seats = {target.name: seats_of(request, target) for target in targets}
+    folder = RunFolder.create(request.run_dir, root=PROJECT)
+    proofs: list[Proving] = []
+    outcome, error = "completed", None
+    try:
+        for target in targets:
+            name = target.name
+            tell(f"{name}: {len(mutants[name])} of {len(codes[name].mutants)} mutants, seed {request.seed}")
+            proving = Proving(request, codes[name], mutants[name], name, tell)
+            proofs.append(proving)
+            session = begin(options(request, name, folder.path / "stacks" / name.replace(":", "-")), progress)
+            ended = "interrupted"
+            try:
+                proving.drive(session, seats[name])
+                ended = "completed"
+            finally:
+                session.close(ended)
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        proofs[-1].error = proofs[-1].error or "interrupted"
+    except HarnessError as e:
+        outcome, error = f"{type(e).__name__}: {e.message}", e
+    finally:
+        folder.close()
+    made = MutantRun(
+        run_id=folder.run_id,
+        created_at=created_at,
+        command=request.command,
+        outcome=outcome,
+        proofs=[proving.proof() for proving in proofs],
+    )
+    return Finished(run=made, folder=folder.path, error=error)

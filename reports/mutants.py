@@ -1,0 +1,111 @@
+"""mutants.json and mutants.md, and the summary in a terminal: the output of `parity prove --mutants`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from harness.contract.faults import DRIVEN
+from harness.proving.mutants import Fate, Judged, MutantProof, MutantRun
+from reports.text import many, seconds, shortened
+
+CODE = 110
+"""Most characters of a statement in a table."""
+
+
+def write_all(run: MutantRun, folder: Path) -> Path:
+    """Write both files. Returns the path of the Markdown."""
+    figures = {proof.target: figures_of(proof) for proof in run.proofs}
+    content = {"figures": figures, **msgspec.to_builtins(run)}
+    (folder / "mutants.json").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    page = folder / "mutants.md"
+    page.write_text(markdown(run))
+    return page
+
+
+def figures_of(proof: MutantProof) -> dict[str, float | int | None]:
+    """The totals of one stack."""
+    counts = Counter(one.fate for one in proof.judged)
+    by_call = sum(one.fate == Fate.KILLED and one.by == [DRIVEN] for one in proof.judged)
+    driven = [one.seconds for one in proof.reached]
+    return {
+        "sampled": len(proof.judged),
+        **{fate.name.lower(): counts[fate] for fate in Fate},
+        "killed_by_a_check": counts[Fate.KILLED] - by_call,
+        "killed_by_a_failed_call": by_call,
+        "score": None if proof.score is None else round(proof.score, 4),
+        "public": len(proof.public),
+        "public_reached": len(proof.public) - len(proof.unreached),
+        "seconds_per_mutant": round(sum(driven) / len(driven), 1) if driven else None,
+    }
+
+
+def summary(proof: MutantProof) -> list[str]:
+    """A few lines about one stack."""
+    figures = figures_of(proof)
+    score = (
+        "no mutant was judged"
+        if proof.score is None
+        else f"{proof.score:.0%} of {len(proof.reached)} judged mutants killed"
+    )
+    lines = [
+        f"{proof.target}: {score} (seed {proof.seed}, {many(len(proof.judged), 'mutant')} of {proof.population})",
+        f"  killed {figures['killed']}: by a check {figures['killed_by_a_check']}, by a call that failed "
+        f"{figures['killed_by_a_failed_call']}; by accident {figures['accident']}; survived {figures['survived']}",
+        f"  not reached {figures['unreached']}; skipped {figures['skipped']}; not driven {figures['not_driven']}; "
+        f"{figures['seconds_per_mutant']} s per mutant, {seconds(proof.seconds)} in all",
+        f"  public functions reached: {figures['public_reached']} of {figures['public']}",
+    ]
+    return lines + ([f"  ended early: {proof.error}"] if proof.error else [])
+
+
+def markdown(run: MutantRun) -> str:
+    """The report as Markdown."""
+    parts = [
+        "# Mutants of the stacks' own code",
+        f"Run {run.run_id}, {run.created_at}: `{run.command}`. Outcome: {run.outcome}.",
+    ]
+    for proof in run.proofs:
+        parts += [f"## {proof.target}", "\n".join(f"- {line.strip()}" for line in summary(proof))]
+        parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that calls the function saw the change.")
+        parts += _list("Killed by accident", proof.of(Fate.ACCIDENT), "Red, but the verdicts do not name the matter.")
+        parts += _list("Skipped", proof.of(Fate.SKIPPED), "Not judged.")
+        parts += _functions("Public functions that no scenario calls", proof.unreached)
+        parts += _list("Killed", proof.of(Fate.KILLED), "")
+    return "\n\n".join(parts) + "\n"
+
+
+def _list(title: str, judged: list[Judged], about: str) -> list[str]:
+    if not judged:
+        return []
+    by_function: dict[str, list[Judged]] = {}
+    for one in judged:
+        by_function.setdefault(one.function, []).append(one)
+    rows = [f"- `{function}`\n" + "\n".join(map(_row, ones)) for function, ones in sorted(by_function.items())]
+    return [f"### {title} ({len(judged)})", *([about] if about else []), "\n".join(rows)]
+
+
+def _row(one: Judged) -> str:
+    by = f" {', '.join(one.by)} in {one.scenario}: {shortened(one.reason, CODE)}" if one.by else f" {one.reason}"
+    quiet = "" if one.fired or one.fate == Fate.SKIPPED else " (never called)"
+    _, _, operator = one.id.rpartition(f"{one.function}:")
+    return f"  - `{operator}` line {one.line}: {_change(one)}{quiet};{by} ({one.driven} of {one.callers} scenarios)"
+
+
+def _change(one: Judged) -> str:
+    """The statement around the first difference, before and after."""
+    start = next((n for n, (a, b) in enumerate(zip(one.before, one.after, strict=False)) if a != b), 0)
+    start = 0 if len(one.before) <= CODE else max(0, start - CODE // 3)
+    return f"`{_cut(one.before, start)}` → `{_cut(one.after, start)}`"
+
+
+def _cut(code: str, start: int) -> str:
+    return ("…" if start else "") + code[start : start + CODE] + ("…" if len(code) > start + CODE else "")
+
+
+def _functions(title: str, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    return [f"### {title} ({len(names)})", "\n".join(f"- `{name}`" for name in names)]

@@ -1,0 +1,485 @@
+"""Mutants: made from text alone, swapped into a running process and out again, judged by what turns red and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+
+import msgspec
+import pytest
+
+from backends.taps import swaps
+from backends.taps.swaps import Refused, Swapper, everywhere
+from harness import PROJECT
+from harness.contract.errors import Blame, UsageError
+from harness.contract.faults import DRIVEN
+from harness.contract.messages import SwapRequest, SwapResult
+from harness.machine.progress import silent
+from harness.machine.targets import registry
+from harness.proving import mutants
+from harness.proving.kill_matrix import Baseline
+from harness.proving.mutants import Fate, MutantProof, MutantRun, Proving, Request, code_of, judge
+from harness.proving.mutations import Equivalent, explained, is_public, mutated, sample, survey
+from harness.records.verdict import Cause
+from harness.running import catalogue
+from reports import mutants as report
+from tests.kill_matrices import verdict
+
+SOURCE = '''
+"""A module."""
+import functools
+from typing import Optional
+
+LIMIT = 1 + 1
+
+def logged(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+class Client:
+    """A client."""
+
+    def add(self, a: int, b: int = 3) -> Optional[int]:
+        """Adds."""
+        return a + b
+
+    @staticmethod
+    def twice(a):
+        return a * 2
+
+    @property
+    def name(self):
+        return "client"
+
+    @logged
+    def wrapped(self, a):
+        logger.info("called")
+        return a - 1
+
+    def _private(self):
+        return False
+
+def handlers(offset):
+    @logged
+    def handler(a):
+        return a + offset
+    return handler
+'''
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    file = tmp_path / "tiny_stack.py"
+    file.write_text(SOURCE)
+    spec = importlib.util.spec_from_file_location("tiny_stack", file)
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "tiny_stack", made)
+    spec.loader.exec_module(made)
+    made.logger = type("Logger", (), {"info": staticmethod(lambda _: None)})
+    return made
+
+
+def of(function: str, operator: str, occurrence: int = 0):
+    found = {m.id: m for m in survey("tiny_stack", SOURCE).mutants}
+    return found[f"tiny_stack:{function}:{operator}:{occurrence}"]
+
+
+# --- making them
+
+
+def test_only_bodies_of_functions_are_changed_and_each_change_has_an_id_of_its_own():
+    surveyed = survey("tiny_stack", SOURCE)
+    assert surveyed.functions == (
+        "logged", "logged.<locals>.wrapper", "Client.add", "Client.twice", "Client.name", "Client.wrapped", "Client._private",
+        "handlers", "handlers.<locals>.handler",
+    )  # fmt: skip
+    assert surveyed.public == [
+        "tiny_stack:logged", "tiny_stack:Client.add", "tiny_stack:Client.twice", "tiny_stack:Client.name",
+        "tiny_stack:Client.wrapped", "tiny_stack:handlers",
+    ]  # fmt: skip
+    ids = [m.id for m in surveyed.mutants]
+    assert len(set(ids)) == len(ids)
+    assert {m.function for m in surveyed.mutants} <= set(surveyed.functions)
+    assert not [m for m in surveyed.mutants if "LIMIT" in m.before or "Adds" in m.before or "= 3" in m.before]
+    plus = of("Client.add", "swap_op")
+    assert (plus.before, plus.after, plus.line, plus.place) == (
+        "return a + b", "return a - b", 19, "tiny_stack:Client.add",
+    )  # fmt: skip
+    assert of("logged", "arg_removal").before == "@functools.wraps(function)", (
+        "an inner decorator belongs to the outer function"
+    )
+
+
+def test_the_same_text_gives_the_same_mutants_and_the_same_seed_the_same_sample():
+    one, other = survey("tiny_stack", SOURCE), survey("tiny_stack", SOURCE)
+    assert one.mutants == other.mutants
+    assert sample(one.mutants, 5, 7) == sample(other.mutants, 5, 7)
+    assert sample(one.mutants, 5, 7) != sample(one.mutants, 5, 8)
+    assert len(sample(one.mutants, 10**6, 7)) == len(one.mutants)
+
+
+def test_a_mutant_is_made_again_from_its_id():
+    text = mutated(of("Client.add", "swap_op"), SOURCE)
+    assert [line for line in text.splitlines() if line not in SOURCE.splitlines()] == ["        return a - b"]
+    with pytest.raises(UsageError, match=r"there is no mutant tiny_stack:Client\.add:swap_op:0"):
+        mutated(of("Client.add", "swap_op"), "x = 1")
+
+
+def test_equivalent_mutants_are_left_out_with_their_reason():
+    every = survey("tiny_stack", SOURCE).mutants
+    entries = [
+        Equivalent(statement="logger.*", reason="only logged"),
+        Equivalent(mutant="*:Client.name:string:*", statement="*client*", reason="not shown"),
+    ]
+    found = explained(every, entries)
+    assert set(found.values()) == {"only logged", "not shown"}
+    assert all(":Client.wrapped:" in name or ":Client.name:" in name for name in found)
+    code = code_of({"tiny_stack": SOURCE}, entries)
+    assert set(code.equivalent) == set(found)
+    assert len(code.mutants) == len(every), "a new entry does not change what a seed draws"
+
+
+def test_what_is_public():
+    assert is_public("Client.generate")
+    assert not is_public("_Client.generate")
+    assert not is_public("Client._post")
+    assert not is_public("Client.generate.<locals>.one")
+
+
+# --- swapping
+
+
+@pytest.mark.parametrize(
+    ("function", "operator", "values", "call"),
+    [
+        ("Client.add", "swap_op", (5, -1), lambda m: m.Client().add(2, 3)),
+        ("Client.twice", "swap_op", (6, 1.5), lambda m: m.Client.twice(3)),
+        ("Client.name", "string", ("client", "XXclientXX"), lambda m: m.Client().name),
+        ("Client.wrapped", "swap_op", (4, 6), lambda m: m.Client().wrapped(5)),
+    ],
+)
+def test_a_function_takes_other_code_and_its_own_back(module, function, operator, values, call):
+    before, after = values
+    mutant, swapper = of(function, operator), Swapper()
+    assert call(module) == before
+    assert swapper.swap("tiny_stack", function, mutated(mutant, SOURCE)) == 1
+    assert call(module) == after
+    swapper.put_back()
+    assert call(module) == before
+
+
+def test_closures_that_exist_already_take_other_code_and_new_ones_lose_it(module):
+    old, swapper = module.handlers(10), Swapper()
+    assert (
+        swapper.swap(
+            "tiny_stack", "handlers.<locals>.handler", mutated(of("handlers.<locals>.handler", "swap_op"), SOURCE)
+        )
+        == 2
+    )
+    new = module.handlers(10)
+    assert (old(1), new(1)) == (-9, -9)
+    swapper.put_back()
+    assert (old(1), new(1), module.handlers(10)(1)) == (11, 11, 11)
+
+
+@pytest.mark.parametrize(
+    ("function", "source", "says"),
+    [
+        ("Client.gone", SOURCE, "is not in tiny_stack as its file has it"),
+        ("Client.add", SOURCE.replace("return a + b", "return a +"), "does not compile"),
+        ("Client.add", SOURCE.replace("def add(", "def added("), "1 times, and 0 times"),
+        (
+            "handlers",
+            SOURCE.replace("return a + offset", "return a + module_level"),
+            "other variables of its surroundings",
+        ),
+    ],
+)
+def test_what_cannot_be_swapped_is_refused_and_nothing_has_changed(module, function, source, says):
+    existing, swapper = module.handlers(10), Swapper()
+    with pytest.raises(Refused, match=says):
+        swapper.swap("tiny_stack", function, source)
+    assert (module.Client().add(2, 3), existing(1)) == (5, 11)
+
+
+def test_a_process_without_the_module_swaps_nothing():
+    assert Swapper().swap("nowhere", "f", SOURCE) == 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring: the stacks run on Python 3.12")
+def test_calls_are_noted_once_between_two_orders(module):
+    swapper, order = Swapper(), {"watch": ["tiny_stack"]}
+    swapper.order(order)
+    for _ in range(3):
+        module.Client().add(1, 2)
+        module.handlers(1)(1)
+    assert swapper.order(order)["called"] == [
+        "tiny_stack:Client.add", "tiny_stack:handlers", "tiny_stack:handlers.<locals>.handler",
+    ]  # fmt: skip
+    assert swapper.order(order)["called"] == []
+    module.Client().add(1, 2)
+    assert swapper.order({})["called"] == ["tiny_stack:Client.add"]
+    sys.monitoring.free_tool_id(swaps.TOOL)
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from backends.taps import swaps
+sys.path.insert(0, sys.argv[1])
+import tiny_stack
+swaps.listen(Path(sys.argv[1]))
+ready, tell = os.pipe()
+if (child := os.fork()) == 0:
+    os.write(tell, b"x")
+    signal.pause()
+os.read(ready, 1)
+print("ready", flush=True)
+sys.stdin.read(1)
+print(tiny_stack.Client().add(2, 3), flush=True)
+os.kill(child, signal.SIGKILL)
+os.wait()
+"""
+
+
+def test_every_process_that_listens_takes_the_order_also_forked_ones(tmp_path):
+    (tmp_path / "tiny_stack.py").write_text(SOURCE)
+    running = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CHILD, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=PROJECT,
+    )
+    with running:
+        assert running.stdout.readline() == "ready\n"
+        swap = {
+            "module": "tiny_stack",
+            "function": "Client.add",
+            "source": mutated(of("Client.add", "swap_op"), SOURCE),
+        }
+        answers = everywhere(tmp_path, {"watch": [], "swap": swap})
+        assert sorted(a["swapped"] for a in answers) == [1, 1]
+        assert len({a["pid"] for a in answers}) == 2
+        running.stdin.write("\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == "-1\n"
+    assert everywhere(tmp_path, {}) == [], "the processes have ended"
+
+
+# --- judging
+
+A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
+
+
+def ended(error: str, phase: str = "scenario", status: str = "fail", blame: Blame = Blame.STACK):
+    evidence = [{"error": error, "phase": phase}]
+    return verdict(
+        A, "tokens", status, f"could not be driven: {error}", cause=Cause.NOT_DRIVEN, evidence=evidence, blame=blame
+    )
+
+
+@pytest.mark.parametrize(
+    ("reds", "fate", "by"),
+    [
+        ([], None, []),
+        ([verdict(A, "ordering:late", "fail"), verdict(A, "tokens", "untestable")], Fate.KILLED, ["ordering"]),
+        ([verdict(A, "tokens", "fail", "known already")], None, []),
+        ([verdict(A, "tokens", "untestable", "no facts")], Fate.ACCIDENT, ["tokens"]),
+        ([verdict(A, "tokens", "untestable", "check raised", cause=Cause.RAISED)], Fate.ACCIDENT, ["tokens"]),
+        ([ended("TypeError")], Fate.KILLED, [DRIVEN]),
+        ([ended("KeyError", "clean_room")], Fate.ACCIDENT, [DRIVEN]),
+        ([ended("StackDied")], Fate.ACCIDENT, [DRIVEN]),
+        ([ended("X", status="untestable", blame=Blame.HARNESS)], Fate.ACCIDENT, [DRIVEN]),
+    ],
+)  # fmt: skip
+def test_a_check_or_a_failed_call_kills_and_a_crash_of_everything_is_an_accident(reds, fate, by):
+    control = [verdict(A, "ordering:late"), verdict(A, "tokens", "fail", "known already")]
+    kill = judge(reds, Baseline(control))
+    assert (kill and kill.fate, kill.by if kill else []) == (fate, by)
+
+
+# --- driving
+
+
+class Tiny:
+    """A session whose stack is `tiny_stack` in this process. Scenario A calls add(), B calls add() and twice()."""
+
+    def __init__(self, module, *, dies_of: str = "", flaky: bool = False, interrupts: int = 0) -> None:
+        self._module, self._swapper = module, Swapper()
+        self._dies_of, self._flaky, self._interrupts = dies_of, flaky, interrupts
+        self._lives = True
+        self._called: list[str] = []
+        self.drives: list[str] = []
+        self.renewed = 0
+        self.closed = ""
+
+    def swap(self, _seat, request: SwapRequest) -> SwapResult:
+        self._lives = True
+        answer = self._swapper.order(msgspec.to_builtins(request))
+        called, self._called = self._called, []
+        return SwapResult(called=called, swapped=answer["swapped"], refused=answer["refused"])
+
+    def drive(self, scenario, seat, body):
+        if self._interrupts and len(self.drives) == self._interrupts:
+            raise KeyboardInterrupt
+        self.drives.append(scenario.name)
+        seen: list[object] = []
+
+        class Stack:
+            async def swap(_self, request):  # noqa: N805
+                return self.swap(seat, request)
+
+            async def add(_self):  # noqa: N805
+                self._called.append("tiny_stack:Client.add")
+                seen.append(self._module.Client().add(2, 3))
+
+            async def twice(_self):  # noqa: N805
+                self._called.append("tiny_stack:Client.twice")
+                seen.append(self._module.Client.twice(3))
+
+        asyncio.run(body(Stack()))
+        good = seen in ([5], [5, 6]) and not (self._flaky and len(self.drives) > 2)
+        if self._dies_of and not good:
+            self._lives = False
+            died = [{"error": self._dies_of}]
+            return [verdict(scenario.name, "sum", "fail", "could not be driven", cause=Cause.NOT_DRIVEN, evidence=died)]
+        return [verdict(scenario.name, "sum", "pass" if good else "fail")]
+
+    def living(self, _seat):
+        return self._lives
+
+    def renew(self, _seat):
+        self.renewed += 1
+
+    def close(self, outcome="completed"):
+        self.closed = outcome
+
+
+@pytest.fixture
+def _two_scenarios(monkeypatch):
+    async def first(stack):
+        await stack.add()
+
+    async def second(stack):
+        await stack.add()
+        await stack.twice()
+
+    monkeypatch.setattr(catalogue, "body", {A: first, B: second}.__getitem__)
+
+
+def proved(session, chosen, **request) -> MutantProof:
+    code = code_of({"tiny_stack": SOURCE}, [Equivalent(mutant="*:Client.name:*", reason="not shown")])
+    told: list[str] = []
+    proving = Proving(Request(stacks=("toy",), sample=0, seed=3, **request), code, chosen, "toy", told.append)
+    topology = catalogue.declared()[A].driven_in(2)[0]
+    try:
+        proving.drive(session, [(mutants.Seat(target="toy", topology=topology), (A, B))])
+    except KeyboardInterrupt:
+        proving.error = "interrupted"
+    return proving.proof()
+
+
+PLUS, TIMES, NAME = of("Client.add", "swap_op"), of("Client.twice", "swap_op"), of("Client._private", "name")
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(module):
+    session = Tiny(module)
+    shown = of("Client.name", "string")
+    proof = proved(session, [PLUS, TIMES, NAME, shown])
+    plus, times, name, left_out = proof.judged
+    assert (plus.fate, plus.by, plus.driven, plus.callers, plus.fired) == (Fate.KILLED, ["sum"], 1, 2, True)
+    assert (times.fate, times.scenario, times.driven, times.callers) == (Fate.KILLED, B, 1, 1)
+    assert name.fate == Fate.UNREACHED
+    assert (left_out.fate, left_out.reason) == (Fate.EQUIVALENT, "not shown")
+    assert session.drives[:2] == [A, B], "the control comes first"
+    assert session.drives[-2:] == [B, B], "and the scenario that turned red has to be green again without the mutant"
+    assert (proof.score, proof.unreached) == (
+        1.0, ["tiny_stack:logged", "tiny_stack:Client.name", "tiny_stack:Client.wrapped", "tiny_stack:handlers"],
+    )  # fmt: skip
+    assert module.Client().add(2, 3) == 5
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module):
+    unseen = msgspec.structs.replace(of("Client.add", "swap_op"))
+    session = Tiny(module)
+    session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
+    proof = proved(session, [unseen])
+    [judged] = proof.judged
+    assert (judged.fate, judged.driven, judged.callers, proof.score) == (Fate.SURVIVED, 2, 2, 0.0)
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_stack_that_dies_of_it_is_an_accident(module):
+    proof = proved(Tiny(module, dies_of="StackDied"), [PLUS])
+    assert [one.fate for one in proof.judged] == [Fate.ACCIDENT]
+    assert proof.score == 0.0
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
+    session = Tiny(module, flaky=True)
+    proof = proved(session, [PLUS])
+    assert [(one.fate, one.reason.partition(" ")[2]) for one in proof.judged] == [
+        (Fate.SKIPPED, "turned red without it too")
+    ]
+    assert session.renewed == 2
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_what_was_judged_before_an_interrupt_is_kept(module):
+    proof = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
+    assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.NOT_DRIVEN]
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_no_mutant_begins_after_the_time_is_up(module):
+    proof = proved(Tiny(module), [PLUS, TIMES], minutes=0.0)
+    assert {one.fate for one in proof.judged} == {Fate.NOT_DRIVEN}
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_the_report_names_score_survivors_and_unreached_functions(module, tmp_path):
+    session = Tiny(module)
+    session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": module.Client.twice})})
+    proof = proved(session, [PLUS, TIMES, NAME])
+    run = MutantRun(
+        run_id="r", created_at="now", command="parity prove --mutants 3", outcome="completed", proofs=[proof]
+    )
+    page = report.write_all(run, tmp_path).read_text()
+    figures = json.loads((tmp_path / "mutants.json").read_bytes())["figures"]["toy"]
+    assert (figures["survived"], figures["unreached"], figures["public_reached"], figures["public"]) == (1, 1, 2, 6)
+    assert "### Survivors (1)" in page
+    assert "- `tiny_stack:Client.add`" in page
+    assert "`return a + b` → `return a - b`" in page
+    assert "### Public functions that no scenario calls (4)" in page
+    assert report.summary(proof)[0].startswith("toy: 50% of 2 judged mutants killed (seed 3, 3 mutants of")
+
+
+# --- what is listed
+
+
+def test_stacks_with_mutants_list_their_modules_and_no_entry_is_without_a_reason():
+    listed = {target.name: target.mutants for target in registry().values() if target.mutants and not target.local}
+    assert listed, "at least one stack"
+    for name, file in listed.items():
+        data = tomllib.loads((PROJECT / file).read_text())
+        if name in data["targets"]:
+            assert data["targets"][name]["modules"]
+        assert all(entry.reason for entry in msgspec.convert(data["equivalent"], list[Equivalent]))
+
+
+def test_a_stack_without_a_list_and_an_unknown_id_are_named():
+    with pytest.raises(UsageError, match="no code of 'miniature' is listed"):
+        mutants.load(registry()["miniature"], silent, "cpu")
+    code = code_of({"tiny_stack": SOURCE}, [])
+    with pytest.raises(UsageError, match="there is no mutant tiny_stack:f:number:0"):
+        mutants.chosen(code, Request(stacks=(), sample=0, seed=0, mutants=("tiny_stack:f:number:0",)))
