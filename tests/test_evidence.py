@@ -14,6 +14,9 @@ H100 = Path(__file__).resolve().parents[1] / "reports" / "evidence" / "h100-bflo
 CUT_OFF = ("could not be driven: Interrupted", "the reference was not asked for the scores of an answer")
 """Both runs ended with Ctrl-C, so the scenario that was running is untestable."""
 
+UNSPREAD = "a server answered nothing after the weights had changed"
+"""These runs sent four prompts per version, and one server got all of them in a scenario. Today's scenarios send more."""
+
 
 @pytest.fixture(scope="module", params=["legacy", "http"])
 def judged(request) -> Judgement:
@@ -36,7 +39,7 @@ def test_stacks_that_computed_otherwise_are_each_named(judged: Judgement):
 
 
 def test_a_right_stack_is_green_in_bfloat16_up_to_where_its_run_was_cut_off(judged: Judgement):
-    red = [v for v in judged.verdicts if v.red]
+    red = [v for v in judged.verdicts if v.red and v.reason != UNSPREAD]
     assert {v.reason for v in red} <= set(CUT_OFF)
     assert len({v.scenario for v in red}) == 1
     assert len(judged.verdicts) - len(red) >= 55
@@ -67,4 +70,4 @@ def test_the_two_stacks_compare():
     compared = compare_recordings(H100 / "legacy", H100 / "http")
     both = [v for v in compared.verdicts if v.baseline is not None and v.scenario.startswith(("cuda_ipc", "sleep"))]
     assert both
-    assert not [v for v in both if v.red]
+    assert {v.reason for v in both if v.red} <= {f"candidate: {UNSPREAD}"}
