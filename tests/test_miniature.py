@@ -12,7 +12,8 @@ from backends.miniature.faults.registry import parts
 from backends.miniature.stack import Parts
 from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.clock import SimulatedLoop, monotonic, now_ns
-from harness.contract.errors import UsageError
+from harness.contract.errors import CallTimedOut, HarnessError, UsageError
+from harness.driving.inline import InlineHost
 from harness.machine.progress import silent
 from harness.machine.targets import known
 from harness.running import catalogue
@@ -83,6 +84,18 @@ def test_real_and_inline_stacks_do_not_mix(tmp_path):
     options = Options(baseline="miniature", candidate="skyrl-0.2.0:http", engine="cpu", run_dir=tmp_path / "run")
     with pytest.raises(UsageError, match="run different models"):
         Session(options, silent)
+
+
+def test_a_reference_that_did_not_start_is_named_each_time(tmp_path, monkeypatch):
+    async def never(self, method, *_):
+        raise CallTimedOut(f"{method} did not return")
+
+    with bench(tmp_path / "run") as stack:
+        monkeypatch.setattr(InlineHost, "call", never)
+        with pytest.raises(HarnessError, match="did not return"):
+            stack.red("tokens.test_greedy_tokens_and_logprobs_are_the_models")
+        with pytest.raises(HarnessError, match=r"the reference for .* did not start"):
+            stack.red("tokens.test_greedy_tokens_and_logprobs_are_the_models")
 
 
 # --- simulated time -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from fixtures import models as checkpoints
 from harness import PROJECT
 from harness.contract import devices
 from harness.contract.clock import SimulatedLoop
-from harness.contract.errors import Blame, CallFailed, StackError, UsageError
+from harness.contract.errors import Blame, CallFailed, HarnessError, StackError, UsageError
 from harness.contract.faults import Fault
 from harness.contract.messages import (
     DEFAULT_DTYPE,
@@ -541,10 +541,14 @@ class Session:
         return self._target(self.options.targets[0]).reference
 
     def _consult(self, topology: Topology) -> None:
-        """Start the oracle of a topology's model and open its book, once."""
+        """Start the oracle of a topology's model and open its book, once. Raises HarnessError if it did not start before."""
         model = self._model(topology)
-        if model.sha256 in self._oracles:
+        if model.sha256 in self._vocabularies:
             return
+        if model.sha256 in self._oracles:
+            raise HarnessError(
+                f"the reference for {model.path.name} did not start", next_step="mend what its first error names"
+            )
         file = self.folder.reference_of(topology.model)
         logs = self.folder.path / "logs" / file.stem
         oracle = Oracle(
