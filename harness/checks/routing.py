@@ -51,10 +51,20 @@ def _placed(evidence: Evidence) -> Iterator[tuple[Row, tuple[str, ...]]]:
             yield row, servers
 
 
+def _askers(evidence: Evidence) -> dict[Any, set[SessionId | None]]:
+    """(prompt, answer) → the sessions that asked and were answered so. With several of them nobody can tell which execution was
+    whose."""
+    found: dict[Any, set[SessionId | None]] = defaultdict(set)
+    for row in assignment(evidence).rows:
+        found[row.prompt, row.tokens].add(row.session)
+    return found
+
+
 def _judge_sticky(evidence: Evidence) -> Finding:
     sessions: dict[tuple[str, SessionId], list[tuple[Row, tuple[str, ...]]]] = defaultdict(list)
+    askers = _askers(evidence)
     for row, servers in _placed(evidence):
-        if row.session is not None:
+        if row.session is not None and len(askers[row.prompt, row.tokens]) == 1:
             sessions[type(row.session).__name__, row.session].append((row, servers))
     turns = {session: places for session, places in sessions.items() if len(places) > 1}
     if not turns:

@@ -65,6 +65,14 @@ def test_a_session_that_moves_on_its_second_turn_is_blamed_by_family(session, wo
     assert (found.status, found.reason) == ("fail", f"a session moved between servers: its id is {words}")
 
 
+def test_equal_answers_to_equal_prompts_of_two_sessions_do_not_tell_whose_they_are():
+    scene = Scene()
+    for turn in range(12):
+        scene.generate([[5, 6, turn]], sessions=["a"], route=lambda *_: SERVERS[0])
+    scene.generate([[5, 6], [5, 6]], sessions=["a", "b"], route=lambda row, _: SERVERS[1 - row])
+    assert scene.judge(STICKY).status == "pass"
+
+
 def test_an_integer_and_its_text():
     scene = Scene()
     for number in range(10):
