@@ -91,7 +91,7 @@ GONE = (
     "closed",
     "eof",
 )
-"""Words of an error that says that the other side is gone. A status from 500 on says so too."""
+"""Words of an error that says that the other side is gone. A status says so too, or what the caller did wrong."""
 
 
 def _bad_error(call: Call) -> str | None:
@@ -105,7 +105,7 @@ def _bad_error(call: Call) -> str | None:
     if call.error.kind in NAMELESS or not call.error.message.strip():
         return "failed with an error that has no name or no message"
     said = f"{call.error.kind} {call.error.message}".lower()
-    tells = (call.error.status or 0) >= 500 or any(word in said for word in GONE)
+    tells = call.error.status is not None or any(word in said for word in GONE)
     return None if tells else f"failed with {call.error.kind}, which does not say that a server is gone"
 
 
