@@ -358,3 +358,13 @@ def test_a_known_reason_does_not_hide_another_one(tmp_path):
     more = GOOD.replace('"stop-text"', '"no-text"').replace("row \\\\d+ keeps the stop string", "text is empty")
     told, problems = apply(ledger(tmp_path, more=more), [both], TODAY)
     assert (known(told), told[0].red, problems) == (["stop-text"], False, [])
+
+
+def test_a_race_that_did_not_show_is_not_stale_and_still_explains_what_it_did(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", 'cap = 2\nrace = "two requests race"'))
+    assert apply(entries, [verdict(status="pass", reason="")], TODAY)[1] == []
+    assert known(apply(entries, [verdict()], TODAY)[0]) == ["stop-text"]
+    [use] = uses(entries, {"run": [verdict(status="pass", reason="")]})
+    assert (use.judged, use.explained, use.stale) == (1, 0, False)
+    with pytest.raises(LedgerError, match="race"):
+        ledger(tmp_path, ("cap = 2", 'cap = 2\nrace = ""'))

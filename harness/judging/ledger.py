@@ -47,6 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     status: Literal["fail", "regression", "both-wrong", "missing", "untestable"] | None = None
     link: str | None = None
     blocks_removal: bool = True
+    race: str | None = None
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
@@ -154,9 +155,10 @@ def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
     """What is wrong with a well-typed entry: (field, problem, next step)."""
     if not IDENTITY.fullmatch(entry.id):
         yield "id", f"is {entry.id!r}", "use lower case letters, digits, dots and dashes"
-    for field in ("scenario", "check", "owner", "topology"):
-        if not getattr(entry, field).strip():
-            yield field, "is empty", "name it"
+    for field in ("scenario", "check", "owner", "topology", "race"):
+        said = getattr(entry, field)
+        if said is not None and not said.strip():
+            yield field, "is empty", "say it, or leave it out if it is optional"
     if entry.cap < 1:
         yield "cap", f"is {entry.cap}", "say how many verdicts the entry may explain, at least 1"
     if not entry.targets or len(set(entry.targets)) != len(entry.targets):
@@ -232,7 +234,7 @@ def apply(
     for entry in live:
         claimed = claims[entry.id, *entry.targets]
         problems.extend(_over_cap(entry, claimed))
-        if not claimed and entry in ledger.entries and not entry.may_be_about(elsewhere):
+        if not claimed and entry in ledger.entries and not entry.race and not entry.may_be_about(elsewhere):
             problems.extend(_stale(entry, verdicts, known))
     told = [msgspec.structs.replace(v, known=known.get(v.id), explained=explained.get(v.id, {})) for v in verdicts]
     return told, list(dict.fromkeys(problems))
@@ -255,11 +257,13 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Number of verdicts that it explains, comparisons included."""
     runs: list[str]
     """The runs in which it explains something."""
+    race: bool = False
+    """True if the difference does not show in every run, so that the entry is never stale."""
 
     @property
     def stale(self) -> bool:
         """True if verdicts about it were judged and none needs it."""
-        return self.judged > 0 and not self.explained
+        return self.judged > 0 and not self.explained and not self.race
 
 
 def uses(ledger: Ledger, runs: Mapping[str, Sequence[Verdict]]) -> list[Use]:
@@ -289,6 +293,7 @@ def _use(entry: Entry, runs: Mapping[str, Sequence[Verdict]]) -> Use:
         judged=sum(1 for _ in settled),
         explained=sum(explained.values()),
         runs=[run for run, count in explained.items() if count],
+        race=entry.race is not None,
     )
 
 

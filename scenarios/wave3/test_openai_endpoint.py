@@ -199,7 +199,8 @@ async def many(stack: Stack, prompts: Prompts, *, body: bool, header: bool) -> N
                 "extra_body": {**OURS, **({"session_id": name} if body else {})},
                 "extra_headers": {"X-Session-ID": name} if header else {},
             }
-            callers.create_task(converse(stack, client, prompts.one(), prompts.unique(3), **session))
+            first, *later = prompts.ragged(4, 3, 30)  # of other lengths each, since a router may go by the length
+            callers.create_task(converse(stack, client, first, later, **session))
 
 
 SESSIONS = [STATUS, STICKY, greedy(methods=("completion",)), ALL_COMPLETE]
