@@ -69,10 +69,11 @@ def markdown(run: MutantRun) -> str:
     ]
     for proof in run.proofs:
         parts += [f"## {proof.target}", "\n".join(f"- {line.strip()}" for line in summary(proof))]
-        parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that calls the function saw the change.")
+        parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that runs the statement saw the change.")
         parts += _list("Killed by accident", proof.of(Fate.ACCIDENT), "Red, but the verdicts do not name the matter.")
         parts += _list("Skipped", proof.of(Fate.SKIPPED), "Not judged.")
         parts += _functions("Public functions that no scenario calls", proof.unreached)
+        parts += _list("Not reached", proof.of(Fate.UNREACHED), "")
         parts += _list("Killed", proof.of(Fate.KILLED), "")
     return "\n\n".join(parts) + "\n"
 
