@@ -130,6 +130,8 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     control: list[Ran]
     public: list[str]
     """Functions of the public path."""
+    prepared: list[str]
+    """Functions that clean rooms call."""
     seconds: float = 0.0
     error: str = ""
 
@@ -328,6 +330,7 @@ class Proving:
         self._survived: dict[str, Judged] = {}
         """Mutants that survived so far, in the topologies driven."""
         self._control: list[Ran] = []
+        self._prepared: set[str] = set()
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
         self._ends: float | None = None
@@ -346,6 +349,7 @@ class Proving:
             judged=[every[name] for name in self._mutants],
             control=self._control,
             public=self._code.public,
+            prepared=sorted(self._prepared),
             seconds=round(time.monotonic() - self._began, 1),
             error=self.error,
         )
@@ -423,7 +427,7 @@ class Proving:
             async def watched(
                 stack: Stack, body: Callable[[Stack], Awaitable[None]] = body, began: list[float] = seconds
             ) -> None:
-                await stack.swap(request)  # forgets what the clean room called
+                self._prepared |= (await stack.swap(request)).called.keys()
                 began.append(time.monotonic())
                 await body(stack)
 
