@@ -69,10 +69,11 @@ def markdown(run: MutantRun) -> str:
     ]
     for proof in run.proofs:
         parts += [f"## {proof.target}", "\n".join(f"- {line.strip()}" for line in summary(proof))]
-        parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that calls the function saw the change.")
+        parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that runs the statement saw the change.")
         parts += _list("Killed by accident", proof.of(Fate.ACCIDENT), "Red, but the verdicts do not name the matter.")
         parts += _list("Skipped", proof.of(Fate.SKIPPED), "Not judged.")
-        parts += _functions("Public functions that no scenario calls", proof.unreached)
+        parts += _functions("Public functions that no scenario calls", proof)
+        parts += _list("Not reached", proof.of(Fate.UNREACHED), "")
         parts += _list("Killed", proof.of(Fate.KILLED), "")
     return "\n\n".join(parts) + "\n"
 
@@ -89,7 +90,7 @@ def _list(title: str, judged: list[Judged], about: str) -> list[str]:
 
 def _row(one: Judged) -> str:
     by = f" {', '.join(one.by)} in {one.scenario}: {shortened(one.reason, CODE)}" if one.by else f" {one.reason}"
-    quiet = "" if one.fired or one.fate == Fate.SKIPPED else " (never called)"
+    quiet = " (never called)" * (one.fate in (Fate.KILLED, Fate.SURVIVED) and not one.fired)
     _, _, operator = one.id.rpartition(f"{one.function}:")
     return f"  - `{operator}` line {one.line}: {_change(one)}{quiet};{by} ({one.driven} of {one.callers} scenarios)"
 
@@ -105,7 +106,8 @@ def _cut(code: str, start: int) -> str:
     return ("…" if start else "") + code[start : start + CODE] + ("…" if len(code) > start + CODE else "")
 
 
-def _functions(title: str, names: list[str]) -> list[str]:
-    if not names:
+def _functions(title: str, proof: MutantProof) -> list[str]:
+    if not proof.unreached:
         return []
-    return [f"### {title} ({len(names)})", "\n".join(f"- `{name}`" for name in names)]
+    rows = [f"- `{name}`{' (clean rooms call it)' * (name in proof.prepared)}" for name in proof.unreached]
+    return [f"### {title} ({len(rows)})", "\n".join(rows)]

@@ -213,18 +213,22 @@ def test_a_process_without_the_module_swaps_nothing():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring: the stacks run on Python 3.12")
-def test_calls_are_noted_once_between_two_orders(module):
+def test_lines_that_run_are_noted_once_between_two_orders(module):
     swapper, order = Swapper(), {"watch": ["tiny_stack"]}
     swapper.order(order)
     for _ in range(3):
         module.Client().add(1, 2)
         module.handlers(1)(1)
-    assert swapper.order(order)["called"] == [
-        "tiny_stack:Client.add", "tiny_stack:handlers", "tiny_stack:handlers.<locals>.handler",
-    ]  # fmt: skip
-    assert swapper.order(order)["called"] == []
+    assert swapper.order(order)["called"] == {
+        "tiny_stack:Client.add": [19],
+        "tiny_stack:handlers": [38, 39, 41],
+        "tiny_stack:handlers.<locals>.handler": [40],
+        "tiny_stack:logged.<locals>.wrapper": [11],
+        "tiny_stack:logged": [9, 10, 12],
+    }
+    assert swapper.order(order)["called"] == {}
     module.Client().add(1, 2)
-    assert swapper.order({})["called"] == ["tiny_stack:Client.add"]
+    assert list(swapper.order({})["called"]) == ["tiny_stack:Client.add"]
     sys.monitoring.free_tool_id(swaps.TOOL)
 
 
@@ -296,6 +300,7 @@ def ended(error: str, phase: str = "scenario", status: str = "fail", blame: Blam
         ([ended("TypeError")], Fate.KILLED, [DRIVEN]),
         ([ended("KeyError", "clean_room")], Fate.ACCIDENT, [DRIVEN]),
         ([ended("StackDied")], Fate.ACCIDENT, [DRIVEN]),
+        ([ended("MissedMoment", status="untestable", blame=Blame.HARNESS)], None, []),
         ([ended("X", status="untestable", blame=Blame.HARNESS)], Fate.ACCIDENT, [DRIVEN]),
     ],
 )  # fmt: skip
@@ -323,7 +328,8 @@ class Tiny:
     def swap(self, _seat, request: SwapRequest) -> SwapResult:
         self._lives = True
         answer = self._swapper.order(msgspec.to_builtins(request))
-        called, self._called = self._called, []
+        called, self._called = dict.fromkeys(self._called, range(100)), []
+        called = {name: list(lines) for name, lines in called.items()}
         return SwapResult(called=called, swapped=answer["swapped"], refused=answer["refused"])
 
     def drive(self, scenario, seat, body):

@@ -1,4 +1,4 @@
-"""Swaps the code of functions in the running processes of a stack, and notes which functions they called (`parity prove --mutants`).
+"""Swaps the code of functions in the running processes of a stack, and notes which of their lines ran (`parity prove --mutants`).
 
 `listen` starts a thread in a process. It answers orders on a Unix socket in a folder that all processes of a stack share, and
 children that this process forks listen as well. `everywhere` sends one order to all of them. A process without an order does
@@ -11,6 +11,7 @@ import functools
 import gc
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -32,6 +33,10 @@ PATCH = {
 }
 TOOL = 4
 """The tool number for sys.monitoring that this module takes. 0 to 3 and 5 have names (Python documentation)."""
+
+
+_NAMELESS = re.compile(r"(\.<locals>\.<\w+>)+$")
+"""Generator expressions and lambdas at the end of a qualified name: they belong to their function."""
 
 
 class Refused(Exception):
@@ -87,7 +92,7 @@ class Swapper:
     """Swaps code in this process and notes calls."""
 
     def __init__(self) -> None:
-        self._called: set[str] = set()
+        self._called: set[tuple[str, int]] = set()
         self._names: dict[int, str] = {}
         """id of a watched code object → "module:name"."""
         self._kept: list[CodeType] = []
@@ -97,8 +102,10 @@ class Swapper:
 
     def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one order. `watch`: modules whose functions are watched. `swap`: module, function and the whole changed source,
-        or None to put everything back. Answers the functions ("module:name") that were called since the last order."""
-        called = sorted(self._called)
+        or None to put everything back. Answers the lines of functions ("module:name") that ran since the last order."""
+        called: dict[str, list[int]] = {}
+        for name, line in sorted(self._called):
+            called.setdefault(name, []).append(line)
         self.put_back()
         answer: dict[str, Any] = {"pid": os.getpid(), "called": called, "swapped": 0, "refused": ""}
         if (swap := order.get("swap")) is not None:
@@ -110,14 +117,14 @@ class Swapper:
         return answer
 
     def watch(self, modules: Iterable[str]) -> None:
-        """Note calls of the functions of these modules from now on, each once. Does nothing before Python 3.12."""
+        """Note each line of the functions of these modules that runs from now on, once. Does nothing before Python 3.12."""
         self._called.clear()
         monitoring = getattr(sys, "monitoring", None)
         if monitoring is None:
             return
         if monitoring.get_tool(TOOL) is None:
             monitoring.use_tool_id(TOOL, "parity-swaps")
-            monitoring.register_callback(TOOL, monitoring.events.PY_START, self._note)
+            monitoring.register_callback(TOOL, monitoring.events.LINE, self._note)
         for name in modules:
             module = sys.modules.get(name)
             if getattr(module, "__file__", None) is None:
@@ -126,13 +133,13 @@ class Swapper:
                 for function in functions:
                     for code in codes_in(function.__code__):
                         if id(code) not in self._names:
-                            self._names[id(code)] = f"{name}:{code.co_qualname}"
+                            self._names[id(code)] = f"{name}:{_NAMELESS.sub('', code.co_qualname)}"
                             self._kept.append(code)
-                            monitoring.set_local_events(TOOL, code, monitoring.events.PY_START)
+                            monitoring.set_local_events(TOOL, code, monitoring.events.LINE)
         monitoring.restart_events()
 
-    def _note(self, code: CodeType, _offset: int) -> Any:
-        self._called.add(self._names[id(code)])
+    def _note(self, code: CodeType, line: int) -> Any:
+        self._called.add((self._names[id(code)], line))
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]  # until the next order
 
     def swap(self, name: str, function: str, source: str) -> int:

@@ -261,7 +261,11 @@ class VllmStack:
         deaf = [f"process {a['deaf']} does not answer" for a in answers if "deaf" in a]
         heard = [a for a in answers if "deaf" not in a]
         return SwapResult(
-            called=sorted({name for a in heard for name in a["called"]}),
+            called={
+                name: sorted({n for a in heard for n in a["called"].get(name, ())})
+                for a in heard
+                for name in a["called"]
+            },
             swapped=sum(a["swapped"] for a in heard),
             refused="; ".join(dict.fromkeys([*deaf, *(a["refused"] for a in heard if a["refused"])])),
         )

@@ -447,8 +447,8 @@ class SwapRequest(Message, frozen=True, kw_only=True):
 class SwapResult(Message, frozen=True, kw_only=True):
     """The answers of all processes together."""
 
-    called: list[str]
-    """Functions ("module:qualified name") that any process called since the last request."""
+    called: dict[str, list[int]]
+    """Function ("module:qualified name") → its lines that ran in any process since the last request."""
     swapped: int
     """Number of functions that got other code, over all processes."""
     refused: str = ""

@@ -1,8 +1,8 @@
 """Drives a real stack under machine-made mutants of its own code, and judges what the suite sees of them.
 
-A stack starts once per topology. The control, without a mutant, shows which functions each scenario calls. Each mutant is then put
-into the running processes after the clean room of a scenario and taken out at its end; only scenarios that call its function are
-driven, cheapest first, until one turns red. That scenario must be green again without the mutant.
+A stack starts once per topology. The control, without a mutant, shows which lines of the code each scenario runs. Each mutant is
+then put into the running processes after the clean room of a scenario and taken out at its end. Only scenarios in which its
+statement runs are driven, until one turns red. That scenario must be green again without the mutant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal, Protocol, final
 import msgspec
 
 from harness import PROJECT
-from harness.contract.errors import HarnessError, StackError, UsageError
+from harness.contract.errors import HarnessError, MissedMoment, StackError, UsageError
 from harness.contract.faults import DRIVEN, family
 from harness.contract.messages import Swap, SwapRequest, SwapResult
 from harness.driving.stack import Stack
@@ -73,7 +73,7 @@ class Fate(StrEnum):
     """The stack died, or nothing could be judged: red, but it does not name the matter."""
     SURVIVED = "survived"
     UNREACHED = "not reached"
-    """No driven scenario calls the function after its clean room."""
+    """Its statement runs in no driven scenario after the clean room."""
     EQUIVALENT = "equivalent"
     """An entry of the target's file explains why no scenario can see it. It is not driven."""
     SKIPPED = "skipped"
@@ -100,7 +100,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     driven: int = 0
     """Scenarios that were driven under it."""
     callers: int = 0
-    """Scenarios that call its function."""
+    """Scenarios in which its statement runs."""
     fired: bool = False
     """True if the changed function was called under it."""
     seconds: float = 0.0
@@ -114,8 +114,8 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     topology: str
     seconds: float
     green: bool
-    called: list[str]
-    """Functions ("module:name") that it calls after its clean room."""
+    called: dict[str, list[int]]
+    """Function ("module:name") → its lines that ran after the clean room."""
 
 
 @final
@@ -130,6 +130,8 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     control: list[Ran]
     public: list[str]
     """Functions of the public path."""
+    prepared: list[str]
+    """Functions that clean rooms call."""
     seconds: float = 0.0
     error: str = ""
 
@@ -287,9 +289,9 @@ def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
     """What turned red that is not red in the control. None if nothing did.
 
     A check's own finding kills. So does a call of the scenario that fails with a named error, unless the stack died. Checks that
-    could not judge, or broke, are an accident.
+    could not judge, or broke, are an accident. A scenario whose requests ended before they were caught says nothing.
     """
-    turned = [v for v in verdicts if baseline.turned(v)]
+    turned = [v for v in verdicts if baseline.turned(v) and not v.reason.endswith(f": {MissedMoment.__name__}")]
     found = [v for v in turned if v.status == Conformance.FAIL and v.cause is None]
     if found:
         return Kill(fate=Fate.KILLED, by=sorted({family(v.check) for v in found}), reason=found[0].reason)
@@ -328,6 +330,7 @@ class Proving:
         self._survived: dict[str, Judged] = {}
         """Mutants that survived so far, in the topologies driven."""
         self._control: list[Ran] = []
+        self._prepared: set[str] = set()
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
         self._ends: float | None = None
@@ -336,12 +339,9 @@ class Proving:
     def proof(self) -> MutantProof:
         """What is known so far."""
         every = {**self._survived, **self._judged}
-        called = {name for ran in self._control for name in ran.called}
         for mutant in self._mutants.values():
             if mutant.id not in every:
-                complete = not self.error and not self._late
-                reached = mutant.place in called or not complete
-                every[mutant.id] = _judged(mutant, Fate.NOT_DRIVEN if reached else Fate.UNREACHED)
+                every[mutant.id] = self._not_driven(mutant)
         return MutantProof(
             target=self._target,
             seed=self._request.seed,
@@ -349,8 +349,17 @@ class Proving:
             judged=[every[name] for name in self._mutants],
             control=self._control,
             public=self._code.public,
+            prepared=sorted(self._prepared),
             seconds=round(time.monotonic() - self._began, 1),
             error=self.error,
+        )
+
+    def _not_driven(self, mutant: Mutant) -> Judged:
+        if self.error or self._late or any(mutant.runs_in(ran.called) for ran in self._control):
+            return _judged(mutant, Fate.NOT_DRIVEN)
+        called = any(mutant.place in ran.called for ran in self._control)
+        return _judged(
+            mutant, Fate.UNREACHED, reason="the function is called, this statement never runs" if called else ""
         )
 
     @property
@@ -374,7 +383,7 @@ class Proving:
         baseline, ran = self._drive_control(session, seat, names)
         usable = [one for one in ran if one.green]
         for mutant in self._mutants.values():
-            callers = [one for one in usable if mutant.place in one.called]
+            callers = [one for one in usable if mutant.runs_in(one.called)]
             if callers and mutant.id not in self._judged and not self._late:
                 self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
 
@@ -407,7 +416,7 @@ class Proving:
 
     def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> tuple[Baseline, list[Ran]]:
         verdicts: list[Verdict] = []
-        found: list[tuple[str, float, list[Verdict], list[str]]] = []
+        found: list[tuple[str, float, list[Verdict], dict[str, list[int]]]] = []
         request = SwapRequest(watch=self._watch)
         for name in names:
             if refused := session.swap(seat, request).refused:
@@ -418,7 +427,7 @@ class Proving:
             async def watched(
                 stack: Stack, body: Callable[[Stack], Awaitable[None]] = body, began: list[float] = seconds
             ) -> None:
-                await stack.swap(request)  # forgets what the clean room called
+                self._prepared |= (await stack.swap(request)).called.keys()
                 began.append(time.monotonic())
                 await body(stack)
 
@@ -426,7 +435,7 @@ class Proving:
             if any(v.status == Conformance.MISSING for v in here):
                 continue
             took = time.monotonic() - seconds[-1] if seconds else 0.0
-            called = session.swap(seat, request).called if seconds and session.living(seat) else []
+            called = session.swap(seat, request).called if seconds and session.living(seat) else {}
             verdicts += here
             found.append((name, took, here, called))
         explained_verdicts, _ = ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())

@@ -7,7 +7,7 @@ mutants. Only the bodies of functions are changed, because a running process can
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,6 +30,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     occurrence: int
     """Its place among the changes by this operator in this function, from 0."""
     line: int
+    lines: tuple[int, int]
+    """First and last line of the changed statement, or of its head if it has a body."""
     before: str
     """The changed statement, one line."""
     after: str
@@ -37,6 +39,11 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         return f"{self.module}:{self.function}:{self.operator}:{self.occurrence}"
+
+    def runs_in(self, ran: Mapping[str, Sequence[int]]) -> bool:
+        """True if the changed statement is among these lines. `ran`: function → its lines that ran."""
+        first, last = self.lines
+        return any(first <= line <= last for line in ran.get(self.place, ()))
 
     @property
     def place(self) -> str:
@@ -101,7 +108,8 @@ def survey(module: str, source: str) -> Surveyed:
             function=site.function,
             operator=site.operator,
             occurrence=site.occurrence,
-            line=lines[site.node].start.line if site.node in lines else lines[site.statement].start.line,
+            line=lines[site.node].start.line,
+            lines=(lines[site.statement].start.line, lines[site.statement].end.line),
             before=_one_line(tree.code_for_node(site.statement)),
             after=_one_line(tree.code_for_node(_changed(site.statement, site))),
         )
