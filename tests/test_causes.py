@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.contract.errors import UsageError
-from harness.judging.causes import NOT_THERE, Asked, Why, of_place
+from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_place
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
 from harness.records.verdict import UNEXPLAINED
@@ -37,9 +37,20 @@ def why(
     return sorted(both)
 
 
+def test_a_call_that_fails_on_one_stack_only():
+    empty, full = traces.generate([], []), traces.generate([[5]], [[6]])
+    assert of_failure(full, one_sided=False, died=True) == (Why.ERROR_CLASS,)
+    assert of_failure(empty, one_sided=True, died=False) == (Why.EMPTY_BATCH,)
+    assert of_failure(full, one_sided=True, died=True) == (Why.SERVER_DIED,)
+    assert of_failure(full, one_sided=True, died=False) == ()
+
+
 @pytest.mark.parametrize(
     ("baseline", "candidate", "about", "causes"),
     [
+        ("", "\N{REPLACEMENT CHARACTER}x", {"stopped": True, "tokens": 3}, [Why.CUT_CHARACTER, Why.STOP_TOKEN]),
+        ("", "\N{REPLACEMENT CHARACTER}xy", {"stopped": True, "tokens": 3}, []),
+        ("", "\N{REPLACEMENT CHARACTER}x", {"stopped": True, "tokens": 5}, []),
         ("a b", "a <|im_end|>b", {}, [Why.SPECIAL_TOKENS]),
         ("a b", "a b\N{REPLACEMENT CHARACTER}", {}, [Why.CUT_CHARACTER]),
         ("a b", "a <|im_end|>b\N{REPLACEMENT CHARACTER}", {}, [Why.CUT_CHARACTER, Why.SPECIAL_TOKENS]),

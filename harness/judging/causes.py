@@ -22,6 +22,8 @@ NOT_THERE = "(not there)"
 """In place of a value that a side does not have."""
 WITH = " with "
 """Before the fields of a result that shares none with the other stack's."""
+MOST_BYTES = 4
+"""Bytes of a character in UTF-8; a token may be a byte."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -74,6 +76,10 @@ class Why(StrEnum):
     """A call fails: one stack gives an engine a row of it again, the other does not."""
     INTERRUPTED = "attempts-after-an-interruption"
     """A pause meets the call, and the stacks give its rows to an engine a different number of times."""
+    EMPTY_BATCH = "empty-batch-refused"
+    """One stack refuses a batch without prompts; the other returns nothing for it."""
+    SERVER_DIED = "dead-server-asked-or-left"
+    """A server has died: the call fails on one stack; on the other it is asked again elsewhere."""
     OTHER_SPREAD = "requests-on-other-servers"
     """The stacks spread the same number of requests over their servers in different ways."""
     ONE_BY_ONE = "rows-one-after-another"
@@ -133,10 +139,12 @@ def _plain(text: str) -> str:
 
 
 def _of_ends(one: str, other: str, asked: Asked) -> tuple[Why, ...]:
-    """An empty text begins and ends every other: it tells nothing unless the stop token was the whole answer."""
+    """An empty text begins and ends every other: it tells nothing unless the stop token was all, or all but a cut character."""
     shorter, longer = sorted((one, other), key=len)
     if asked.stopped and longer.startswith(shorter) and (shorter or asked.tokens == 1):
         return (Why.STOP_TOKEN,)
+    if asked.stopped and not shorter and len(longer) <= 1 and asked.tokens <= MOST_BYTES:
+        return (Why.CUT_CHARACTER, Why.STOP_TOKEN)
     return (Why.PROMPT,) if shorter and longer.endswith(shorter) else ()
 
 
@@ -182,6 +190,15 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     elif one_sided and "token_ids" in place:
         found = (Why.NO_TOKEN_IDS,)
     return found
+
+
+def of_failure(call: Call, *, one_sided: bool, died: bool) -> tuple[Why, ...]:
+    """Causes of a call that fails on both stacks in other ways, or on one of them. `died`: a server of each was killed before."""
+    if not one_sided:
+        return (Why.ERROR_CLASS,)
+    if call.method == "generate" and not (call.request.get("prompt_token_ids") or call.request.get("prompts")):
+        return (Why.EMPTY_BATCH,)
+    return (Why.SERVER_DIED,) if died else ()
 
 
 def of_methods(baseline: str, candidate: str) -> tuple[Why, ...]:

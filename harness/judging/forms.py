@@ -14,7 +14,7 @@ from typing import final
 import msgspec
 
 from harness.contract.messages import DATA_PLANE
-from harness.judging.causes import NOT_THERE, WITH, Why, of_form, of_methods
+from harness.judging.causes import NOT_THERE, WITH, Why, of_failure, of_form, of_methods
 from harness.judging.facets import deterministic, error_of
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
@@ -46,9 +46,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         return self.baseline != self.candidate
 
 
-def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
+def compare(left: Call, right: Call, again: Call | None, *, died: bool = False) -> Iterator[Compared]:
     """Every place that is compared, equal or not. None if a recording has no forms, or the call failed before the client was asked.
-    `again` is the call of the baseline's twin."""
+    `again` is the call of the baseline's twin, `died` as in `of_failure`."""
     ours, theirs = _by_method(left), _by_method(right)
     if ours is None or theirs is None or not (ours or theirs):
         return
@@ -61,7 +61,8 @@ def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
         noisy=bool(twins) and _called(twins) != _called(ours),
         why=of_methods(_called(ours), _called(theirs)),
     )
-    refused = error_of(left) is not None and error_of(right) is not None
+    refused = [error_of(call) is not None for call in (left, right)]
+    failure = of_failure(left, one_sided=not all(refused), died=died)
     sampled = left.method in DATA_PLANE and not deterministic(left)
     renamed = len(ours) == len(theirs) == 1
     for (name, mine), other in zip(ours.items(), theirs.values(), strict=True) if renamed else _shared(ours, theirs):
@@ -73,7 +74,7 @@ def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
                 place=begin + place,
                 baseline=a.get(place, NOT_THERE),
                 candidate=b.get(place, NOT_THERE),
-                why=(Why.ERROR_CLASS,) if refused else of_form(place, a.get(place, NOT_THERE), b.get(place, NOT_THERE)),
+                why=failure if any(refused) else of_form(place, a.get(place, NOT_THERE), b.get(place, NOT_THERE)),
                 noisy=name in twins and twins[name].forms.get(place) != mine.forms.get(place),
             )
 

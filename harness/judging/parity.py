@@ -407,11 +407,14 @@ def _useless(floor: NoiseFloor | None) -> str:
     return ""
 
 
-def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]:
+def _errors(about: _About, errors: Sequence[tuple[Call, Call, tuple[Why, ...]]]) -> list[Verdict]:
     """Errors earn parity only if a check of the scenario judged that they were caused as meant."""
     if not errors:
         return []
-    sides = [_ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right)) for left, right in errors]
+    sides = [
+        _ErrorPair(call=left, baseline=error_of(left), candidate=error_of(right), why=why)
+        for left, right, why in errors
+    ]
     judged = {check.errors_of for check in about.scenario.checks}
     uncaused = [s for s in sides if EVERY not in judged and (s.call.label or "") not in judged]
     differing = [s for s in sides if s.baseline != s.candidate]
@@ -429,7 +432,7 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call]]) -> list[Verdict]
         return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
     if differing:
         kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
-        causes = _causes((Why.ERROR_CLASS,) if s.baseline and s.candidate else () for s in differing)
+        causes = _causes(s.why for s in differing)
         reason = f"errors differ (baseline / candidate): {', '.join(kinds)}"
         return [about(ERRORS, Parity.OPEN, reason, causes=causes, **details)]
     return [about(ERRORS, Parity.PARITY, **details)]
@@ -442,6 +445,7 @@ class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     baseline: dict[str, Any] | None
     candidate: dict[str, Any] | None
+    why: tuple[Why, ...]
 
     @property
     def shown(self) -> dict[str, Any]:

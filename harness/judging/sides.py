@@ -15,7 +15,7 @@ from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
 from harness.judging import forms, partings
-from harness.judging.causes import NOT_THERE, Asked, Why, of_place
+from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_place
 from harness.judging.facets import (
     BODIES,
     PARTITION,
@@ -70,7 +70,8 @@ class Facet(msgspec.Struct, kw_only=True):
     """Differences after a parting where rounding decides (`harness.judging.partings`)."""
 
     def smallest(self, count: int = 3) -> list[dict[str, Any]]:
-        return [d.shown for d in sorted(self.differences, key=lambda d: d.size)[:count]]
+        """The smallest inputs; those without a cause first."""
+        return [d.shown for d in sorted(self.differences, key=lambda d: (bool(d.why), d.size))[:count]]
 
 
 @final
@@ -90,12 +91,12 @@ class Numbers(msgspec.Struct, kw_only=True):
 
 @final
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two traces side by side. `errors` are pairs in which at least one side failed."""
+    """Two traces side by side. `errors` are pairs in which at least one side failed, with the causes in case they differ."""
 
     pairing: Pairing
     facets: dict[str, Facet]
     logprobs: Numbers
-    errors: list[tuple[Call, Call]]
+    errors: list[tuple[Call, Call, tuple[Why, ...]]]
     incomparable: int
     """Calls with log-probabilities on both sides, but without a common token to compare."""
 
@@ -114,15 +115,17 @@ def lay_side_by_side(
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
     facets: dict[str, Facet] = defaultdict(Facet)
     numbers = Numbers()
-    errors: list[tuple[Call, Call]] = []
+    errors: list[tuple[Call, Call, tuple[Why, ...]]] = []
     incomparable = 0
     for left, right in pairing.pairs:
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
+        died = _after_a_death(left, baseline) and _after_a_death(right, candidate)
         if not any(wrong):
-            _forms(left, right, again.get(left.id), facets)
+            _forms(left, right, again.get(left.id), facets, died=died)
         if error_of(left) is not None or error_of(right) is not None:
             if not (given_up(left) and given_up(right)):
-                errors.append((left, right))
+                one_sided = error_of(left) is None or error_of(right) is None
+                errors.append((left, right, of_failure(left, one_sided=one_sided, died=died)))
             continue
         if any(None in rows for rows in wrong):
             continue
@@ -145,8 +148,13 @@ def lay_side_by_side(
     return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
 
 
-def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]) -> None:
-    for found in forms.compare(left, right, again):
+def _after_a_death(call: Call, evidence: Evidence) -> bool:
+    """True if a server was killed before the call ended."""
+    return any(kill.ended_ns < call.ended_ns for kill in evidence.calls("kill_server") if kill.error is None)
+
+
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, died: bool) -> None:
+    for found in forms.compare(left, right, again, died=died):
         facet = facets[found.facet]
         facet.facts += 1
         facet.noisy += found.differs and found.noisy
@@ -293,8 +301,13 @@ def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
 def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, facets: dict[str, Facet]) -> None:
     ours, theirs = partition(baseline), partition(candidate)
     twins = partition(twin) if twin is not None and (ours or theirs) else {}
+    failed = {
+        f"session {json.dumps(r.session)}" for one in (baseline, candidate) for r in rows(one) if r.state == "failed"
+    }
     for session in {**ours, **theirs}:
         a, b = ours.get(session, NOT_THERE), theirs.get(session, NOT_THERE)
+        if NOT_THERE in (a, b) and session in failed:
+            continue  # no engine took it there: `outputs.errors`
         facet = facets[PARTITION]
         facet.facts += 1
         if a == b:
