@@ -31,7 +31,7 @@ from tests.kill_matrices import verdict
 
 SOURCE = '''
 """A module."""
-import functools
+import abc, functools
 from typing import Optional
 
 LIMIT = 1 + 1
@@ -64,6 +64,10 @@ class Client:
 
     def _private(self):
         return False
+
+    @abc.abstractmethod
+    def left_to_others(self):
+        return 1
 
 def handlers(offset):
     @logged
@@ -221,8 +225,8 @@ def test_lines_that_run_are_noted_once_between_two_orders(module):
         module.handlers(1)(1)
     assert swapper.order(order)["called"] == {
         "tiny_stack:Client.add": [19],
-        "tiny_stack:handlers": [38, 39, 41],
-        "tiny_stack:handlers.<locals>.handler": [40],
+        "tiny_stack:handlers": [42, 43, 45],
+        "tiny_stack:handlers.<locals>.handler": [44],
         "tiny_stack:logged.<locals>.wrapper": [11],
         "tiny_stack:logged": [9, 10, 12],
     }

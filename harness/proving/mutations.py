@@ -159,7 +159,7 @@ def _sites(tree: cst.Module, functions: list[str]) -> Iterator[_Site]:
     counts: dict[tuple[str, str], int] = {}
 
     def walk(node: Any, prefix: str, function: str, statement: Any) -> Iterator[_Site]:
-        if isinstance(node, cst.Annotation) or _is_docstring(cst, node):
+        if isinstance(node, cst.Annotation) or _is_docstring(cst, node) or _is_abstract(cst, node):
             return
         if isinstance(node, cst.ClassDef):
             yield from walk(node.body, f"{prefix}{node.name.value}.", function, statement)
@@ -194,6 +194,13 @@ def _sites(tree: cst.Module, functions: list[str]) -> Iterator[_Site]:
 
 def _is_docstring(cst: Any, node: Any) -> bool:
     return isinstance(node, cst.Expr) and isinstance(node.value, cst.SimpleString | cst.ConcatenatedString)
+
+
+def _is_abstract(cst: Any, node: Any) -> bool:
+    """True for an abstract method: only its overrides run."""
+    return isinstance(node, cst.FunctionDef) and any(
+        cst.Module([]).code_for_node(one.decorator).endswith("abstractmethod") for one in node.decorators
+    )
 
 
 def _statement(cst: Any, node: Any) -> Any:
