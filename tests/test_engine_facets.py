@@ -161,6 +161,14 @@ def test_short_requests_are_compared_if_there_are_enough():
     assert SECONDS not in why(facets(trace(*several(0.02)[:9]), trace(*several(0.2)[:9])))
 
 
+def test_a_machine_on_which_the_engines_are_slow_as_well_is_no_difference_of_the_stacks():
+    def taken(seconds: int, step_ns: int) -> ScenarioTrace:
+        return trace(*several(seconds), *traces.executed([5], TOKENS, from_ns=20, step_ns=step_ns))
+
+    assert SECONDS not in why(facets(taken(1, SECOND // 10), taken(10, SECOND)))
+    assert SECONDS in why(facets(taken(1, SECOND // 10), taken(10, SECOND // 10)))
+
+
 @pytest.mark.parametrize(
     ("facet", "baseline", "candidate", "twin"),
     [

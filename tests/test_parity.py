@@ -18,7 +18,7 @@ from harness.contract.topology import Topology
 from harness.judging.facets import deterministic
 from harness.judging.noise import noise_floors
 from harness.judging.parity import Absent, Judged, Missing, compare
-from harness.records.recording import Call, CallError, Mark, ScenarioTrace
+from harness.records.recording import Call, CallError, Mark, Observation, ScenarioTrace
 from harness.records.reference import NoiseRequest, Score, ScoreRequest
 from harness.records.verdict import Concern, Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
@@ -420,6 +420,28 @@ def test_routing_is_compared_as_a_partition_not_by_the_servers_names():
     assert status(["a", "b", "a"], ["y", "x", "y"]) == Parity.PARITY
     assert status(["a", "b", "a"], ["y", "x", "x"]) == Parity.OPEN
     assert status(["a", "b", "a"], ["y", "y", "y"]) == Parity.OPEN
+
+
+def test_sessions_of_a_call_that_one_side_refuses_are_no_difference_of_routing():
+    def asked(**about: Any) -> list[Call | Observation]:
+        started = traces.tick()
+        seen = [] if "error" in about else traces.executed([1, 1], [9], server="a")
+        answers = None if "error" in about else [[9]]
+        return [
+            *seen,
+            traces.generate([[1, 1]], answers, session_ids=["s"], params=GREEDY, started_ns=started, **about),
+        ]
+
+    def one(target: str, parts: list[Call | Observation]) -> Judged:
+        calls = [part for part in parts if isinstance(part, Call)]
+        seen = [part for part in parts if isinstance(part, Observation)]
+        return side(traces.trace(*calls, observations=seen, target=target))
+
+    def facets(old: list[Call | Observation], new: list[Call | Observation]) -> set[str]:
+        return {v.check for v in compare(SCENARIO, one("o", old), one("n", new), None, [])}
+
+    assert "routing.partition" not in facets(asked(error=traces.error()), asked())
+    assert "routing.partition" in facets(asked(), asked())
 
 
 def test_digests_are_compared_by_what_servers_hold_not_by_their_names():

@@ -317,8 +317,13 @@ def _why_fewer(runs: Sequence[_Run]) -> tuple[Why, ...]:
 
 
 def _seconds(both: _Both) -> Facet:
-    """Without calls that a pause holds or that the scenario gave up, and without what only the harness asks."""
+    """Without calls that a pause holds or that the scenario gave up, and without what only the harness asks.
+
+    The stacks run one after the other, and a shared machine is slower at times: a difference has to be as large in units of the
+    engines' own steps.
+    """
     facet = Facet()
+    machine = _step_s(both.candidate) / _step_s(both.baseline)
     groups: dict[str, list[tuple[Call, Call]]] = defaultdict(list)
     paused = pauses(both.baseline), pauses(both.candidate)
     for left, right in both.pairs:
@@ -332,12 +337,13 @@ def _seconds(both: _Both) -> Facet:
     for place, calls in groups.items():
         facet.facts += len(calls)
         pace = over((_took(left), _took(right)) for left, right in calls)
+        spread = min(pace.spread, over((_took(left) * machine, _took(right)) for left, right in calls).spread)
         twins = [(left, both.again[left.id]) for left, _ in calls if left.id in both.again]
         noise = over((_took(left), _took(again)) for left, again in twins).spread
         ours, theirs = (statistics.median(_took(pair[side]) for pair in calls) for side in (0, 1))
-        if pace.spread <= FAR or max(ours, theirs) < (LEAST_S if pace.enough else LONG_S):
+        if spread <= FAR or max(ours, theirs) < (LEAST_S if pace.enough else LONG_S):
             continue
-        if pace.spread <= max(FAR, noise):
+        if spread <= max(FAR, noise):
             facet.noisy += 1
             continue
         facet.differences.append(
@@ -351,6 +357,12 @@ def _seconds(both: _Both) -> Facet:
             )
         )
     return facet
+
+
+def _step_s(evidence: Evidence) -> float:
+    """Median time between two tokens of a request at an engine, in seconds; 1 if no request had two."""
+    gaps = [later - earlier for e in evidence.executions for earlier, later in pairwise(e.step_ns) if later > earlier]
+    return statistics.median(gaps) / 1e9 if gaps else 1.0
 
 
 def _took(call: Call) -> float:
