@@ -122,7 +122,7 @@ def test_a_scenario_that_was_not_driven_to_its_end_passes_nothing(blame, status)
     verdicts = judge.judge(recordings.declared(), trace, EMPTY)
     assert [v.check for v in verdicts] == ["sticky_sessions", "all_complete"]
     assert {v.status for v in verdicts} == {status}
-    assert {v.reason for v in verdicts} == {"could not be driven: StackDied"}
+    assert {v.reason for v in verdicts} == {"could not be driven: StackDied: engine … is gone"}
     assert {v.blame for v in verdicts} == {Blame(blame) if blame in set(Blame) else Blame.HARNESS}
     assert verdicts[0].evidence[0]["message"] == "engine 1 is gone"
 

@@ -151,7 +151,7 @@ def test_a_stack_that_did_not_start_in_one_shard_is_told_of(tmp_path, out, ledge
         folder.write_info(recordings.info(not_started={f"{NEW}@disaggregated": error}))
     judgement = merged(out, shard(tmp_path / "a", A), tmp_path / "b", ledger=ledger)
     gone = {v.reason for v in judgement.verdicts if v.scenario == B and v.target == NEW and v.baseline is None}
-    assert gone == {"did not start: StartFailed"}
+    assert gone == {"did not start: StartFailed: no memory"}
     assert judgement.exit_status == 1
 
 

@@ -187,3 +187,18 @@ def test_whatever_is_recorded_is_read_back_as_it_was(tmp_path_factory, drawn):
     assert [list(t.calls) for t in in_order] == [[e for e in events if isinstance(e, Call)] for _, events, _ in drawn]
     found = indexing.index(path)
     assert [found.trace(name, take) for name, take in found.spans] == in_order
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("", "Broken 500"),
+        ("port 40123 of http://127.0.0.1:40123/x is gone", "Broken 500: port … of … is gone"),
+        ("no such file: /tmp/run-7/logs/a.log", "Broken 500: no such file: …"),
+        ("request cmpl-0a1b2c3d4e5f6071 took 1.25 s\n\n  too long", "Broken 500: request cmpl-… took … s too long"),
+        ("word " * 40, "Broken 500: " + ("word " * 16).strip() + " …"),
+        ("deadbeef and decade are words", "Broken 500: deadbeef and decade are words"),
+    ],
+)
+def test_what_an_error_says_is_the_same_from_run_to_run(message, said):
+    assert CallError(kind="Broken", message=message, status=500).said == said

@@ -181,7 +181,7 @@ def unexpected(call: Call) -> Finding:
     """The finding for a call that failed and should not have. Its reason names the error; the message varies and is evidence."""
     assert call.error is not None
     error = call.error
-    reason, blame = f"{call.method}() failed with {error.kind}", Blame(error.blame)
+    reason, blame = f"{call.method}() failed with {error.said}", Blame(error.blame)
     told = {"error": error.kind, "message": error.message, "status": error.status}
     shown = {"call": call.label or call.id, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
@@ -278,8 +278,10 @@ def _shape(call: Call) -> str | None:
 
 def _shape_of_body(call: Call) -> str | None:
     body, rows = (call.result or {}).get("body"), asked_rows(call)
-    if not isinstance(body, dict) or matching.is_error(body):
-        return "returned an error response"
+    if not isinstance(body, dict):
+        return "returned no body"
+    if matching.is_error(body):
+        return f"was answered with {matching.said_by(body)}"
     found = choices(call)
     if len(found) != rows:
         return f"returned {'fewer' if len(found) < rows else 'more'} choices than were asked for"

@@ -6,10 +6,10 @@ from typing import Any
 
 from harness.checks.answers import select, short, unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, together, untestable
-from harness.checks.matching import is_error
+from harness.checks.matching import error_in, is_error
 from harness.contract.errors import Blame
 from harness.contract.faults import Fact
-from harness.records.recording import Call
+from harness.records.recording import Call, saying
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
 """Kinds of exception that name no cause."""
@@ -58,7 +58,7 @@ def _wrong(call: Call, says: tuple[str, ...]) -> str | None:
         f"{call.method}() took the stack down": kind == DEAD,
         f"{call.method}() failed with an error that has no name or no message": kind in NAMELESS or not message.strip(),
         f"{call.method}() answered the caller's mistake as a server error": status is not None and status >= 500,
-        f"{call.method}() failed with {kind}, which does not say what was wrong": mute,
+        f"{call.method}() failed with an error that does not say what was wrong: {saying(kind, message, status)}": mute,
     }
     return next((reason for reason, present in faults.items() if present), None)
 
@@ -72,9 +72,7 @@ def _error(call: Call) -> tuple[str | None, str, int | None]:
         return (f"HTTP{status}", (call.result or {})["body"], status) if status >= BAD_REQUEST else (None, "", None)
     body = (call.result or {}).get("body")
     if isinstance(body, dict) and is_error(body):
-        error = body["error"] if isinstance(body.get("error"), dict) else body
-        code = error.get("code")
-        return str(error.get("type") or ""), str(error.get("message") or ""), code if isinstance(code, int) else None
+        return error_in(body)
     return None, "", None
 
 
@@ -104,7 +102,7 @@ def returns_error(label: str) -> Check:
 
 def _wrong_response(call: Call) -> str | None:
     if call.error is not None:
-        return f"{call.method}() raised {call.error.kind} instead of returning an ErrorResponse"
+        return f"{call.method}() raised an exception instead of returning an ErrorResponse: {call.error.said}"
     error = ((call.result or {}).get("body") or {}).get("error")
     if not isinstance(error, dict):
         return f"{call.method}() did not return an ErrorResponse"

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
-from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows
+from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows, said_by
 from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call
 
@@ -20,9 +20,9 @@ def _judge(evidence: Evidence) -> Finding:
         body = (call.result or {}).get("body")
         if call.error is not None:
             shown = {"call": call.id, "kind": call.error.kind, "message": call.error.message[:300]}
-            wrong.append((f"a call failed: {call.method}", shown))
+            wrong.append((f"{call.method}() failed with {call.error.said}", shown))
         elif isinstance(body, dict) and is_error(body):
-            wrong.append((f"a call was answered with an error: {call.method}", {"call": call.id, "body": body}))
+            wrong.append((f"{call.method}() was answered with {said_by(body)}", {"call": call.id, "body": body}))
     broken = {shown["call"] for _, shown in wrong}
     found = [row for row in rows(evidence) if row.call.id not in broken]
     wrong += [
@@ -106,7 +106,7 @@ def _bad_error(call: Call) -> str | None:
         return "failed with an error that has no name or no message"
     said = f"{call.error.kind} {call.error.message}".lower()
     tells = call.error.status is not None or any(word in said for word in GONE)
-    return None if tells else f"failed with {call.error.kind}, which does not say that a server is gone"
+    return None if tells else f"failed with an error that does not say that a server is gone: {call.error.said}"
 
 
 def _hollow(row: Row) -> str | None:

@@ -16,7 +16,7 @@ import msgspec
 from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution, kept
 from harness.contract.messages import METHODS, SessionId
-from harness.records.recording import Call
+from harness.records.recording import Call, saying
 from harness.records.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
 from harness.records.wire import SESSION
 
@@ -78,6 +78,18 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 def is_error(body: dict[str, Any]) -> bool:
     """True if this OpenAI-style body is an error response (vLLM, ErrorResponse)."""
     return bool(body.get("error")) or body.get("object") == "error"
+
+
+def error_in(body: dict[str, Any]) -> tuple[str, str, int | None]:
+    """Type, message and code of an error response."""
+    inner = body["error"] if isinstance(body.get("error"), dict) else body
+    code = inner.get("code")
+    return str(inner.get("type") or ""), str(inner.get("message") or ""), code if isinstance(code, int) else None
+
+
+def said_by(body: dict[str, Any]) -> str:
+    """As `CallError.said`, of an error response."""
+    return saying(*error_in(body))
 
 
 def queries(evidence: Evidence) -> Iterator[Query]:

@@ -152,7 +152,7 @@ def _not_driven(trace: ScenarioTrace) -> Finding:
     return Finding(
         status="fail" if blame == Blame.STACK else "untestable",
         facts=0,
-        reason=f"could not be driven: {error.kind}",
+        reason=f"could not be driven: {error.said}",
         cause=Cause.NOT_DRIVEN,
         evidence=[{"error": error.kind, "message": error.message, "status": error.status, **_last_call(trace)}],
         blame=blame,

@@ -153,4 +153,4 @@ def with_twins(found: Iterable[Recorded]) -> Iterator[tuple[ScenarioTrace, Scena
 
 
 def _told(what: str, error: CallError) -> tuple[str, Blame]:
-    return f"{what}: {error.kind}", Blame(error.blame) if error.blame in set(Blame) else Blame.HARNESS
+    return f"{what}: {error.said}", Blame(error.blame) if error.blame in set(Blame) else Blame.HARNESS

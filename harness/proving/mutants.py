@@ -285,13 +285,18 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+def _missed(verdict: Verdict) -> bool:
+    """True if the scenario did not meet its requests in flight, which says nothing about the stack."""
+    return verdict.cause == Cause.NOT_DRIVEN and any(e.get("error") == MissedMoment.__name__ for e in verdict.evidence)
+
+
 def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
     """What turned red that is not red in the control. None if nothing did.
 
     A check's own finding kills. So does a call of the scenario that fails with a named error, unless the stack died. Checks that
     could not judge, or broke, are an accident. A scenario whose requests ended before they were caught says nothing.
     """
-    turned = [v for v in verdicts if baseline.turned(v) and not v.reason.endswith(f": {MissedMoment.__name__}")]
+    turned = [v for v in verdicts if baseline.turned(v) and not _missed(v)]
     found = [v for v in turned if v.status == Conformance.FAIL and v.cause is None]
     if found:
         return Kill(fate=Fate.KILLED, by=sorted({family(v.check) for v in found}), reason=found[0].reason)

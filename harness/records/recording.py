@@ -6,6 +6,7 @@ One file holds everything that was driven on one start of one target in one topo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +66,24 @@ class CallError(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     status: int | None = None
     blame: str = "stack"
+
+    @property
+    def said(self) -> str:
+        """Kind, status and how the message begins, without what varies from run to run: numbers, addresses, paths, ids."""
+        return saying(self.kind, self.message, self.status)
+
+
+SAYING = 80
+"""Characters of a message in a reason."""
+_VARIES = re.compile(r"https?://\S+|(?<!\w)(?:/[\w.@-]+){2,}|\b(?=\w*\d)[0-9a-f]{8}[0-9a-f-]*\b|\d+(?:\.\d+)*")
+
+
+def saying(kind: str, message: str, status: int | None = None) -> str:
+    """As `CallError.said`, of an error that came as a body."""
+    plain = " ".join(_VARIES.sub("…", message).split())
+    short = plain if len(plain) <= SAYING else plain[:SAYING].rsplit(" ", 1)[0] + " …"
+    named = f"{kind or 'a nameless error'}{f' {status}' if status is not None else ''}"
+    return f"{named}: {short}" if short else named
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

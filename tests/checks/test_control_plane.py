@@ -111,7 +111,7 @@ def test_calls_that_fail_or_end_early_are_incomplete():
     scene.calls.remove(cut)
     refused = traces.openai("completion", {"prompt": "a"}, {"error": {"message": "no"}})
     scene.calls.append(refused)
-    assert scene.judge(ALL_COMPLETE).reason == "a call was answered with an error: completion"
+    assert scene.judge(ALL_COMPLETE).reason == "completion() was answered with a nameless error: no"
     scene.calls.remove(refused)
     scene.control("pause", error=traces.error("CallTimedOut"))
-    assert scene.judge(ALL_COMPLETE).reason == "a call failed: pause"
+    assert scene.judge(ALL_COMPLETE).reason == "pause() failed with CallTimedOut: not like this"

@@ -49,7 +49,7 @@ def test_a_named_error_is_green_raised_or_returned():
         ),
         (
             raised("JSONDecodeError", "Expecting value"),
-            "generate() failed with JSONDecodeError, which does not say what was wrong",
+            "generate() failed with an error that does not say what was wrong: JSONDecodeError: Expecting value",
         ),
         (
             asked({"error": {"message": "", "type": "x", "code": 400}}),
@@ -73,7 +73,7 @@ def test_an_error_response_is_returned_as_documented():
     assert found(check, asked(ERROR))[0] == "pass"
     assert found(check, asked(error=error("ClientResponseError", "x", status=404))) == (
         "fail",
-        "completion() raised ClientResponseError instead of returning an ErrorResponse",
+        "completion() raised an exception instead of returning an ErrorResponse: ClientResponseError 404: x",
     )
     assert found(check, asked({"choices": []})) == ("fail", "completion() did not return an ErrorResponse")
     for lacking in ({"code": None}, {"type": None}, {"message": 3}, {"code": 200}):

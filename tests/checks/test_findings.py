@@ -36,13 +36,13 @@ def test_a_failed_call_does_not_hide_a_wrong_row_of_another_call():
     first, second = scene.generate([[1, 2, 3]], label="a"), scene.generate([[4, 5, 6], [7, 8, 9]], label="b")
     scene.change(first, result=None, error=CallError(kind="Broken", message="m", blame=Blame.STACK))
     alone = scene.judge(greedy("a", "b"))
-    assert (alone.reason, alone.reasons) == ("generate() failed with Broken", [])
+    assert (alone.reason, alone.reasons) == ("generate() failed with Broken: m", [])
     assert second.result is not None
     good = second.result["response_ids"]
     scene.change(second, result={**second.result, "response_ids": [good[1], good[0]]})
     both = scene.judge(greedy("a", "b"))
     assert both.reasons == [
-        "generate() failed with Broken",
+        "generate() failed with Broken: m",
         "greedy output parts from the reference's at its first token",
     ]
     assert both.concerns == [("a", None), ("b", 0), ("b", 1)]
@@ -66,4 +66,7 @@ def test_a_refused_call_does_not_hide_a_row_that_was_cut_short():
     assert second.result is not None
     scene.change(first, result=None, error=CallError(kind="Broken", message="m", blame=Blame.STACK))
     scene.change(second, result={**second.result, "stop_reasons": ["abort"]})
-    assert scene.judge(ALL_COMPLETE).reasons == ["a call failed: generate", "a request did not come to its end"]
+    assert scene.judge(ALL_COMPLETE).reasons == [
+        "a request did not come to its end",
+        "generate() failed with Broken: m",
+    ]

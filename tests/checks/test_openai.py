@@ -112,8 +112,8 @@ def damaged(**changes):
         ),
         ("envelope", damaged(choices=body()["choices"][:2]), "completion() returned fewer choices than were asked for"),
         ("envelope", damaged(choices=[]), "completion() returned fewer choices than were asked for"),
-        ("envelope", ERROR, "completion() returned an error response"),
-        ("envelope", body() | ERROR, "completion() returned an error response"),
+        ("envelope", ERROR, "completion() was answered with BadRequestError 400: no"),
+        ("envelope", body() | ERROR, "completion() was answered with BadRequestError 400: no"),
         ("usage", damaged(usage__prompt_tokens=3), "usage of completion() miscounts prompt_tokens"),
         ("usage", damaged(usage__completion_tokens=4), "usage of completion() miscounts completion_tokens"),
         ("usage", damaged(usage__total_tokens=0), "usage of completion() miscounts total_tokens"),
@@ -177,6 +177,6 @@ def test_a_raised_error_is_named_and_no_call_is_untestable():
     for check in checks("completion").values():
         assert found(check, completion(error=error("ClientResponseError"))) == (
             "fail",
-            "completion() failed with ClientResponseError",
+            "completion() failed with ClientResponseError: not like this",
         )
         assert found(check)[0] == "untestable"

@@ -68,5 +68,5 @@ def test_a_blind_tap_or_like_outputs_are_untestable():
 def test_a_failed_call_is_named():
     assert found(in_order(), generate(PROMPTS, None, error=error("ValueError"))) == (
         "fail",
-        "generate() failed with ValueError",
+        "generate() failed with ValueError: not like this",
     )

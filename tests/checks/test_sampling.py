@@ -67,7 +67,7 @@ def test_draws_that_prove_nothing_are_untestable():
     assert found(goodness_of_fit())[0] == "untestable"
     assert found(goodness_of_fit(), generate([PROMPT], None, error=error())) == (
         "fail",
-        "generate() failed with ValueError",
+        "generate() failed with ValueError: not like this",
     )
 
 

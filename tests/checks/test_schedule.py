@@ -176,7 +176,10 @@ def test_every_call_that_failed_is_named():
         call = next(call for call in scene.calls if call.label == label)
         scene.change(call, result=None, error=traces.error())
     found = scene.judge(STAGES)
-    assert found.reasons == ["sync_weights() failed with ValueError", "train() failed with ValueError"]
+    assert found.reasons == [
+        "sync_weights() failed with ValueError: not like this",
+        "train() failed with ValueError: not like this",
+    ]
 
 
 def test_a_sync_of_another_version_is_red():

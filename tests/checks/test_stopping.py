@@ -58,7 +58,7 @@ def test_each_cause_is_green():
         (one([9, 20], "stop", stop_token_ids=[20], min_tokens=3), "output was stopped before min_tokens"),
         (one([9, 30, 31, 9, 9], "length", stop=[decode([30, 31])]), "output went on after its stop string"),
         (one([30, 31, 9], "stop", stop=[decode([30, 31])]), "output went on after its stop string"),
-        (generate([PROMPT], None, error=error("OSError")), "generate() failed with OSError"),
+        (generate([PROMPT], None, error=error("OSError")), "generate() failed with OSError: not like this"),
         (
             generate([PROMPT], [[9] * 5], stop_reasons=[None], params={"max_tokens": 5}),
             "generate() returned a result without a finish reason",

@@ -37,7 +37,10 @@ def test_other_texts_are_red_there_and_back(texts):
 
 def test_errors_are_named_and_nothing_seen_is_untestable():
     broken = tokenize(TEXTS, None, error=error("HTTPError"))
-    assert found(ENCODED, broken) == ("fail", "tokenize() failed with HTTPError")
-    assert found(ROUND_TRIP, broken, detokenize(IDS, TEXTS)) == ("fail", "tokenize() failed with HTTPError")
+    assert found(ENCODED, broken) == ("fail", "tokenize() failed with HTTPError: not like this")
+    assert found(ROUND_TRIP, broken, detokenize(IDS, TEXTS)) == (
+        "fail",
+        "tokenize() failed with HTTPError: not like this",
+    )
     assert {found(c)[0] for c in (ENCODED, DECODED, ROUND_TRIP)} == {"untestable"}
     assert found(ROUND_TRIP, tokenize(["a"], [encode("a")]), detokenize(IDS, TEXTS))[0] == "untestable"

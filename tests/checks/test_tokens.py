@@ -74,7 +74,7 @@ def test_greedy_lets_a_near_tie_go_either_way_and_counts_it():
 def test_a_failed_call_is_named_and_not_a_crash():
     call = generate(PROMPTS, None, params=GREEDY, error=error("RayTaskError", "boom 17"))
     for check in (tokens.greedy(), logprobs.are_numbers(), logprobs.of_reference()):
-        assert found(check, call) == ("fail", "generate() failed with RayTaskError")
+        assert found(check, call) == ("fail", "generate() failed with RayTaskError: boom …")
 
 
 def test_nothing_observed_is_untestable():
@@ -165,4 +165,4 @@ def test_different_seeds_must_matter():
         "outputs of one and two are the same",
     )
     failed = generate(PROMPTS, None, params={}, label="two", error=error("KeyError"))
-    assert found(check, seeded("one", drawn[0]), failed) == ("fail", "generate() failed with KeyError")
+    assert found(check, seeded("one", drawn[0]), failed) == ("fail", "generate() failed with KeyError: not like this")
