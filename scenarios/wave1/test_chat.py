@@ -79,7 +79,7 @@ async def test_an_answer_ends(stack: Stack, prompts: Prompts) -> None:
     checks=[
         names_error("unknown_model", "model"),
         returns_error("unknown_model"),
-        names_error("malformed"),
+        names_error("malformed", "role", "temperature"),
         returns_error("malformed"),
         AFTER,
     ],

@@ -97,7 +97,7 @@ async def test_an_unknown_model(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="malformed parameters are error responses, and the next request works",
     needs=COMPLETION,
-    checks=[names_error("malformed"), returns_error("malformed"), AFTER],
+    checks=[names_error("malformed", "temperature", "max_tokens", "top_p"), returns_error("malformed"), AFTER],
     deadline_s=160,
 )
 async def test_malformed_parameters(stack: Stack, prompts: Prompts) -> None:

@@ -74,7 +74,7 @@ async def test_sampling_parameters_out_of_range(stack: Stack, prompts: Prompts) 
 @scenario(
     task=0,
     promise="a sampling parameter of the wrong type is a named error",
-    checks=[names_error("wrong_type"), AFTER],
+    checks=[names_error("wrong_type", "temperature"), AFTER],
     deadline_s=100,
 )
 async def test_sampling_parameters_of_a_wrong_type(stack: Stack, prompts: Prompts) -> None:

@@ -245,7 +245,7 @@ async def test_an_unknown_model(stack: Stack, prompts: Prompts) -> None:
     task=7,
     promise="a body that is no JSON is an error that the client can name",
     needs=ENDPOINT,
-    checks=[names_error("malformed"), STATUS, answered("after")],
+    checks=[names_error("malformed", "json"), STATUS, answered("after")],
 )
 async def test_a_malformed_body(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: BadRequestError; SkyRL's endpoint: 400, "Invalid JSON error"."""
@@ -311,7 +311,7 @@ async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
     task=7,
     promise="a route that does not exist is an error that the client can name",
     needs=ENDPOINT,
-    checks=[names_error("unknown_route"), answered("after")],
+    checks=[names_error("unknown_route", "not found"), answered("after")],
 )
 async def test_an_unknown_route(stack: Stack, prompts: Prompts) -> None:
     """RFC 9110, 404 Not Found."""
