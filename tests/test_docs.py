@@ -145,3 +145,13 @@ def test_the_example_scenario_runs_and_passes_on_a_correct_stack(monkeypatch, tm
     assert scenario.name == "company.test_company_changes_no_answer"
     with bench(tmp_path / "run") as stack:
         assert stack.red(scenario, lambda live: function(live, Prompts(scenario.name, live.vocabulary))) == {}
+
+
+def test_every_patch_of_a_stack_is_in_the_table():
+    named = re.compile(r'Patch\(\s*f?"([\w{}-]+)"|PATCH = \{\s*"name": "([\w-]+)"')
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "backends").rglob("*.py")]
+    names = {one or other for source in sources for one, other in named.findall(source)}
+    names = {name.format(kind=kind) for name in names for kind in ("int8", "fp8")}
+    page = (ROOT / "docs" / "writing-an-adapter.md").read_text(encoding="utf-8")
+    assert len(names) > 20
+    assert not {name for name in names if f"`{name}`" not in page}

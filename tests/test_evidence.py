@@ -11,7 +11,10 @@ from harness.records.verdict import Judgement
 from harness.running.run import compare_recordings, judge_run
 
 H100 = Path(__file__).resolve().parents[1] / "reports" / "evidence" / "h100-bfloat16"
-CUT_OFF = ("could not be driven: Interrupted: the run was interrupted", "the reference was not asked for the scores of an answer")
+CUT_OFF = (
+    "could not be driven: Interrupted: the run was interrupted",
+    "the reference was not asked for the scores of an answer",
+)
 """Both runs ended with Ctrl-C, so the scenario that was running is untestable."""
 
 UNSPREAD = "a server answered nothing after the weights had changed"
