@@ -49,7 +49,7 @@ def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement) -> None:
         message = one_line(f"known divergence {verdict.known}: {verdict.reason}")
         ET.SubElement(case, "skipped", type="known", message=message)
     elif verdict.red:
-        message = one_line(f"{verdict.status}: {verdict.reason}")
+        message = one_line(f"{verdict.status}: {verdict.told}")
         failure = ET.SubElement(case, "failure", type=one_line(verdict.status), message=message)
         failure.text = "\n".join(_details(verdict, judgement))
     elif verdict.status == Conformance.MISSING:

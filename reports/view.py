@@ -314,12 +314,12 @@ def _divergence(instances: list[Instance]) -> Divergence:
     made = Divergence(
         check=head.check,
         status=head.status,
-        reason=head.reason,
+        reason=head.told,
         known=next((v.known for v in ordered[0].verdicts if v.known), None),
         red=any(v.red for i in ordered for v in i.verdicts),
         instances=ordered,
     )
-    return msgspec.structs.replace(made, reason=made.cause.reason or head.reason)
+    return msgspec.structs.replace(made, reason=made.cause.told or head.told)
 
 
 def weakest_fault(floor: NoiseFloor) -> str:

@@ -354,6 +354,7 @@ def test_a_known_reason_does_not_hide_another_one(tmp_path):
     told, problems = apply(entries, [both], TODAY)
     assert (known(told), told[0].red, problems) == ([None], True, [])
     assert told[0].explained == {"row 3 keeps the stop string": "stop-text"}
+    assert told[0].told == "text is empty (known beside it: stop-text)"
 
     more = GOOD.replace('"stop-text"', '"no-text"').replace("row \\\\d+ keeps the stop string", "text is empty")
     told, problems = apply(ledger(tmp_path, more=more), [both], TODAY)

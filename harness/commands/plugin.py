@@ -434,7 +434,7 @@ def _settle(verdicts: Sequence[Verdict], beside: Sequence[Verdict], known: Ledge
 
 def _told(verdict: Verdict) -> str:
     lines = [
-        f"{verdict.status.upper()} {verdict.check}: {verdict.reason}"
+        f"{verdict.status.upper()} {verdict.check}: {verdict.told}"
         + (f" (because of {verdict.because})" if verdict.because else ""),
         f"  promise: {verdict.promise}",
         f"  blame: {verdict.blame}   facts: {verdict.facts}   source: {verdict.source}",

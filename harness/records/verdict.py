@@ -184,6 +184,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.reasons or [self.reason]
 
     @property
+    def told(self) -> str:
+        """The reason, for a reader: beside known reasons only those that the ledger does not explain, and the entries' ids."""
+        new = [reason for reason in self.each_reason if reason not in self.explained]
+        if not new or not self.explained:
+            return self.reason
+        return f"{'; '.join(new)} (known beside it: {', '.join(sorted(set(self.explained.values())))})"
+
+    @property
     def red(self) -> bool:
         """True if this verdict fails the run. A verdict that the ledger explains does not."""
         if self.known is not None:
