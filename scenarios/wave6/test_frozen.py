@@ -11,10 +11,11 @@ from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers
 from harness.checks.pausing import FROZEN, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
 from harness.contract.capability import Capability
+from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import SPREAD
+from scenarios.requests import SPREAD, sessions
 
 KEEP = {Capability.PAUSE_KEEP}
 LONG: dict[str, Any] = {"max_tokens": 160, "temperature": 0.0, "ignore_eos": True}
@@ -87,10 +88,11 @@ async def test_frozen_chats_go_on(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and InferenceEngineInterface.chat_completion."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **LONG}
 
-    def ask(messages: list[dict[str, str]]) -> Ask:
-        return lambda label: stack.chat_completion({**shown, "messages": messages}, label=label)
+    def ask(messages: list[dict[str, str]], session: SessionId) -> Ask:
+        return lambda label: stack.chat_completion({**shown, "messages": messages, "session_id": session}, label=label)
 
-    await with_and_without(stack, [ask(messages) for messages in prompts.conversations(SPREAD)])
+    chats = zip(prompts.conversations(SPREAD), sessions(SPREAD), strict=True)
+    await with_and_without(stack, [ask(messages, session) for messages, session in chats])
 
 
 @scenario(
@@ -102,7 +104,9 @@ async def test_frozen_chats_go_on(stack: Stack, prompts: Prompts) -> None:
 async def test_frozen_completions_go_on(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation and InferenceEngineInterface.completion."""
     shown: dict[str, Any] = {"model": stack.model_name, "return_token_ids": True, **LONG}
-    bodies = [{**shown, "prompt": prompt} for prompt in (prompts.one(), prompts.one(), prompts.unique(SPREAD))]
+    singles = zip(prompts.unique(SPREAD), sessions(SPREAD), strict=True)
+    bodies = [{**shown, "prompt": prompt, "session_id": session} for prompt, session in singles]
+    bodies.append({**shown, "prompt": prompts.unique(4)})
 
     def ask(body: dict[str, Any]) -> Ask:
         return lambda label: stack.completion(body, label=label)
