@@ -124,13 +124,15 @@ _BOTH: tuple[Fault, ...] = (
         "control_swallowed/every_server",
         "control calls are confirmed and reach no server",
         CONTROLS,
-        "fan_out",
+        "fan_out clean_room",
+        Fact.PAUSES,
     ),
     _fault(
         "control_swallowed/one_server",
         "control calls to one server are confirmed and do not reach it",
         CONTROLS,
-        "fan_out",
+        "fan_out clean_room",
+        Fact.PAUSES,
     ),
     _fault(
         "stale_prefix_cache",
