@@ -155,12 +155,10 @@ def _broken(call: Call) -> Finding | None:
 def _hollow(call: Call) -> Finding | None:
     """The finding for rows that came back without tokens or finish reason."""
     rows = _hollow_rows(call)
-    shown = _summary(call) if rows else {}
-    return (
-        concluded(len(rows), ((f"{call.method}() {why}", shown | {"row": row}) for row, why in rows.items()))
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    shown = _summary(call)
+    return concluded(len(rows), [(f"{call.method}() {why}", shown | {"row": row}) for row, why in rows.items()])
 
 
 def _hollow_rows(call: Call) -> dict[int, str]:
