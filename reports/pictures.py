@@ -165,10 +165,7 @@ def heat_map(of: Sequence[tuple[str, Sessions]]) -> Heat | None:
     names = list(dict.fromkeys(name for _, one in of for name in one.counts))
     largest = max((n for _, one in of for row in one.counts.values() for n in row), default=0) or 1
     rows = [
-        (
-            shortened(name, 48),
-            [(n, n / largest) for _, one in of for n in one.counts.get(name, [0] * len(one.servers))],
-        )
+        (shortened(name, 48), [(n, n / largest) for _, one in of for n in one.counts.get(name, [0] * len(one.servers))])
         for name in names[:SESSIONS]
     ]
     return Heat(

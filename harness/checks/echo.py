@@ -68,15 +68,9 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
     ),
     "top_k": ("-1 and 0 both mean all tokens", lambda _row, given, seen: max(given, 0) == max(seen, 0)),
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
-    "stop_token_ids": (
-        "the model's own end tokens are added",
-        lambda _row, given, seen: set(given) == set(seen),
-    ),
+    "stop_token_ids": ("the model's own end tokens are added", lambda _row, given, seen: set(given) == set(seen)),
     "bad_words": ("none is an empty list", lambda _row, given, seen: list(given or ()) == list(seen or ())),
-    "logprobs": (
-        "True means 1, and in a chat top_logprobs",
-        lambda row, given, seen: seen in _logprobs(row, given),
-    ),
+    "logprobs": ("True means 1, and in a chat top_logprobs", lambda row, given, seen: seen in _logprobs(row, given)),
     "prompt_logprobs": ("True means 1", lambda _row, given, seen: seen == (1 if given is True else given)),
     "max_completion_tokens": ("is max_tokens in a chat", lambda _row, given, seen: seen == given),
     "logit_bias": (

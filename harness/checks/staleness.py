@@ -115,13 +115,7 @@ def first_doubt(evidence: Evidence, answer: Answered) -> int | None:
 
 
 def follow(
-    evidence: Evidence,
-    answers: Sequence[Answered],
-    others: Others,
-    *,
-    replaced: str,
-    neither: str,
-    **numbers: float,
+    evidence: Evidence, answers: Sequence[Answered], others: Others, *, replaced: str, neither: str, **numbers: float
 ) -> Finding:
     """Judges if each answer follows its weights. The reason is `replaced` if it follows others instead, else `neither`. `numbers`
     say what put the promise to the test."""

@@ -18,10 +18,7 @@ from harness.contract.messages import GymRequest
 from harness.records.recording import Call
 from harness.records.reference import DecodeRequest, EncodeRequest, Query, RenderRequest, UnansweredQuery
 
-BASE = [
-    {"role": "system", "content": "You are a helpful assistant."},
-    {"role": "user", "content": "I am a user."},
-]
+BASE = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "I am a user."}]
 """Messages before an observation, so that the template renders it as part of a conversation (SkyRL, fixed-base approach)."""
 
 

@@ -123,8 +123,7 @@ def run(
         ),
     ] = None,
     reference_python: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made."),
+        Path | None, typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made.")
     ] = None,
     dtype: Annotated[
         DtypeChoice | None,

@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 from harness.contract.capability import Capability
-from harness.contract.errors import (
-    NotOffered,
-)
+from harness.contract.errors import NotOffered
 from harness.contract.messages import (
     DetokenizeRequest,
     DetokenizeResult,

@@ -86,11 +86,7 @@ def reply_to(error: BaseException, trace: str) -> ErrorReply:
         )
     cause = _cause(error)
     return ErrorReply(
-        error="CallFailed",
-        kind=type(cause).__name__,
-        message=str(cause)[:4000],
-        status=_status_of(cause),
-        trace=trace,
+        error="CallFailed", kind=type(cause).__name__, message=str(cause)[:4000], status=_status_of(cause), trace=trace
     )
 
 

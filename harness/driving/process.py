@@ -18,19 +18,8 @@ import httpx
 import msgspec
 
 from harness import PROJECT
-from harness.contract.errors import (
-    Blame,
-    CallFailed,
-    CallTimedOut,
-    NotOffered,
-    StackDied,
-    StackError,
-    StartFailed,
-)
-from harness.contract.messages import (
-    Empty,
-    Message,
-)
+from harness.contract.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
+from harness.contract.messages import Empty, Message
 from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import Farewell, Job

@@ -200,13 +200,7 @@ class Stack(Calls):
         return self._request.max_model_len
 
     async def drive(
-        self,
-        name: str,
-        take: int,
-        deadline_s: float,
-        scenario: Callable[[], Awaitable[None]],
-        *,
-        spoils: bool = False,
+        self, name: str, take: int, deadline_s: float, scenario: Callable[[], Awaitable[None]], *, spoils: bool = False
     ) -> ScenarioTrace:
         """Run the clean room, then the scenario. Returns its trace. Raises only if the stack cannot be ended.
 

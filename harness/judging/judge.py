@@ -96,11 +96,7 @@ def run(check: Check, evidence: Evidence) -> Finding | None:
 
 
 def missing(
-    scenario: Scenario,
-    target: str,
-    topology: str,
-    offered: Iterable[Capability],
-    declared: Iterable[Capability] = (),
+    scenario: Scenario, target: str, topology: str, offered: Iterable[Capability], declared: Iterable[Capability] = ()
 ) -> list[Verdict]:
     """A verdict `missing` for each of the scenario's checks if the stack lacks a capability it needs, else none.
 

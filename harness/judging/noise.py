@@ -70,11 +70,7 @@ def deltas(left: Call, right: Call) -> tuple[int, list[Delta]]:
     return facts, found
 
 
-_LOGPROBS = {
-    "generate": "response_logprobs",
-    "sample": "response_logprobs",
-    "gym_generate": "rollout_logprobs",
-}
+_LOGPROBS = {"generate": "response_logprobs", "sample": "response_logprobs", "gym_generate": "rollout_logprobs"}
 """Method → field of its result that holds log-probabilities."""
 
 

@@ -139,8 +139,7 @@ def check(home: Path, locked: Path, show: Progress) -> None:
     if found:
         more = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
         raise EnvironmentBroken(
-            f"environment {home.name} does not match {locked.name}: {'; '.join(found[:5])}{more}",
-            next_step=RECREATE,
+            f"environment {home.name} does not match {locked.name}: {'; '.join(found[:5])}{more}", next_step=RECREATE
         )
 
 

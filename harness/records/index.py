@@ -190,7 +190,5 @@ def _joined(left: Index, right: Index) -> Index:
     ends = [one.last_end for one in (left, right) if one.last_end is not None]
     failed = (end for end in ends if end.error is not None)
     return Index(
-        parts=left.parts + right.parts,
-        spans=left.spans | moved,
-        last_end=next(failed, ends[-1] if ends else None),
+        parts=left.parts + right.parts, spans=left.spans | moved, last_end=next(failed, ends[-1] if ends else None)
     )

@@ -121,11 +121,7 @@ def _topologies(found: Iterable[Recorded]) -> str:
 
 
 def _judgement(
-    info: RunInfo,
-    found: Sequence[Recorded],
-    ledger: Path | None,
-    today: datetime.date | None,
-    started: float,
+    info: RunInfo, found: Sequence[Recorded], ledger: Path | None, today: datetime.date | None, started: float
 ) -> Judgement:
     """Everything that is judged, in the one order that works.
 
@@ -204,11 +200,7 @@ def _refuse_what_differs(found: Sequence[Recorded]) -> None:
 
 
 def _of_scenarios(
-    info: RunInfo,
-    found: Sequence[Recorded],
-    scenarios: Mapping[str, Scenario],
-    noise: Sequence[NoiseFloor],
-    look: Look,
+    info: RunInfo, found: Sequence[Recorded], scenarios: Mapping[str, Scenario], noise: Sequence[NoiseFloor], look: Look
 ) -> Iterator[Verdict]:
     for topology in _topology_names(info, found):
         here = {r.target: r for r in found if r.topology == topology}
@@ -221,10 +213,7 @@ def _of_scenarios(
 
 
 def _of_the_run(
-    info: RunInfo,
-    found: Sequence[Recorded],
-    scenarios: Mapping[str, Scenario],
-    seen: Mapping[str, set[Capability]],
+    info: RunInfo, found: Sequence[Recorded], scenarios: Mapping[str, Scenario], seen: Mapping[str, set[Capability]]
 ) -> Iterator[Verdict]:
     for wave in info.whole_waves[:1]:
         for target, capabilities in seen.items():

@@ -60,10 +60,7 @@ async def test_content_is_the_decoded_tokens(stack: Stack, prompts: Prompts) -> 
     task=0,
     promise="the end-of-sequence token ends an answer",
     needs=CHAT,
-    checks=[
-        ends_as_asked(causes=["eos"], methods=METHODS),
-        usage("chat_completion"),
-    ],
+    checks=[ends_as_asked(causes=["eos"], methods=METHODS), usage("chat_completion")],
 )
 async def test_an_answer_ends(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop"."""

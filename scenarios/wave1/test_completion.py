@@ -67,10 +67,7 @@ async def test_text_of_choices(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="a stop token ends a choice",
     needs=COMPLETION,
-    checks=[
-        ends_as_asked(causes=["stop token"], methods=METHODS),
-        usage("completion"),
-    ],
+    checks=[ends_as_asked(causes=["stop token"], methods=METHODS), usage("completion")],
 )
 async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: finish_reason "stop", and usage counts what was generated."""

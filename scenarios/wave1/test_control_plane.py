@@ -67,12 +67,7 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 @scenario(
     task=5,
     promise="pause(abort, clear_cache) reaches the engines with its argument",
-    needs={
-        Capability.PAUSE_KEEP,
-        Capability.PAUSE_ABORT,
-        Capability.PARTIAL_ANSWERS,
-        Capability.PAUSE_CLEAR_CACHE,
-    },
+    needs={Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS, Capability.PAUSE_CLEAR_CACHE},
     checks=[FAN_OUT, ABORTED],
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:

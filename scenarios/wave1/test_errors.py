@@ -21,11 +21,7 @@ async def still_works(stack: Stack, prompts: Prompts) -> None:
     await stack.generate(prompts.unique(2 * stack.topology.engines), label="after", **GREEDY)
 
 
-@scenario(
-    task=0,
-    promise="an empty batch gives nothing or a named error",
-    checks=[nothing_for_nothing("empty"), AFTER],
-)
+@scenario(task=0, promise="an empty batch gives nothing or a named error", checks=[nothing_for_nothing("empty"), AFTER])
 async def test_an_empty_batch(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface.generate: one output for each prompt."""
     await stack.attempt(stack.generate([], label="empty", **GREEDY))

@@ -18,11 +18,7 @@ STOPS = range(200, 260)
 @scenario(
     task=0,
     promise="generate() returns results in the order of its prompts, however ragged",
-    checks=[
-        in_order(ragged=True),
-        greedy(),
-        ends_as_asked(causes=["stop token"]),
-    ],
+    checks=[in_order(ragged=True), greedy(), ends_as_asked(causes=["stop token"])],
 )
 async def test_results_keep_the_order_of_prompts(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorInterface.generate: "Returns outputs in the same order as the input batch."

@@ -42,11 +42,7 @@ async def test_sessions_stick_over_turns_and_batches(stack: Stack, prompts: Prom
         await stack.generate(prompts.unique(1), session_ids=[session], **ANSWER)
 
 
-@scenario(
-    task=1,
-    promise="many sessions are spread over all servers",
-    checks=[SESSIONS_SPREAD, STICKY],
-)
+@scenario(task=1, promise="many sessions are spread over all servers", checks=[SESSIONS_SPREAD, STICKY])
 async def test_many_sessions_use_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #934: a session's server is hash(session_id) % engines. With 32 sessions per engine, a fair hash leaves
     out one of two engines with probability 2^-63."""
@@ -85,10 +81,7 @@ async def test_completion_sessions_stick(stack: Stack, prompts: Prompts) -> None
 
 
 @scenario(
-    task=6,
-    promise="sample() with a session runs on the session's server",
-    needs={Capability.SAMPLE},
-    checks=[STICKY],
+    task=6, promise="sample() with a session runs on the session's server", needs={Capability.SAMPLE}, checks=[STICKY]
 )
 async def test_sample_with_a_session_sticks(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #934: "session_id provided: sticky routing via hash"."""
@@ -206,11 +199,7 @@ async def test_an_integer_session_is_its_text(stack: Stack, prompts: Prompts) ->
         await stack.generate(prompts.unique(2), session_ids=pair, **ANSWER)
 
 
-@scenario(
-    task=6,
-    promise="sessions stick while several callers use them at once",
-    checks=[STICKY, ALL_COMPLETE],
-)
+@scenario(task=6, promise="sessions stick while several callers use them at once", checks=[STICKY, ALL_COMPLETE])
 async def test_sessions_stick_under_concurrent_callers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899: sticky routing for multi-turn conversations; rollouts of many conversations run side by side."""
     async with asyncio.TaskGroup() as tasks:

@@ -18,11 +18,7 @@ SAMPLE = {Capability.SAMPLE}
     task=0,
     promise="sample() gives as many independent samples as were asked for, each with log-probabilities and a reason",
     needs=SAMPLE,
-    checks=[
-        independent(),
-        of_reference(),
-        ends_as_asked(causes=["length"]),
-    ],
+    checks=[independent(), of_reference(), ends_as_asked(causes=["length"])],
 )
 async def test_samples_are_independent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, sample: "Generate multiple independent samples from a single prompt."; #934."""
@@ -61,12 +57,7 @@ async def test_several_greedy_samples(stack: Stack, prompts: Prompts) -> None:
     await stack.attempt(stack.sample(prompts.one(), 3, temperature=0, max_tokens=16))
 
 
-@scenario(
-    task=0,
-    promise="stop tokens end samples",
-    needs=SAMPLE,
-    checks=[ends_as_asked(causes=["stop token"])],
-)
+@scenario(task=0, promise="stop tokens end samples", needs=SAMPLE, checks=[ends_as_asked(causes=["stop token"])])
 async def test_samples_stop(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, sample: stop_reasons, one per sample."""
     await stack.sample(

@@ -35,11 +35,7 @@ async def test_stop_token_ids(stack: Stack, prompts: Prompts) -> None:
     )
 
 
-@scenario(
-    task=0,
-    promise="min_tokens come before any stop token",
-    checks=[ends_by("stop token")],
-)
+@scenario(task=0, promise="min_tokens come before any stop token", checks=[ends_by("stop token")])
 async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.min_tokens: "before EOS or stop_token_ids can be generated"."""
     stops = stack.vocabulary.scattered(range(100, 300))

@@ -32,12 +32,7 @@ async def test_texts_go_there_and_back(stack: Stack, prompts: Prompts) -> None:
     await stack.detokenize(await stack.tokenize(texts))
 
 
-@scenario(
-    task=0,
-    promise="add_special_tokens is heeded",
-    needs={Capability.TOKENIZE},
-    checks=[ENCODED],
-)
+@scenario(task=0, promise="add_special_tokens is heeded", needs={Capability.TOKENIZE}, checks=[ENCODED])
 async def test_special_tokens_are_added_or_not(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: tokenize(texts, add_special_tokens)."""
     for add in (True, False):

@@ -40,13 +40,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
     task=2,
     promise="going to another version and back gives the same parameters and the same answers",
     needs=SYNC,
-    checks=[
-        EVERY_PARAMETER,
-        SAME_VERSION_SAME_PARAMETERS,
-        SAME_VERSION_SAME_OUTPUT,
-        FORCED_EFFECT,
-        CURRENT_POLICY,
-    ],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, CURRENT_POLICY],
 )
 async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync. Its result must depend on the sent weights, not on the earlier ones."""

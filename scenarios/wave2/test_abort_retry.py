@@ -111,11 +111,7 @@ async def test_logprobs_of_an_interrupted_batch(stack: Stack, prompts: Prompts) 
     task=5,
     promise="min_tokens and stop tokens hold over all parts of an interrupted answer",
     needs=NEEDS,
-    checks=[
-        CONTINUATION,
-        SAME_AS_UNINTERRUPTED,
-        ends_as_asked(causes=["stop token"]),
-    ],
+    checks=[CONTINUATION, SAME_AS_UNINTERRUPTED, ends_as_asked(causes=["stop token"])],
 )
 async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.min_tokens: counted from the response's start, which a retry gets in its prompt."""

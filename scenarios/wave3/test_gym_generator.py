@@ -149,12 +149,7 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     )
 
 
-@scenario(
-    task=7,
-    promise="turns and observations may be one assistant message",
-    needs=NEEDS,
-    checks=[*CHECKS, STICKY],
-)
+@scenario(task=7, promise="turns and observations may be one assistant message", needs=NEEDS, checks=[*CHECKS, STICKY])
 async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
     await stack.gym_generate(

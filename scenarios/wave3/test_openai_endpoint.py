@@ -127,10 +127,7 @@ async def test_logprobs(stack: Stack, prompts: Prompts) -> None:
     task=7,
     promise="a stop token ends a choice",
     needs=ENDPOINT,
-    checks=[
-        STATUS,
-        ends_as_asked(causes=["stop token", "length"], methods=("completion",)),
-    ],
+    checks=[STATUS, ends_as_asked(causes=["stop token", "length"], methods=("completion",))],
 )
 async def test_choices_stop(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server, extra parameters: stop_token_ids."""

@@ -76,13 +76,7 @@ async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     task=10,
     promise="a sync of a mixture, whole or in chunks, brings every worker its parameters, and the same ones each time",
     needs=SYNC,
-    checks=[
-        EVERY_PARAMETER,
-        SAME_VERSION_SAME_PARAMETERS,
-        SAME_VERSION_SAME_OUTPUT,
-        CURRENT_POLICY,
-        FORCED_EFFECT,
-    ],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY, FORCED_EFFECT],
     topologies=MIXTURES,
     deadline_s=120.0,
 )

@@ -54,12 +54,7 @@ async def test_frozen_draws_go_on(stack: Stack, prompts: Prompts) -> None:
     await with_and_without(stack, [ask(prompt) for prompt in prompts.unique(SPREAD)])
 
 
-@scenario(
-    task=13,
-    promise="a stop string that a pause(keep) comes within ends the answer",
-    needs=KEEP,
-    checks=CHECKS,
-)
+@scenario(task=13, promise="a stop string that a pause(keep) comes within ends the answer", needs=KEEP, checks=CHECKS)
 async def test_a_stop_string_across_a_freeze(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.stop; SkyRL API reference, pause_generation: "will resume from where they left off"."""
     batch = prompts.unique(SPREAD)

@@ -38,12 +38,7 @@ async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Pr
         await stack.generate(batch, **ANSWER)
 
 
-@scenario(
-    task=14,
-    promise="no class of the stack's own is in the workers",
-    needs=NATIVE,
-    checks=[NO_EXTENSION],
-)
+@scenario(task=14, promise="no class of the stack's own is in the workers", needs=NATIVE, checks=[NO_EXTENSION])
 async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
     """SkyRL #1014, task 14: "no worker extension"; vLLM documentation, worker_extension_cls. Not with external servers, since the
     user who starts them chooses their command line."""

@@ -11,12 +11,7 @@ from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 
 
-@seeded(
-    "adapter_ignored",
-    "every_server",
-    caught_by=["adapter_effect"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_ignored", "every_server", caught_by=["adapter_effect"], corrupts=Fact.ADAPTERS)
 class AdapterIgnored(Engine):
     """The base model answers requests under an adapter."""
 
@@ -25,12 +20,7 @@ class AdapterIgnored(Engine):
         return super().network(None)
 
 
-@seeded(
-    "adapter_ignored",
-    "one_server",
-    caught_by=["tokens.greedy"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_ignored", "one_server", caught_by=["tokens.greedy"], corrupts=Fact.ADAPTERS)
 class AdapterIgnoredByOne(Engine):
     """One server answers requests under an adapter with the base model."""
 
@@ -39,12 +29,7 @@ class AdapterIgnoredByOne(Engine):
         return super().network(None if self.name == ONE else adapter)
 
 
-@seeded(
-    "adapter_leaks",
-    "into_the_base",
-    caught_by=["adapter_isolated"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_leaks", "into_the_base", caught_by=["adapter_isolated"], corrupts=Fact.ADAPTERS)
 class AdapterLeaks(Engine):
     """Once an adapter is loaded, it also answers requests without an adapter."""
 
@@ -55,12 +40,7 @@ class AdapterLeaks(Engine):
         return super().network(adapter)
 
 
-@seeded(
-    "adapter_leaks",
-    "into_the_weights",
-    caught_by=["adapter_isolated", "every_parameter"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_leaks", "into_the_weights", caught_by=["adapter_isolated", "every_parameter"], corrupts=Fact.ADAPTERS)
 class AdapterMerged(Engine):
     """Loading an adapter merges it into the base model's weights."""
 
@@ -83,12 +63,7 @@ class AdapterCacheKept(Engine):
         self.cache = kept
 
 
-@seeded(
-    "adapter_cache_reused",
-    "base",
-    caught_by=["fresh_adapter_cache"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_cache_reused", "base", caught_by=["fresh_adapter_cache"], corrupts=Fact.ADAPTERS)
 class AdapterCacheOfTheBase(Engine):
     """Adapters and base model share one prefix cache."""
 
@@ -97,12 +72,7 @@ class AdapterCacheOfTheBase(Engine):
         return (0, tuple(tokens))
 
 
-@seeded(
-    "adapter_not_loaded",
-    "one_server",
-    caught_by=["only_adapter_travels"],
-    corrupts=Fact.ADAPTERS,
-)
+@seeded("adapter_not_loaded", "one_server", caught_by=["only_adapter_travels"], corrupts=Fact.ADAPTERS)
 class AdapterMissed(Engine):
     """When a new version of an adapter is loaded over its name, one server keeps the old one and reports success."""
 

@@ -12,12 +12,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import HttpRequest, HttpResponse
 
 
-@seeded(
-    "endpoint_hides_errors",
-    "empty_success",
-    caught_by=["wire.status", "errors.named"],
-    corrupts=Fact.ERRORS,
-)
+@seeded("endpoint_hides_errors", "empty_success", caught_by=["wire.status", "errors.named"], corrupts=Fact.ERRORS)
 class ErrorsAreEmpty(Endpoint):
     """An error is answered with an empty body and a success status."""
 
@@ -64,12 +59,7 @@ class NoSessionInTheBody(Endpoint):
         return body
 
 
-@seeded(
-    "stream_loses_a_chunk",
-    "first",
-    caught_by=["completion.usage", "chat_completion.usage"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("stream_loses_a_chunk", "first", caught_by=["completion.usage", "chat_completion.usage"], corrupts=Fact.ANSWERS)
 class FirstChunkLost(Endpoint):
     """The first event of a stream is not sent."""
 
@@ -80,12 +70,7 @@ class FirstChunkLost(Endpoint):
         yield from whole
 
 
-@seeded(
-    "stream_loses_a_chunk",
-    "last",
-    caught_by=["wire.streams"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("stream_loses_a_chunk", "last", caught_by=["wire.streams"], corrupts=Fact.ANSWERS)
 class StreamBreaksOff(Endpoint):
     """A stream ends before its last piece, its usage and its [DONE]."""
 

@@ -14,11 +14,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import GymOutput, GymRequest
 
 
-@seeded(
-    "trajectories_swapped",
-    caught_by=["gym.order"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("trajectories_swapped", caught_by=["gym.order"], corrupts=Fact.ANSWERS)
 class TrajectoriesSwapped(Generator):
     """The first two trajectories of every batch are swapped."""
 
@@ -76,16 +72,11 @@ class MaskOneShort(Generator):
         right = super().output(request, made)
         self.fired += 1
         return msgspec.structs.replace(
-            right,
-            loss_masks=[[a & b for a, b in zip(mask, [*mask[1:], 0], strict=True)] for mask in right.loss_masks],
+            right, loss_masks=[[a & b for a, b in zip(mask, [*mask[1:], 0], strict=True)] for mask in right.loss_masks]
         )
 
 
-@seeded(
-    "last_turn_dropped",
-    caught_by=["gym.tokens"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("last_turn_dropped", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS)
 class LastTurnDropped(Generator):
     """A trajectory of several turns lacks the policy's last answer."""
 
@@ -148,11 +139,7 @@ class MetricsCountOneTurn(Generator):
         return msgspec.structs.replace(right, rollout_metrics=right.rollout_metrics | {"environment/turns": 1.0})
 
 
-@seeded(
-    "observation_retokenized",
-    caught_by=["gym.tokens"],
-    corrupts=Fact.TEXT,
-)
+@seeded("observation_retokenized", caught_by=["gym.tokens"], corrupts=Fact.TEXT)
 class ObservationWithoutTemplate(Generator):
     """The environment's observation is appended without the chat template."""
 

@@ -19,35 +19,21 @@ class _Tempered(Engine):
         return min(0.0, float(row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()))
 
 
-@seeded(
-    "logprobs_other_temperature",
-    "a_lot",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_other_temperature", "a_lot", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsTempered(_Tempered):
     """Log-probabilities are those of temperature 2."""
 
     temperature = 2.0
 
 
-@seeded(
-    "logprobs_other_temperature",
-    "a_little",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_other_temperature", "a_little", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsSlightlyTempered(_Tempered):
     """Log-probabilities are those of temperature 1.01."""
 
     temperature = 1.01
 
 
-@seeded(
-    "logprobs_other_version",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_other_version", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsOfAnotherVersion(Engine):
     """Log-probabilities are those of another policy version."""
 
@@ -70,24 +56,14 @@ class _Off(Engine):
         return super().logprob(request, token) - self.by
 
 
-@seeded(
-    "logprobs_off_by_constant",
-    "a_lot",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_off_by_constant", "a_lot", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsOff(_Off):
     """Log-probabilities are a tenth of a nat too small."""
 
     by = 0.1
 
 
-@seeded(
-    "logprobs_off_by_constant",
-    "a_little",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_off_by_constant", "a_little", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsSlightlyOff(_Off):
     """Log-probabilities are two thousandths of a nat too small."""
 
@@ -101,12 +77,7 @@ class LogprobsOffByAHair(_Off):
     by = 5e-4
 
 
-@seeded(
-    "logprobs_nan",
-    "always",
-    caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_nan", "always", caught_by=["logprobs.numbers", "numbers_are_numbers"], corrupts=Fact.LOGPROBS)
 class LogprobsNaN(Engine):
     """Log-probabilities are NaN."""
 
@@ -115,12 +86,7 @@ class LogprobsNaN(Engine):
         return float("nan")
 
 
-@seeded(
-    "logprobs_nan",
-    "now_and_then",
-    caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_nan", "now_and_then", caught_by=["logprobs.numbers", "numbers_are_numbers"], corrupts=Fact.LOGPROBS)
 class LogprobsNowAndThenNaN(Engine):
     """The tenth log-probability of a long answer is NaN."""
 
@@ -131,12 +97,7 @@ class LogprobsNowAndThenNaN(Engine):
         return super().logprob(request, token)
 
 
-@seeded(
-    "logprobs_nan",
-    "positive",
-    caught_by=["logprobs.numbers", "numbers_are_numbers"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_nan", "positive", caught_by=["logprobs.numbers", "numbers_are_numbers"], corrupts=Fact.LOGPROBS)
 class LogprobsPositive(Engine):
     """Log-probabilities have the wrong sign."""
 
@@ -145,11 +106,7 @@ class LogprobsPositive(Engine):
         return -super().logprob(request, token)
 
 
-@seeded(
-    "logprobs_shifted",
-    caught_by=["logprobs.reference"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_shifted", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
 class LogprobsShifted(Engine):
     """Each token has the log-probability of the previous token."""
 
@@ -161,11 +118,7 @@ class LogprobsShifted(Engine):
         return done
 
 
-@seeded(
-    "logprobs_missing",
-    caught_by=["logprobs.numbers"],
-    corrupts=Fact.LOGPROBS,
-)
+@seeded("logprobs_missing", caught_by=["logprobs.numbers"], corrupts=Fact.LOGPROBS)
 class LogprobsMissing(Engine):
     """Requested log-probabilities are missing."""
 

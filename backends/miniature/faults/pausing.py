@@ -14,10 +14,7 @@ from harness.contract.messages import PauseMode, SessionId
 
 
 @seeded(
-    "tokens_lost_on_continuation",
-    "keep",
-    caught_by=["conservation", "pause_changes_nothing"],
-    corrupts=Fact.ANSWERS,
+    "tokens_lost_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
 )
 class TokenLostOnResume(Engine):
     """A frozen request loses its last token on resume."""
@@ -32,10 +29,7 @@ class TokenLostOnResume(Engine):
 
 
 @seeded(
-    "tokens_doubled_on_continuation",
-    "keep",
-    caught_by=["conservation", "pause_changes_nothing"],
-    corrupts=Fact.ANSWERS,
+    "tokens_doubled_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
 )
 class TokenDoubledOnResume(Engine):
     """A frozen request repeats its last token on resume."""
@@ -60,12 +54,7 @@ class BudgetRenewedOnResume(Engine):
         await super().resume_generation()
 
 
-@seeded(
-    "abort_leaks",
-    "keep",
-    caught_by=["all_complete", "pause_changes_nothing"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("abort_leaks", "keep", caught_by=["all_complete", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class KeepAborts(Engine):
     """pause(keep) ends requests as pause(abort) does."""
 
@@ -107,12 +96,7 @@ class AbortCalledLength(Client):
         return done
 
 
-@seeded(
-    "pause_reaches_some",
-    "one_server",
-    caught_by=["fan_out"],
-    corrupts=Fact.PAUSES,
-)
+@seeded("pause_reaches_some", "one_server", caught_by=["fan_out"], corrupts=Fact.PAUSES)
 class PauseMissesOne(Client):
     """pause() is sent to all servers except one."""
 
@@ -123,12 +107,7 @@ class PauseMissesOne(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded(
-    "pause_reaches_some",
-    "answered_and_ignored",
-    caught_by=["frozen_while_paused"],
-    corrupts=Fact.PAUSES,
-)
+@seeded("pause_reaches_some", "answered_and_ignored", caught_by=["frozen_while_paused"], corrupts=Fact.PAUSES)
 class PauseIgnored(Engine):
     """One server confirms pause() and goes on."""
 
@@ -160,12 +139,7 @@ class ClearCacheDropped(Client):
         await super().tell(engine, op, **{**arguments, **changed})
 
 
-@seeded(
-    "pause_returns_early",
-    "keep",
-    caught_by=["frozen_while_paused"],
-    corrupts=Fact.PAUSES,
-)
+@seeded("pause_returns_early", "keep", caught_by=["frozen_while_paused"], corrupts=Fact.PAUSES)
 class PauseReturnsEarly(Engine):
     """pause() returns immediately, and generation stops thirty steps later."""
 
@@ -251,10 +225,7 @@ class PauseStateStuck(Client):
 
 
 @seeded(
-    "tokens_lost_on_continuation",
-    "retry",
-    caught_by=["continuation", "pause_changes_nothing"],
-    corrupts=Fact.ANSWERS,
+    "tokens_lost_on_continuation", "retry", caught_by=["continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
 )
 class RetryLosesAToken(RetryingClient):
     """A retried answer lacks the last token from before the interruption."""
@@ -311,10 +282,7 @@ class RetryKeepsItsBudget(RetryingClient):
 
 
 @seeded(
-    "abort_leaks",
-    "retry",
-    caught_by=["all_complete", "continuation", "pause_changes_nothing"],
-    corrupts=Fact.ANSWERS,
+    "abort_leaks", "retry", caught_by=["all_complete", "continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
 )
 class RetryNever(RetryingClient):
     """A request that pause(abort) cut short is never retried."""
@@ -367,11 +335,7 @@ class RetryMakesOneMore(RetryingClient):
         return left
 
 
-@seeded(
-    "abort_leaks",
-    "before_the_first_token",
-    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
-)
+@seeded("abort_leaks", "before_the_first_token", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
 class RetryOnlyWhatHasTokens(RetryingClient):
     """A request that was cut short before its first token is not retried."""
 

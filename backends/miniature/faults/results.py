@@ -13,12 +13,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import Generation, SessionId
 
 
-@seeded(
-    "results_swapped",
-    "in_a_batch",
-    caught_by=["ordering"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("results_swapped", "in_a_batch", caught_by=["ordering"], corrupts=Fact.ANSWERS)
 class FirstTwoSwapped(Client):
     """The first two results of every batch are swapped."""
 
@@ -30,12 +25,7 @@ class FirstTwoSwapped(Client):
         return rows
 
 
-@seeded(
-    "results_swapped",
-    "under_load",
-    caught_by=["ordering"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("results_swapped", "under_load", caught_by=["ordering"], corrupts=Fact.ANSWERS)
 class SwappedInLargeBatches(Client):
     """In batches of more than sixteen, the last two results are swapped."""
 
@@ -47,12 +37,7 @@ class SwappedInLargeBatches(Client):
         return rows
 
 
-@seeded(
-    "results_swapped",
-    "between_servers",
-    caught_by=["ordering"],
-    corrupts=Fact.ANSWERS | Fact.ROUTES,
-)
+@seeded("results_swapped", "between_servers", caught_by=["ordering"], corrupts=Fact.ANSWERS | Fact.ROUTES)
 class SwappedBetweenServers(Router):
     """Two responses that come from different servers at the same time are swapped."""
 
@@ -90,12 +75,7 @@ class IndexFromOne(Client):
         return super().choice(index + 1, row, kind)
 
 
-@seeded(
-    "choice_index_wrong",
-    "all_zero",
-    caught_by=["completion.envelope"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("choice_index_wrong", "all_zero", caught_by=["completion.envelope"], corrupts=Fact.ANSWERS)
 class IndexAlwaysZero(Client):
     """Every choice of a batch is number zero, as a sub-request numbers its own."""
 
@@ -147,12 +127,7 @@ class NoModelInTheBody(Client):
         return answer
 
 
-@seeded(
-    "result_lost",
-    "last_row",
-    caught_by=["conservation"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("result_lost", "last_row", caught_by=["conservation"], corrupts=Fact.ANSWERS)
 class LastRowLost(Client):
     """A batch of several rows comes back without its last row."""
 
@@ -163,12 +138,7 @@ class LastRowLost(Client):
         return super().generation(rows)
 
 
-@seeded(
-    "result_lost",
-    "empty_row",
-    caught_by=["conservation"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("result_lost", "empty_row", caught_by=["conservation"], corrupts=Fact.ANSWERS)
 class RowEmptied(Client):
     """Under load, one row comes back without its tokens."""
 
@@ -204,12 +174,7 @@ class ExecutedTwiceUnderLoad(Router):
         return answer
 
 
-@seeded(
-    "output_cut_short",
-    "last_token",
-    caught_by=["conservation"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("output_cut_short", "last_token", caught_by=["conservation"], corrupts=Fact.ANSWERS)
 class LastTokenCut(Client):
     """Answers of more than eight tokens come back without the last one."""
 
@@ -221,12 +186,7 @@ class LastTokenCut(Client):
         return done
 
 
-@seeded(
-    "output_cut_short",
-    "under_load",
-    caught_by=["stopping"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("output_cut_short", "under_load", caught_by=["stopping"], corrupts=Fact.ANSWERS)
 class CutShortUnderLoad(Engine):
     """A busy engine ends requests one token before max_tokens."""
 

@@ -49,12 +49,7 @@ class RunningRequestsKeepTheirCache(Engine):
         await super().reset_prefix_cache(reset_running_requests=False)
 
 
-@seeded(
-    "cache_outlives_weights",
-    "cleared_freeze",
-    caught_by=["whole_version"],
-    corrupts=Fact.POLICY,
-)
+@seeded("cache_outlives_weights", "cleared_freeze", caught_by=["whole_version"], corrupts=Fact.POLICY)
 class ClearedFreezeKeepsItsCache(Engine):
     """pause(keep, clear_cache=True) keeps the cache of frozen requests and the prefix cache."""
 

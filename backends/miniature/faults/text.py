@@ -12,12 +12,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import SessionId
 
 
-@seeded(
-    "text_not_of_tokens",
-    "last_character",
-    caught_by=["text"],
-    corrupts=Fact.TEXT,
-)
+@seeded("text_not_of_tokens", "last_character", caught_by=["text"], corrupts=Fact.TEXT)
 class TextCut(Engine):
     """Texts of more than four characters lack the last one."""
 
@@ -27,12 +22,7 @@ class TextCut(Engine):
         return text[:-1] if len(text) > 4 else text
 
 
-@seeded(
-    "text_not_of_tokens",
-    "another_request",
-    caught_by=["text"],
-    corrupts=Fact.TEXT,
-)
+@seeded("text_not_of_tokens", "another_request", caught_by=["text"], corrupts=Fact.TEXT)
 class TextOfAnother(Engine):
     """Each text is that of the request that ended before."""
 
@@ -44,11 +34,7 @@ class TextOfAnother(Engine):
         return text
 
 
-@seeded(
-    "turns_retokenized",
-    caught_by=["turns_keep_tokens"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("turns_retokenized", caught_by=["turns_keep_tokens"], corrupts=Fact.ANSWERS)
 class TurnsRetokenized(Client):
     """A prompt that begins with an earlier turn is decoded and encoded again."""
 
@@ -96,10 +82,7 @@ class DetokenizesWithoutSpecial(Client):
 
 
 @seeded(
-    "turns_retokenized",
-    "after_an_interruption",
-    caught_by=["turns_keep_tokens", "continuation"],
-    corrupts=Fact.ANSWERS,
+    "turns_retokenized", "after_an_interruption", caught_by=["turns_keep_tokens", "continuation"], corrupts=Fact.ANSWERS
 )
 class RetryRetokenizes(RetryingClient):
     """A retry decodes and encodes the prompt and the tokens from before the interruption again."""
@@ -114,12 +97,7 @@ class RetryRetokenizes(RetryingClient):
         return done
 
 
-@seeded(
-    "messages_lost",
-    "first_answer",
-    caught_by=["text_turns"],
-    corrupts=Fact.ANSWERS,
-)
+@seeded("messages_lost", "first_answer", caught_by=["text_turns"], corrupts=Fact.ANSWERS)
 class FirstAnswerLeftOut(Client):
     """A conversation of more than three messages is rendered without its second one."""
 

@@ -101,11 +101,7 @@ class TrainedVersionOneLate(Client):
         await super().sync_weights(sent, chunks, layout)
 
 
-@seeded(
-    "sync_returns_early",
-    caught_by=["schedule.stages"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_returns_early", caught_by=["schedule.stages"], corrupts=Fact.POLICY)
 class SyncGoesOnAfterItReturned(Client):
     """sync_weights() of a trained version returns before the engines have it, so generation begins too early."""
 
@@ -139,11 +135,7 @@ class WorkLeftBehind(Client):
         return done
 
 
-@seeded(
-    "shards_swapped",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("shards_swapped", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ShardsSwapped(Client):
     """FSDP2's shards are joined in the wrong order."""
 

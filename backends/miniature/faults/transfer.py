@@ -20,12 +20,7 @@ class _Left(Engine):
         return self._staged is not None
 
 
-@seeded(
-    "failed_sync_poisons_the_next",
-    "leftovers",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("failed_sync_poisons_the_next", "leftovers", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class LeftoversOfAFailedSync(_Left):
     """The chunks of an abandoned sync remain, and overwrite those of the next sync."""
 
@@ -43,10 +38,7 @@ class LeftoversOfAFailedSync(_Left):
 
 
 @seeded(
-    "failed_sync_poisons_the_next",
-    "one_server",
-    caught_by=["every_parameter", "uniform_servers"],
-    corrupts=Fact.POLICY,
+    "failed_sync_poisons_the_next", "one_server", caught_by=["every_parameter", "uniform_servers"], corrupts=Fact.POLICY
 )
 class LeftoversOnOne(LeftoversOfAFailedSync):
     """At one server, the chunks of an abandoned sync remain, and overwrite those of the next sync."""
@@ -68,12 +60,7 @@ class RefusesAfterAFailedSync(_Left):
         await super().start_weight_update()
 
 
-@seeded(
-    "failed_sync_poisons_the_next",
-    "half_visible",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("failed_sync_poisons_the_next", "half_visible", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class HalfOfTheNext(_Left):
     """After an abandoned sync, the next one updates only the parameters that the abandoned one had not sent."""
 

@@ -55,12 +55,7 @@ class FirstVersionNeverBack(Client):
             await super().sync_weights(version, chunks, layout)
 
 
-@seeded(
-    "sync_missed",
-    "one_server",
-    caught_by=["every_parameter", "uniform_servers"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_missed", "one_server", caught_by=["every_parameter", "uniform_servers"], corrupts=Fact.POLICY)
 class SyncMissesOne(Client):
     """A weight sync never reaches one server."""
 
@@ -71,12 +66,7 @@ class SyncMissesOne(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded(
-    "sync_missed",
-    "every_server",
-    caught_by=["every_parameter", "forced_effect"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_missed", "every_server", caught_by=["every_parameter", "forced_effect"], corrupts=Fact.POLICY)
 class SyncWithoutEffect(Client):
     """A weight sync reports success and sends nothing."""
 
@@ -84,12 +74,7 @@ class SyncWithoutEffect(Client):
         self.fired += version != 0
 
 
-@seeded(
-    "sync_missed",
-    "second_time",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_missed", "second_time", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class SyncOnlyOnce(Client):
     """One server misses every second weight sync."""
 
@@ -106,12 +91,7 @@ class SyncOnlyOnce(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded(
-    "sync_missed",
-    "compiled_weights",
-    caught_by=["current_policy", "forced_effect"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_missed", "compiled_weights", caught_by=["current_policy", "forced_effect"], corrupts=Fact.POLICY)
 class OldNetworkKept(Engine):
     """Engines take the new parameters but go on computing with the old ones."""
 
@@ -122,12 +102,7 @@ class OldNetworkKept(Engine):
         self._networks.update(networks)
 
 
-@seeded(
-    "parameter_not_updated",
-    "every_server",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("parameter_not_updated", "every_server", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ParameterSkipped(_Syncing):
     """The gate of the second layer is never updated."""
 
@@ -136,12 +111,7 @@ class ParameterSkipped(_Syncing):
         return tensors
 
 
-@seeded(
-    "parameter_not_updated",
-    "one_server",
-    caught_by=["every_parameter", "uniform_servers"],
-    corrupts=Fact.POLICY,
-)
+@seeded("parameter_not_updated", "one_server", caught_by=["every_parameter", "uniform_servers"], corrupts=Fact.POLICY)
 class ParameterSkippedByOne(_Syncing):
     """One server never updates the gate of the second layer."""
 
@@ -151,12 +121,7 @@ class ParameterSkippedByOne(_Syncing):
         return tensors
 
 
-@seeded(
-    "parameter_not_updated",
-    "in_chunks",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("parameter_not_updated", "in_chunks", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ParameterSkippedInChunks(Client):
     """A sync in chunks loses the last parameter of each chunk."""
 
@@ -171,11 +136,7 @@ class ParameterSkippedInChunks(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded(
-    "experts_lost_in_chunks",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("experts_lost_in_chunks", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ExpertsLostInChunks(Engine):
     """If chunks split a layer's experts, only those of the last chunk are updated."""
 
@@ -260,12 +221,7 @@ class SameVersionDriftsFar(SameVersionDrifts):
     factor = 1.33
 
 
-@seeded(
-    "corruption_from_second_sync",
-    "one_row",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("corruption_from_second_sync", "one_row", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class CorruptedFromTheSecond(_Syncing):
     """From the third sync of a start on, one row of the embedding is lost."""
 
@@ -277,12 +233,7 @@ class CorruptedFromTheSecond(_Syncing):
         return tensors
 
 
-@seeded(
-    "half_sync_visible",
-    "for_good",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("half_sync_visible", "for_good", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class LastChunkLost(Engine):
     """The last chunk of a sync in chunks never takes effect."""
 
@@ -305,12 +256,7 @@ class LastChunkLost(Engine):
         await super().finish_weight_update()
 
 
-@seeded(
-    "half_sync_visible",
-    "for_a_while",
-    caught_by=["current_policy", "whole_version"],
-    corrupts=Fact.POLICY,
-)
+@seeded("half_sync_visible", "for_a_while", caught_by=["current_policy", "whole_version"], corrupts=Fact.POLICY)
 class LastChunkLate(Engine):
     """The last half of a sync takes effect a hundred steps after the sync returned."""
 
@@ -329,12 +275,7 @@ class LastChunkLate(Engine):
         self.hold({**self.held_parameters, **self.quantized(late)})
 
 
-@seeded(
-    "wrong_quantization_scale",
-    "a_lot",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("wrong_quantization_scale", "a_lot", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ScaleWrong(Engine):
     """After a sync, the scales of a quantized engine are a fifth too large."""
 
@@ -347,24 +288,14 @@ class ScaleWrong(Engine):
         return held | {name: (scale * np.float32(self.factor)).astype(np.float32) for name, scale in scales.items()}
 
 
-@seeded(
-    "wrong_quantization_scale",
-    "a_little",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("wrong_quantization_scale", "a_little", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ScaleSlightlyWrong(ScaleWrong):
     """After a sync, the scales of a quantized engine are a hundredth too large."""
 
     factor = 1.01
 
 
-@seeded(
-    "wrong_quantization_scale",
-    "stale",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("wrong_quantization_scale", "stale", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class ScaleStale(Engine):
     """A sync brings new integers and keeps the old scales."""
 
@@ -375,12 +306,7 @@ class ScaleStale(Engine):
         return {name: tensor for name, tensor in held.items() if name not in scales}
 
 
-@seeded(
-    "wrong_quantization_scale",
-    "cast",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("wrong_quantization_scale", "cast", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class CastToEightBits(Engine):
     """A sync casts full-precision weights to 8 bits and keeps the old scales, as vLLM's reload does without quantization."""
 
@@ -392,11 +318,7 @@ class CastToEightBits(Engine):
         return {name: cast[self.quantization](tensor) for name, tensor in tensors.items()}
 
 
-@seeded(
-    "quantization_ignored",
-    caught_by=["quantization_effect"],
-    corrupts=Fact.POLICY,
-)
+@seeded("quantization_ignored", caught_by=["quantization_effect"], corrupts=Fact.POLICY)
 class FullPrecision(Engine):
     """Engines that should quantize hold full precision."""
 
@@ -427,12 +349,7 @@ class _Sharded(Engine):
         raise NotImplementedError
 
 
-@seeded(
-    "sync_missed",
-    "one_rank",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("sync_missed", "one_rank", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class SyncMissesOneRank(_Sharded):
     """The second worker of each engine keeps its shards in every sync."""
 
@@ -441,12 +358,7 @@ class SyncMissesOneRank(_Sharded):
         return [shards[0], *self.shards[1:]]
 
 
-@seeded(
-    "shards_swapped",
-    "ranks",
-    caught_by=["every_parameter"],
-    corrupts=Fact.POLICY,
-)
+@seeded("shards_swapped", "ranks", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class RanksSwapped(_Sharded):
     """After a sync, each worker holds another's shard of the output layer."""
 
