@@ -1,9 +1,14 @@
-"""mutants.json and mutants.md, and the summary in a terminal: the output of `parity prove --mutants`."""
+"""mutants.json and mutants.md, and the summary in a terminal: the output of `parity prove --mutants`.
+
+Published schema: ``reports/mutants.schema.json``.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any, Literal, final
 
 import msgspec
 
@@ -15,31 +20,80 @@ CODE = 110
 """Most characters of a statement in a table."""
 
 
+FORMAT: Literal[1] = 1
+"""Version of mutants.json."""
+SCHEMA = Path(__file__).with_name("mutants.schema.json")
+
+
+@final
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The totals of one stack."""
+
+    fates: dict[Fate, int]
+    """How many mutants met each fate. They add up to the sample."""
+    killed_by_a_check: int
+    killed_by_a_failed_call: int
+    score: float | None
+    """Killed share of the judged mutants; None if none was judged."""
+    public: int
+    """Functions of the public path."""
+    public_reached: int
+    seconds_per_mutant: float | None
+    """Mean over the judged mutants."""
+
+
+@final
+class MutantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the suite sees of machine-made changes of the stacks' own code."""
+
+    format: Literal[1] = FORMAT
+    exit_status: int
+    """0 if every stack was driven to the end and the instrument worked, whatever the score."""
+    figures: dict[str, Figures]
+    """Stack → its totals."""
+    problems: dict[str, list[str]]
+    """Stack → why its figures do not count."""
+    run: MutantRun
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of mutants.json."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rollout-parity mutants",
+        "description": "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
+        **msgspec.json.schema(MutantReport),
+    }
+
+
 def write_all(run: MutantRun, folder: Path) -> Path:
     """Write both files. Returns the path of the Markdown."""
-    figures = {proof.target: figures_of(proof) for proof in run.proofs}
-    content = {"figures": figures, **msgspec.to_builtins(run)}
-    (folder / "mutants.json").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    report = MutantReport(
+        exit_status=run.exit_status,
+        figures={proof.target: figures_of(proof) for proof in run.proofs},
+        problems={proof.target: proof.problems for proof in run.proofs},
+        run=run,
+    )
+    (folder / "mutants.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
     page = folder / "mutants.md"
     page.write_text(markdown(run))
     return page
 
 
-def figures_of(proof: MutantProof) -> dict[str, float | int | None]:
+def figures_of(proof: MutantProof) -> Figures:
     """The totals of one stack."""
     counts = Counter(one.fate for one in proof.judged)
     by_call = sum(one.fate == Fate.KILLED and one.by == [DRIVEN] for one in proof.judged)
     driven = [one.seconds for one in proof.reached]
-    return {
-        "sampled": len(proof.judged),
-        **{fate.name.lower(): counts[fate] for fate in Fate},
-        "killed_by_a_check": counts[Fate.KILLED] - by_call,
-        "killed_by_a_failed_call": by_call,
-        "score": None if proof.score is None else round(proof.score, 4),
-        "public": len(proof.public),
-        "public_reached": len(proof.public) - len(proof.unreached),
-        "seconds_per_mutant": round(sum(driven) / len(driven), 1) if driven else None,
-    }
+    return Figures(
+        fates={fate: counts[fate] for fate in Fate},
+        killed_by_a_check=counts[Fate.KILLED] - by_call,
+        killed_by_a_failed_call=by_call,
+        score=None if proof.score is None else round(proof.score, 4),
+        public=len(proof.public),
+        public_reached=len(proof.public) - len(proof.unreached),
+        seconds_per_mutant=round(sum(driven) / len(driven), 1) if driven else None,
+    )
 
 
 def summary(proof: MutantProof) -> list[str]:
@@ -50,15 +104,15 @@ def summary(proof: MutantProof) -> list[str]:
         if proof.score is None
         else f"{proof.score:.0%} of {len(proof.reached)} judged mutants killed"
     )
-    lines = [
+    others = (f"{fate} {figures.fates[fate]}" for fate in Fate if fate is not Fate.KILLED)
+    return [
         f"{proof.target}: {score} (seed {proof.seed}, {many(len(proof.judged), 'mutant')} of {proof.population})",
-        f"  killed {figures['killed']}: by a check {figures['killed_by_a_check']}, by a call that failed "
-        f"{figures['killed_by_a_failed_call']}; by accident {figures['accident']}; survived {figures['survived']}",
-        f"  not reached {figures['unreached']}; skipped {figures['skipped']}; not driven {figures['not_driven']}; "
-        f"{figures['seconds_per_mutant']} s per mutant, {seconds(proof.seconds)} in all",
-        f"  public functions reached: {figures['public_reached']} of {figures['public']}",
+        f"  killed {figures.fates[Fate.KILLED]} (by a check {figures.killed_by_a_check}, by a call that failed "
+        f"{figures.killed_by_a_failed_call}), {', '.join(others)}",
+        f"  {figures.seconds_per_mutant} s per judged mutant, {seconds(proof.seconds)} in all",
+        f"  public functions reached: {figures.public_reached} of {figures.public}",
+        *(f"  problem: {one}" for one in proof.problems),
     ]
-    return lines + ([f"  ended early: {proof.error}"] if proof.error else [])
 
 
 def markdown(run: MutantRun) -> str:
@@ -69,6 +123,7 @@ def markdown(run: MutantRun) -> str:
     ]
     for proof in run.proofs:
         parts += [f"## {proof.target}", "\n".join(f"- {line.strip()}" for line in summary(proof))]
+        parts += [_fates(proof)]
         parts += _list("Survivors", proof.of(Fate.SURVIVED), "No scenario that runs the statement saw the change.")
         parts += _list("Killed by accident", proof.of(Fate.ACCIDENT), "Red, but the verdicts do not name the matter.")
         parts += _list("Skipped", proof.of(Fate.SKIPPED), "Not judged.")
@@ -76,6 +131,12 @@ def markdown(run: MutantRun) -> str:
         parts += _list("Not reached", proof.of(Fate.UNREACHED), "")
         parts += _list("Killed", proof.of(Fate.KILLED), "")
     return "\n\n".join(parts) + "\n"
+
+
+def _fates(proof: MutantProof) -> str:
+    """The table of outcomes."""
+    counts = figures_of(proof).fates
+    return "\n".join(["| outcome | mutants |", "| --- | --- |", *(f"| {fate} | {n} |" for fate, n in counts.items())])
 
 
 def _list(title: str, judged: list[Judged], about: str) -> list[str]:
@@ -111,3 +172,7 @@ def _functions(title: str, proof: MutantProof) -> list[str]:
         return []
     rows = [f"- `{name}`{' (clean rooms call it)' * (name in proof.prepared)}" for name in proof.unreached]
     return [f"### {title} ({len(rows)})", "\n".join(rows)]
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -286,8 +287,11 @@ def test_every_process_that_listens_takes_the_order_also_forked_ones(tmp_path):
 A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
 
 
-def ended(error: str, phase: str = "scenario", status: str = "fail", blame: Blame = Blame.STACK):
-    evidence = [{"error": error, "phase": phase}]
+def ended(
+    error: str, message: str = "missing argument: 'n'", *, phase: str = "scenario", status: str = "fail",
+    blame: Blame = Blame.STACK, http: int | None = None,
+):  # fmt: skip
+    evidence = [{"error": error, "message": message, "status": http, "phase": phase}]
     return verdict(
         A, "tokens", status, f"could not be driven: {error}", cause=Cause.NOT_DRIVEN, evidence=evidence, blame=blame
     )
@@ -302,8 +306,9 @@ def ended(error: str, phase: str = "scenario", status: str = "fail", blame: Blam
         ([verdict(A, "tokens", "untestable", "no facts")], Fate.ACCIDENT, ["tokens"]),
         ([verdict(A, "tokens", "untestable", "check raised", cause=Cause.RAISED)], Fate.ACCIDENT, ["tokens"]),
         ([ended("TypeError")], Fate.KILLED, [DRIVEN]),
-        ([ended("KeyError", "clean_room")], Fate.ACCIDENT, [DRIVEN]),
+        ([ended("KeyError", phase="clean_room")], Fate.ACCIDENT, [DRIVEN]),
         ([ended("StackDied")], Fate.ACCIDENT, [DRIVEN]),
+        ([ended("IndexError", "list index out of range")], Fate.ACCIDENT, [DRIVEN]),
         ([ended("MissedMoment", status="untestable", blame=Blame.HARNESS)], None, []),
         ([ended("X", status="untestable", blame=Blame.HARNESS)], Fate.ACCIDENT, [DRIVEN]),
     ],
@@ -312,6 +317,25 @@ def test_a_check_or_a_failed_call_kills_and_a_crash_of_everything_is_an_accident
     control = [verdict(A, "ordering:late"), verdict(A, "tokens", "fail", "known already")]
     kill = judge(reds, Baseline(control))
     assert (kill and kill.fate, kill.by if kill else []) == (fate, by)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "http", "named"),
+    [
+        ("TypeError", "missing 1 required positional argument: 'n'", None, True),
+        ("KeyError", "'token_ids'", None, True),
+        ("BadRequestError", "", 400, True),
+        ("ClientConnectorError", "Cannot connect to host 127.0.0.1:8001", None, True),
+        ("CallTimedOut", "generate did not return within 8 s; the stack was killed", None, True),
+        ("TypeError", "'NoneType' object does not support item assignment", None, False),
+        ("IndexError", "list index out of range", None, False),
+        ("AssertionError", "", None, False),
+        ("ScenarioTimedOut", "not driven to its end within 8 s", None, False),
+        ("StackDied", "the engine 'EngineCore_0' ended", None, False),
+    ],
+)
+def test_a_failed_call_names_the_matter_if_its_error_says_what_is_wrong(error, message, http, named):
+    assert mutants.names_the_matter(ended(error, message, http=http)) is named
 
 
 # --- driving
@@ -358,7 +382,7 @@ class Tiny:
         good = seen in ([5], [5, 6]) and not (self._flaky and len(self.drives) > 2)
         if self._dies_of and not good:
             self._lives = False
-            died = [{"error": self._dies_of}]
+            died = [{"error": self._dies_of, "message": "the stack's 'engine' ended", "phase": "scenario"}]
             return [verdict(scenario.name, "sum", "fail", "could not be driven", cause=Cause.NOT_DRIVEN, evidence=died)]
         return [verdict(scenario.name, "sum", "pass" if good else "fail")]
 
@@ -417,6 +441,18 @@ def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(mo
     assert module.Client().add(2, 3) == 5
 
 
+def test_scenarios_with_untried_checks_and_little_cost_come_first_after_those_that_killed():
+    one, other, third = (
+        mutants.Ran(scenario=name, topology="t", seconds=s, green=True, called={})
+        for name, s in (("errors.test_an_empty_batch", 0.2), ("ordering.test_batches_of_any_size", 0.3), (A, 0.2))
+    )
+    proving = Proving(Request(stacks=("toy",), sample=0, seed=3), code_of({}, []), [], "toy", print)
+    same = msgspec.structs.replace(one, seconds=0.21)
+    assert proving._in_order(PLUS, [same, one, other])[:2] == [one, other], "`same` repeats the first one's checks"
+    proving._killers[PLUS.place] = [third.scenario]
+    assert proving._in_order(PLUS, [one, third])[0] == third
+
+
 @pytest.mark.usefixtures("_two_scenarios")
 def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module):
     unseen = msgspec.structs.replace(of("Client.add", "swap_op"))
@@ -461,17 +497,54 @@ def test_the_report_names_score_survivors_and_unreached_functions(module, tmp_pa
     session = Tiny(module)
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": module.Client.twice})})
     proof = proved(session, [PLUS, TIMES, NAME])
+    assert proof.problems == []
     run = MutantRun(
         run_id="r", created_at="now", command="parity prove --mutants 3", outcome="completed", proofs=[proof]
     )
     page = report.write_all(run, tmp_path).read_text()
-    figures = json.loads((tmp_path / "mutants.json").read_bytes())["figures"]["toy"]
-    assert (figures["survived"], figures["unreached"], figures["public_reached"], figures["public"]) == (1, 1, 2, 6)
+    written = json.loads((tmp_path / "mutants.json").read_bytes())
+    jsonschema.Draft202012Validator(report.schema()).validate(written)
+    assert (written["exit_status"], written["problems"]) == (0, {"toy": []})
+    figures = written["figures"]["toy"]
+    assert (figures["fates"]["survived"], figures["fates"]["not reached"]) == (1, 1)
+    assert (figures["public_reached"], figures["public"]) == (2, 6)
+    assert "| survived | 1 |" in page
     assert "### Survivors (1)" in page
     assert "- `tiny_stack:Client.add`" in page
     assert "`return a + b` → `return a - b`" in page
     assert "### Public functions that no scenario calls (4)" in page
     assert report.summary(proof)[0].startswith("toy: 50% of 2 judged mutants killed (seed 3, 3 mutants of")
+
+
+def test_the_published_schema_is_that_of_today():
+    assert json.loads(report.SCHEMA.read_text()) == report.schema(), "run python -m reports.mutants"
+
+
+GREEN = mutants.Ran(scenario=A, topology="t", seconds=1.0, green=True, called={"m:f": [1]})
+JUDGED = mutants.Judged(id="m:f:op:0", function="m:f", line=1, before="1", after="2", fate=Fate.SURVIVED, fired=True)
+PROOF = MutantProof(target="toy", seed=1, population=1, judged=[JUDGED], control=[GREEN], public=[], prepared=[])
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"error": "StackDied"}, "ended early: StackDied"),
+        ({"control": []}, "the control drove no scenario"),
+        ({"control": [msgspec.structs.replace(GREEN, green=False)]}, f"red without a mutant: {A}"),
+        ({"control": [msgspec.structs.replace(GREEN, called={})]}, "the control saw no code run"),
+        ({"judged": [msgspec.structs.replace(JUDGED, fate=Fate.SKIPPED)]}, "no mutant was judged"),
+        (
+            {"judged": [msgspec.structs.replace(JUDGED, fired=False)]},
+            "no mutant's function was called under it",
+        ),
+    ],
+)  # fmt: skip
+def test_an_instrument_that_did_not_work_is_red_and_a_survivor_is_not(fields, problem):
+    assert PROOF.problems == []
+    broken = msgspec.structs.replace(PROOF, **fields)
+    assert broken.problems == [problem]
+    run = MutantRun(run_id="r", created_at="now", command="", outcome="completed", proofs=[PROOF, broken])
+    assert run.exit_status == 1
 
 
 # --- what is listed

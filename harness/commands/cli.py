@@ -291,7 +291,7 @@ def prove(
 
     It writes kill_matrix.json and kill_matrix.html; for mutants, mutants.json and mutants.md. Exit status: 0 every fault was
     killed by exactly the checks that it names, every check is killed by a fault, and the correct stacks are green; 1 something is
-    red, or Ctrl-C; 2 a named error. Mutants: 0 if driven to the end, whatever the score.
+    red, or Ctrl-C; 2 a named error. Mutants: 0 if the instrument worked and all were driven, whatever the score.
     """
     from harness.machine.environments import detect_engine
 
@@ -381,7 +381,7 @@ def _prove_mutants(
     typer.echo(f"report: {report}")
     if finished.error is not None:
         raise finished.error
-    return int(finished.run.outcome != "completed" or any(proof.error for proof in finished.run.proofs))
+    return finished.run.exit_status
 
 
 def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:

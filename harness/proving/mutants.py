@@ -8,9 +8,11 @@ statement runs are driven, until one turns red. That scenario must be green agai
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -43,10 +45,15 @@ LEAST_S = 8.0
 """Least deadline (seconds) of a scenario under a mutant."""
 SLOWER = 4.0
 """Deadline of a scenario under a mutant, in units of its time in the control."""
-MOST_S = 90.0
+MOST_S = 45.0
 """Seconds after which no further scenario is driven under a mutant that nothing has killed."""
-DEATHS = ("StackDied",)
-"""Errors that say that the stack is gone, but not what is wrong with it."""
+ROOM_S = 0.3
+"""Seconds of a drive beside its body: clean room and judging (two cores, tiny model)."""
+NAMELESS = ("StackDied", "ScenarioTimedOut", "TaskRefusesToEnd")
+"""Errors that say that the stack is gone or late, but no call and no cause."""
+NAMES = re.compile(r"""(['"`])(?!\w+\1 object )[^'"`]+\1|\b\w+\(\)|\w\.\w+:\d+|\bdid not return within\b""")
+"""What a message names: something quoted (but no type of Python: "'NoneType' object …"), a function, a server's address, or the call
+that hangs."""
 
 FIND = """
 import json, sys
@@ -158,6 +165,20 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
         called = self.called
         return [name for name in self.public if name not in called]
 
+    @property
+    def problems(self) -> list[str]:
+        """Why the figures do not count: the instrument did not work, or the control was red. A low score is no problem."""
+        reds = [ran.scenario for ran in self.control if not ran.green]
+        found = {
+            f"ended early: {self.error}": self.error,
+            "the control drove no scenario": not self.control,
+            f"red without a mutant: {', '.join(reds)}": reds,
+            "the control saw no code run": self.control and not self.called,
+            "no mutant was judged": not self.reached,
+            "no mutant's function was called under it": self.reached and not any(one.fired for one in self.reached),
+        }
+        return [problem for problem, there in found.items() if there]
+
 
 @final
 class MutantRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +189,11 @@ class MutantRun(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     outcome: str
     proofs: list[MutantProof]
+
+    @property
+    def exit_status(self) -> int:
+        """0 if every stack was driven to the end and the instrument worked, whatever the score."""
+        return int(self.outcome != "completed" or any(proof.problems for proof in self.proofs))
 
 
 @final
@@ -290,11 +316,27 @@ def _missed(verdict: Verdict) -> bool:
     return verdict.cause == Cause.NOT_DRIVEN and any(e.get("error") == MissedMoment.__name__ for e in verdict.evidence)
 
 
+def names_the_matter(ended: Verdict) -> bool:
+    """True if the error that ended a scenario says what is wrong: a call of the scenario failed on the stack's side, and its error
+    has an HTTP status, or a message that names something (an argument, a key, a server, the call that hangs).
+
+    False for a stack that died or was late as a whole, an error without a message, and an error of the clean room, which is the
+    harness's own use of the stack.
+    """
+    error = ended.evidence[0] if ended.evidence else {}
+    return (
+        ended.status == Conformance.FAIL
+        and error.get("phase") == "scenario"
+        and error.get("error") not in NAMELESS
+        and (error.get("status") is not None or bool(NAMES.search(error.get("message") or "")))
+    )
+
+
 def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
     """What turned red that is not red in the control. None if nothing did.
 
-    A check's own finding kills. So does a call of the scenario that fails with a named error, unless the stack died. Checks that
-    could not judge, or broke, are an accident. A scenario whose requests ended before they were caught says nothing.
+    A check's own finding kills. So does a failed call that `names_the_matter`. Other ends of a scenario, and checks that could not
+    judge or broke, are an accident. A scenario whose requests ended before they were caught says nothing.
     """
     turned = [v for v in verdicts if baseline.turned(v) and not _missed(v)]
     found = [v for v in turned if v.status == Conformance.FAIL and v.cause is None]
@@ -304,18 +346,18 @@ def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
     if ended:
         error = ended[0].evidence[0] if ended[0].evidence else {}
         reason = f"{ended[0].reason}: {error.get('message', '')}"[:300]
-        named = (
-            ended[0].status == Conformance.FAIL
-            and error.get("error") not in DEATHS
-            and error.get("phase") != "clean_room"
-        )
-        return Kill(fate=Fate.KILLED if named else Fate.ACCIDENT, by=[DRIVEN], reason=reason)
+        return Kill(fate=Fate.KILLED if names_the_matter(ended[0]) else Fate.ACCIDENT, by=[DRIVEN], reason=reason)
     if turned:
         return Kill(fate=Fate.ACCIDENT, by=sorted({family(v.check) for v in turned}), reason=turned[0].reason)
     return None
 
 
 # --- driving
+
+
+def families(ran: Ran) -> set[str]:
+    """The families of the checks that a scenario names."""
+    return {family(check.name) for check in catalogue.declared()[ran.scenario].checks}
 
 
 @final
@@ -409,11 +451,20 @@ class Proving:
         )
 
     def _in_order(self, mutant: Mutant, callers: Sequence[Ran]) -> list[Ran]:
-        """Scenarios that killed mutants of this function first, then the cheapest."""
+        """Scenarios that killed mutants of this function first, then those with most untried checks per second.
+
+        A check that the mutant has passed once is half as likely to see it the next time, and so on.
+        """
         killers = self._killers.get(mutant.place, [])
-        return sorted(
-            callers, key=lambda one: (killers.index(one.scenario) if one.scenario in killers else 99, one.seconds)
-        )
+        ordered = [one for name in killers for one in callers if one.scenario == name]
+        left = [one for one in callers if one.scenario not in killers]
+        tried: Counter[str] = Counter()
+        while left:
+            best = max(left, key=lambda one: sum(0.5 ** tried[f] for f in families(one)) / (one.seconds + ROOM_S))
+            left.remove(best)
+            ordered.append(best)
+            tried.update(families(best))
+        return ordered
 
     @property
     def _watch(self) -> list[str]:
