@@ -264,7 +264,7 @@ def prove(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sample (default: a new one, printed).")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Start no further mutant of a stack after so many minutes.")
+        float | None, typer.Option(min=0.1, help="Minutes of driving mutants per stack, after its control.")
     ] = None,
     topology: Annotated[
         list[str] | None, typer.Option(help="Drive mutants in this topology only (repeatable).")

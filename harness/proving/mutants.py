@@ -174,7 +174,7 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
             "the control drove no scenario": not self.control,
             f"red without a mutant: {', '.join(reds)}": reds,
             "the control saw no code run": self.control and not self.called,
-            "no mutant was judged": not self.reached,
+            "no mutant was judged": not self.reached and self.of(Fate.SKIPPED, Fate.NOT_DRIVEN),
             "no mutant's function was called under it": self.reached and not any(one.fired for one in self.reached),
         }
         return [problem for problem, there in found.items() if there]
@@ -204,7 +204,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sample: int
     seed: int
     minutes: float | None = None
-    """Minutes of driving per stack, without its start."""
+    """Minutes of driving mutants per stack, after its first start and control."""
     mutants: tuple[str, ...] = ()
     """Ids; instead of a sample."""
     expression: str = ""
@@ -415,8 +415,6 @@ class Proving:
 
     def drive(self, session: Driver, seats: Sequence[tuple[Seat, Sequence[str]]]) -> None:
         """Control and mutants in each topology. A topology whose stack cannot be started is left, and `error` says so."""
-        if self._request.minutes is not None:
-            self._ends = time.monotonic() + 60 * self._request.minutes
         for seat, names in seats:
             if self._late:
                 return
@@ -428,6 +426,8 @@ class Proving:
 
     def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
         baseline, ran = self._drive_control(session, seat, names)
+        if self._request.minutes is not None and self._ends is None:
+            self._ends = time.monotonic() + 60 * self._request.minutes
         usable = [one for one in ran if one.green]
         for mutant in self._mutants.values():
             callers = [one for one in usable if mutant.runs_in(one.called)]
