@@ -151,7 +151,7 @@ def _list(title: str, judged: list[Judged], about: str) -> list[str]:
 
 def _row(one: Judged) -> str:
     by = f" {', '.join(one.by)} in {one.scenario}: {shortened(one.reason, CODE)}" if one.by else f" {one.reason}"
-    quiet = " (never called)" * (one.fate in (Fate.KILLED, Fate.SURVIVED) and not one.fired)
+    quiet = " (never ran)" * (one.fate in (Fate.KILLED, Fate.SURVIVED) and not one.fired)
     _, _, operator = one.id.rpartition(f"{one.function}:")
     return f"  - `{operator}` line {one.line}: {_change(one)}{quiet};{by} ({one.driven} of {one.callers} scenarios)"
 

@@ -344,10 +344,13 @@ def test_a_failed_call_names_the_matter_if_its_error_says_what_is_wrong(error, m
 class Tiny:
     """A session whose stack is `tiny_stack` in this process. Scenario A calls add(), B calls add() and twice()."""
 
-    def __init__(self, module, *, dies_of: str = "", flaky: bool = False, interrupts: int = 0) -> None:
+    def __init__(
+        self, module, *, dies_of: str = "", flaky: bool = False, interrupts: int = 0, runs_once: bool = False
+    ) -> None:
         self._module, self._swapper = module, Swapper()
         self._dies_of, self._flaky, self._interrupts = dies_of, flaky, interrupts
         self._lives = True
+        self._runs_once = runs_once
         self._called: list[str] = []
         self.drives: list[str] = []
         self.renewed = 0
@@ -371,7 +374,8 @@ class Tiny:
                 return self.swap(seat, request)
 
             async def add(_self):  # noqa: N805
-                self._called.append("tiny_stack:Client.add")
+                if len(self.drives) <= 2 or not self._runs_once:
+                    self._called.append("tiny_stack:Client.add")
                 seen.append(self._module.Client().add(2, 3))
 
             async def twice(_self):  # noqa: N805
@@ -464,6 +468,14 @@ def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module
 
 
 @pytest.mark.usefixtures("_two_scenarios")
+def test_a_mutant_whose_statement_ran_in_the_control_only_was_not_reached(module):
+    session = Tiny(module, runs_once=True)
+    session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
+    proof = proved(session, [PLUS])
+    assert [(one.fate, one.reason, one.driven) for one in proof.judged] == [(Fate.UNREACHED, mutants.ONCE, 2)]
+
+
+@pytest.mark.usefixtures("_two_scenarios")
 def test_a_stack_that_dies_of_it_is_an_accident(module):
     proof = proved(Tiny(module, dies_of="StackDied"), [PLUS])
     assert [one.fate for one in proof.judged] == [Fate.ACCIDENT]
@@ -535,7 +547,7 @@ PROOF = MutantProof(target="toy", seed=1, population=1, judged=[JUDGED], control
         ({"judged": [msgspec.structs.replace(JUDGED, fate=Fate.SKIPPED)]}, "no mutant was judged"),
         (
             {"judged": [msgspec.structs.replace(JUDGED, fired=False)]},
-            "no mutant's function was called under it",
+            "no changed statement ran",
         ),
     ],
 )  # fmt: skip

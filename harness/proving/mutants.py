@@ -47,6 +47,7 @@ SLOWER = 4.0
 """Deadline of a scenario under a mutant, in units of its time in the control."""
 MOST_S = 45.0
 """Seconds after which no further scenario is driven under a mutant that nothing has killed."""
+ONCE = "its statement ran in the control, and not under it: once per start, such as what fills a cache"
 ROOM_S = 0.3
 """Seconds of a drive beside its body: clean room and judging (two cores, tiny model)."""
 NAMELESS = ("StackDied", "ScenarioTimedOut", "TaskRefusesToEnd")
@@ -80,7 +81,7 @@ class Fate(StrEnum):
     """The stack died, or nothing could be judged: red, but it does not name the matter."""
     SURVIVED = "survived"
     UNREACHED = "not reached"
-    """Its statement runs in no driven scenario after the clean room."""
+    """Its statement runs in no driven scenario after the clean room, or ran in the control only."""
     EQUIVALENT = "equivalent"
     """An entry of the target's file explains why no scenario can see it. It is not driven."""
     SKIPPED = "skipped"
@@ -109,7 +110,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     callers: int = 0
     """Scenarios in which its statement runs."""
     fired: bool = False
-    """True if the changed function was called under it."""
+    """True if the changed statement ran under it, or the stack died of it."""
     seconds: float = 0.0
 
 
@@ -175,7 +176,7 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
             f"red without a mutant: {', '.join(reds)}": reds,
             "the control saw no code run": self.control and not self.called,
             "no mutant was judged": not self.reached and self.of(Fate.SKIPPED, Fate.NOT_DRIVEN),
-            "no mutant's function was called under it": self.reached and not any(one.fired for one in self.reached),
+            "no changed statement ran": self.reached and not any(one.fired for one in self.reached),
         }
         return [problem for problem, there in found.items() if there]
 
@@ -375,7 +376,7 @@ class Proving:
             if mutant.id in left_out
         }
         self._survived: dict[str, Judged] = {}
-        """Mutants that survived so far, in the topologies driven."""
+        """Mutants that survived so far, or whose statement did not run, in the topologies driven."""
         self._control: list[Ran] = []
         self._prepared: set[str] = set()
         self._killers: dict[str, list[str]] = {}
@@ -437,14 +438,17 @@ class Proving:
     def _settle(self, judged: Judged) -> None:
         earlier = self._survived.pop(judged.id, None)
         if earlier is not None:
+            survived = Fate.SURVIVED if earlier.fate == Fate.SURVIVED else judged.fate
             judged = msgspec.structs.replace(
                 judged,
+                fate=survived if judged.fate == Fate.UNREACHED else judged.fate,
                 driven=judged.driven + earlier.driven,
                 callers=judged.callers + earlier.callers,
                 fired=judged.fired or earlier.fired,
                 seconds=judged.seconds + earlier.seconds,
             )
-        (self._survived if judged.fate == Fate.SURVIVED else self._judged)[judged.id] = judged
+        again = judged.fate in (Fate.SURVIVED, Fate.UNREACHED)
+        (self._survived if again else self._judged)[judged.id] = judged
         by = f" by {', '.join(judged.by)} in {judged.scenario}" if judged.by else ""
         self._tell(
             f"{judged.id}: {judged.fate}{by} ({judged.driven} of {judged.callers} scenarios, {judged.seconds:.1f} s)"
@@ -527,7 +531,7 @@ class Proving:
                     mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers), seconds=time.monotonic() - began
                 )
             driven += 1
-            fired |= mutant.place in told.called
+            fired |= mutant.runs_in(told.called)
             kill = judge(told.verdicts, baseline)
             if kill is None:
                 continue
@@ -552,8 +556,9 @@ class Proving:
             return accident
         self._green_again(session, seat, callers[0], baseline)
         return _judged(
-            mutant, Fate.SURVIVED, driven=driven, callers=len(callers), fired=fired, seconds=time.monotonic() - began
-        )
+            mutant, Fate.SURVIVED if fired else Fate.UNREACHED, reason="" if fired else ONCE, driven=driven,
+            callers=len(callers), fired=fired, seconds=time.monotonic() - began,
+        )  # fmt: skip
 
     def _under(self, session: Driver, seat: Seat, swap: Swap, ran: Ran) -> Told:
         """Drive a scenario under the swap."""
@@ -578,7 +583,7 @@ class Proving:
         return Told(
             verdicts=verdicts,
             refused=refused,
-            called=[name for one in said[1:] for name in one.called],
+            called=said[-1].called if len(said) > 1 else {},
             lives=session.living(seat),
         )
 
@@ -601,7 +606,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
     verdicts: list[Verdict]
     refused: str
-    called: list[str]
+    called: dict[str, list[int]]
+    """Function → its lines that ran under the mutant."""
     lives: bool
     """True if the stack runs on."""
 
