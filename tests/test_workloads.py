@@ -1,9 +1,8 @@
-"""Random workloads leave correct miniatures green and find every seeded fault within a budget. Their findings can be run again."""
+"""Random workloads leave correct miniatures green and find seeded faults within a budget. Their findings can be run again."""
 
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fixtures.prompts import Prompts
-from harness.checks.always import ALWAYS
 from harness.commands import cli
 from harness.contract.errors import UsageError
-from harness.contract.faults import DRIVEN, NOTHING, Fault, family
+from harness.contract.faults import DRIVEN, Fault
 from harness.contract.vocabulary import TINY
 from harness.exploring import explore
 from harness.exploring import workloads as w
@@ -45,120 +43,36 @@ BUDGET = 60
 GREEN = int(os.environ.get("PARITY_SEQUENCES", BUDGET))
 """Number of sequences that leave the correct miniatures green: at least the budget, so that a finding is due to the fault."""
 
-OUT_OF_REACH = {
-    "ipc_not_used/one_server": "how weights travel is no check of a workload's",
-    "logprobs_off_by_constant/a_hair": "a mean needs thousands of tokens under one policy version",
-    "slow/every_server": "pace is a comparison with another stack",
-    "slow/one_server": "pace is a comparison with another stack",
-    "worker_extension_carries_weights/one_server": "how weights travel is no check of a workload's",
-    "worker_extension_loaded/one_server": "what a worker's class is made of is no check of a workload's",
-}
-"""Fault that no workload can show → why. It is not driven: a test reads off that no check of a workload may turn red for it."""
-RARE = {
-    "cache_outlives_weights/running_requests": "a reset while requests run, and their prompts again after it",
-    "experts_empty/after_a_pause": "a row that is frozen and lives on (sequence 83)",
-    "one_server_gets_all/sessions": "so many sessions that both servers are due",
-    "parameter_ignored/stop_string_kept": "a stop string that is included and met (sequence 108)",
-}
-"""Fault that needs more sequences than the budget → the circumstances that it needs."""
-
-UNASKED = {
-    "device memory": (
-        "sleep_keeps_memory/every_server", "sleep_keeps_memory/one_server", "sleep_keeps_memory/cache", "sleep_leaks/a_little",
-        "wake_up_ignores_tags", "wake_up_takes_nothing",
-    ),
-    "the OpenAI address": (
-        "endpoint_hides_errors/empty_success", "endpoint_hides_errors/status", "endpoint_hides_errors/server_error",
-        "endpoint_drops_session/header", "endpoint_drops_session/body", "endpoint_fails_after_an_error",
-        "endpoint_logprobs_wrong/shifted", "stream_loses_a_chunk/first", "stream_loses_a_chunk/last", "stream_is_whole",
-    ),
-    "the gym generator": (
-        "trajectories_swapped", "rewards_shifted", "turn_reward_late", "loss_mask_wrong/observations",
-        "loss_mask_wrong/one_short", "last_turn_dropped", "stop_reason_wrong/trajectory", "turn_logprobs_late",
-        "trajectory_not_sticky", "metrics_wrong/turns", "observation_retokenized", "error_becomes_empty/trajectory",
-        "environment_reads_special_tokens",
-    ),
-    "the trainer": (
-        "training_ascends_the_loss", "training_has_no_effect", "trainer_logprobs_wrong/temperature",
-        "trainer_logprobs_wrong/stale", "training_blocks_generation", "trained_version_never_arrives",
-        "trained_version_late", "shards_swapped", "sync_returns_early",
-    ),
-    "the staleness manager": (
-        "staleness_exceeded/one_slot_too_many", "staleness_exceeded/accepted_forgotten", "staleness_exceeded/workers",
-    ),
-    "a pause at a moment that is aimed at": (
-        "budget_not_reduced/keep_last_token", "budget_not_reduced/last_token", "abort_leaks/keep_queued",
-        "abort_leaks/before_the_first_token", "pause_returns_early/wait_queued",
-        "tokens_lost_on_continuation/before_the_first_token", "seed_ignored/begun_anew_on_resume",
-        "stop_string_missed/across_a_freeze", "stop_string_missed/across_an_interruption",
-        "budget_not_reduced/min_tokens", "session_moves/after_an_interruption",
-    ),
-    "a chat across a pause": ("abort_leaks/chat", "messages_lost/first_answer"),
-    "a sync that fails in the middle": (
-        "failed_sync_poisons_the_next/leftovers", "failed_sync_poisons_the_next/one_server",
-        "failed_sync_poisons_the_next/refused", "failed_sync_poisons_the_next/half_visible",
-        "failed_sync_reported_as_done", "failed_sync_leaves_paused/one_server", "failed_sync_ends_the_pause/one_server",
-    ),
-    "engines of several workers": (
-        "world_size_wrong/servers", "parameters_differ_between_ranks", "sync_missed/one_rank", "shards_swapped/ranks",
-        "experts_misplaced/anothers", "experts_misplaced/stale",
-    ),
-    "a trainer of several ranks": (
-        "megatron_layout_wrong/groups", "megatron_layout_wrong/ranks", "megatron_layout_wrong/stages",
-    ),
-    "a sync while requests are frozen, with their cache kept or cleared": (
-        "cache_outlives_weights/cleared_freeze", "freeze_loses_cache/one_server",
-    ),
-    "a chat under an adapter": ("chat_ignores_adapter",),
-    "an adapter's name that is loaded again, and a reset": ("adapter_cache_reused/after_a_reset",),
-}  # fmt: skip
-"""Feature that no workload uses → faults that only affect that feature. Scenarios find them; here they never take effect."""
-NEVER_ASKED = {fault for faults in UNASKED.values() for fault in faults}
-SHOWN_UNASKED = 5
-"""Number of sequences that show that such a fault does not take effect."""
-
-SHRUNK = {
-    "stale_prefix_cache/one_server": ("fresh_prefix_cache", w.Sync),
-    "tokens_doubled_on_continuation/keep": ("pause_changes_nothing", w.Paused),
-    "adapter_cache_reused/base": ("fresh_adapter_cache", w.Ask),
-}
-"""Fault whose sequence is shrunk → a check that the smallest sequence turns red, and an operation that this needs."""
-
-Job = tuple[str, str | None]
-"""A target, and its fault, if any."""
-FAULTS = [(target, fault) for target in MINIATURES for fault in known(target).seeded() if fault not in OUT_OF_REACH]
-
-
-def shrinking(fault: str) -> Request:
-    return Request(fault=fault, examples=BUDGET, seed=SEED)
-
-
-def job(target: str, fault: str | None = None, *, explorers: dict[str, Explorer] = {}) -> tuple[Job, Search]:  # noqa: B006 - kept
-    """A whole search in a worker process, which keeps its explorers for its lifetime."""
-    explorer = explorers[target] = explorers.get(target) or Explorer(target)
-    if fault in SHRUNK:
-        return (target, fault), explore.explore(explorer, shrinking(fault), lambda _: None)
-    seeded = None if fault is None else known(target).seeded()[fault]
-    count = max(GREEN, BUDGET) if fault is None else SHOWN_UNASKED if fault in NEVER_ASKED else BUDGET
-    return (target, fault), search(explorer, sequences(explorer.capabilities, count, SEED), seeded)
+FOUND = [
+    ("miniature", "dead_server_waited_for"),
+    ("miniature", "hang/under_load"),
+    ("miniature", "parameter_ignored/top_k"),
+    ("miniature", "quantization_ignored"),
+    ("miniature", "session_moves/falsy_id"),
+    ("miniature", "stale_prefix_cache/one_server"),
+    ("miniature", "tokens_doubled_on_continuation/keep"),
+    ("miniature", "turns_retokenized"),
+    ("miniature:retry", "abort_leaks/second_time"),
+    ("miniature:retry", "attempts_unbounded"),
+]
+"""With those below, one fault per kind of operation. `parity prove` drives every fault."""
 
 
 @pytest.fixture(scope="module")
-def searches() -> dict[Job, Search]:
-    """Results of a search on each correct miniature and under each fault, driven in one process per core."""
-    jobs: list[Job] = [*((target, None) for target in MINIATURES), *FAULTS]
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        found = dict(pool.starmap(job, jobs, chunksize=1))
-        pool.close()
-        pool.join()
-    return found
+def explorers() -> Iterator[dict[str, Explorer]]:
+    """One explorer per miniature for the whole file. It rebuilds its miniature for each sequence."""
+    with Explorer("miniature") as plain, Explorer("miniature:retry") as retry:
+        yield {"miniature": plain, "miniature:retry": retry}
 
 
 @pytest.fixture(scope="module")
-def explorer() -> Iterator[Explorer]:
-    """One explorer for the whole file. It rebuilds its miniature for each sequence."""
-    with Explorer("miniature") as made:
-        yield made
+def explorer(explorers) -> Explorer:
+    return explorers["miniature"]
+
+
+def searched(explorer: Explorer, fault: str | None, count: int = BUDGET) -> Search:
+    seeded = None if fault is None else explorer.target.seeded()[fault]
+    return search(explorer, sequences(explorer.capabilities, count, SEED), seeded)
 
 
 def shown(outcome: Outcome) -> list[tuple[str, str, str]]:
@@ -169,8 +83,8 @@ def shown(outcome: Outcome) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("target", MINIATURES)
-def test_the_correct_miniature_stays_green(searches, target):
-    search = searches[target, None]
+def test_the_correct_miniature_stays_green(explorers, target):
+    search = searched(explorers[target], None, max(GREEN, BUDGET))
     assert search.found is None, (
         f"sequence {search.found.number} of seed {SEED}",
         shown(search.found.outcome),
@@ -179,50 +93,29 @@ def test_the_correct_miniature_stays_green(searches, target):
     assert search.judged > 10 * search.sequences, "the checks have something to judge"
 
 
-@pytest.mark.parametrize(("target", "fault"), FAULTS, ids=map("-".join, FAULTS))
-def test_each_fault_is_found_within_the_budget(searches, target, fault):
-    search = searches[target, fault]
-    if fault in NEVER_ASKED:
-        assert not search.fired, "workloads ask for it by now: take it off the list"
-    elif fault in RARE:
-        assert search.found is None, f"found: take it off the list: {shown(search.found.outcome)}"
-    else:
-        assert search.found is not None, f"not found in {search.sequences} sequences"
-
-
-def test_what_is_out_of_reach_may_turn_no_check_of_a_workload_red():
-    """`parity prove` allows a fault to turn red what is in `caught_by` and what reads a fact that it corrupts, nothing else."""
-    able = known("miniature").capabilities
-    drawn = (w.explored(workload, able)[0].checks for workload in sequences(able, BUDGET, SEED))
-    asked = {family(check.name) for checks in (*drawn, ALWAYS) for check in checks}
-    for fault in map(known("miniature").seeded().__getitem__, OUT_OF_REACH):
-        assert fault.caught_by.isdisjoint(asked), fault.id
-        assert fault.corrupts == NOTHING, fault.id
-
-
-def test_only_faults_that_there_are_are_out_of_reach():
-    seeded = {fault for target in MINIATURES for fault in known(target).seeded()}
-    assert seeded >= (OUT_OF_REACH | RARE).keys() | NEVER_ASKED
+@pytest.mark.parametrize(("target", "fault"), FOUND, ids=map("-".join, FOUND))
+def test_a_fault_is_found_within_the_budget(explorers, target, fault):
+    search = searched(explorers[target], fault)
+    assert search.found is not None, f"not found in {search.sequences} sequences"
 
 
 # --- what is found can be run ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault_id", SHRUNK)
-def test_what_is_found_shrinks_to_a_scenario_that_is_red_for_the_fault_alone(searches, explorer, fault_id):
-    fault, request = known("miniature").seeded()[fault_id], shrinking(fault_id)
-    check, operation = SHRUNK[fault_id]
-    found = searches["miniature", fault_id].found
+def test_what_is_found_shrinks_to_a_scenario_that_is_red_for_the_fault_alone(explorer):
+    request = Request(fault="adapter_cache_reused/base", examples=BUDGET, seed=SEED)
+    fault = known("miniature").seeded()[request.fault]
+    found = explore.explore(explorer, request, lambda _: None).found
     assert found is not None
     assert len(found.workload.operations) <= 3, found.workload
-    assert any(isinstance(one, operation) for one in found.workload.operations)
+    assert any(isinstance(one, w.Ask) for one in found.workload.operations)
 
     text = as_scenario(found, explorer.capabilities, request)
     ast.parse(text)
     assert max(map(len, text.splitlines())) <= 120
     scenario, function = load(text)
     assert scenario.name == "explored.test_found"
-    assert check in {one.name for one in scenario.checks}
+    assert "fresh_adapter_cache" in {one.name for one in scenario.checks}
     assert {one.name for one in scenario.checks} <= {v.check for v in found.outcome.findings}
     assert request.command in " ".join(scenario.source.split())
 
