@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from harness.contract.messages import SessionId
+from harness.driving.stack import Stack
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 """One right answer to a prompt, of exactly `max_tokens` tokens."""
 ANSWER: dict[str, Any] = {"max_tokens": 16, **GREEDY}
-LONG: dict[str, Any] = {"max_tokens": 200, **GREEDY}
-"""Long enough (about a second) to be paused in the middle, or twice."""
 SPREAD = 16
 """Enough prompts that each of two servers gets some, however a router spreads them: a fair one leaves a server out once in 30,000
 runs."""
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 """Wherever two engines can live: topologies of `scenarios/topologies.toml`."""
+
+
+def long(stack: Stack) -> dict[str, Any]:
+    """An answer long enough to be paused in the middle, or twice: about a second of the tiny model, more of a slow one."""
+    return {"max_tokens": 96 if stack.slow else 200, **GREEDY}
 
 
 def sessions(n: int) -> list[SessionId]:

@@ -30,6 +30,7 @@ from harness.machine.progress import console_progress
 from harness.records.recorder import Recorder
 from harness.records.recording import ScenarioTrace
 from harness.records.recording import traces as read
+from scenarios import requests
 from tests import traces
 from tests.adapters import TRIGGER
 from tests.leftovers import footprint
@@ -400,3 +401,15 @@ async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_
     assert short["start"] == pytest.approx(START_DEADLINE_S["cpu"] + START_GRACE_S, abs=1)
     assert long["start"] - short["start"] == pytest.approx(99.8)
     assert long["digests"] - short["digests"] == pytest.approx(CLEAN_ROOM_PASSES * 99.8, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "engine", "tokens"), [(1_000_000, "cpu", 200), (500_000_000, "cpu", 96), (500_000_000, "cuda", 200)]
+)
+async def test_scenarios_ask_less_of_a_model_that_is_slow_on_a_cpu(tmp_path, size, engine, tokens):
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    request = StartRequest(
+        target="toy", topology=Topology(), model_path=str(tmp_path), scratch="", logs="", engine=engine
+    )
+    assert requests.long(Stack(object(), request))["max_tokens"] == tokens

@@ -48,7 +48,7 @@ from harness.contract.messages import (
     TrainResult,
     WakeUpRequest,
 )
-from harness.driving import probing
+from harness.driving import allowance, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
 
@@ -61,6 +61,9 @@ RAY_VARIABLES = {
 
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
 """Variables for how long SkyRL waits for its servers and router, and vLLM for its engine. Both default to ten minutes."""
+
+DIRECT_S = 60.0
+"""Seconds that a server may take to answer the adapter's own requests (digests, `/health`) with a tiny model."""
 
 ONLY_QUANTIZED = frozenset({Capability.QUANTIZED, Capability.QUANTIZED_SYNC})
 NEEDS_A_SYNC = frozenset(
@@ -137,6 +140,11 @@ class SkyRLStack(VllmStack):
     @property
     def returns_experts(self) -> bool:
         return self.has_experts and EXPERTS in self.release.engine_options
+
+    @property
+    def direct_s(self) -> float:
+        """Deadline for the adapter's own requests to a server, in seconds: some read all weights."""
+        return DIRECT_S + allowance.for_weights(self.request.model_path)
 
     # --- lifecycle
 

@@ -122,7 +122,8 @@ class HttpStack(SkyRLStack):
         # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
         # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._direct = httpx.AsyncClient(timeout=60, transport=httpx.AsyncHTTPTransport(retries=2, limits=limits))
+        transport = httpx.AsyncHTTPTransport(retries=2, limits=limits)
+        self._direct = httpx.AsyncClient(timeout=self.direct_s, transport=transport)
 
     def _cli_arguments(self) -> Any:
         from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args

@@ -279,7 +279,7 @@ class LegacyStack(SkyRLStack):
 
     async def _rpc(self, index: int, method: str, arguments: dict[str, Any]) -> list[Any]:
         if self._servers is not None:
-            async with httpx.AsyncClient(timeout=60) as direct:
+            async with httpx.AsyncClient(timeout=self.direct_s) as direct:
                 answer = await direct.post(
                     f"{self._urls[index]}/collective_rpc", json={"method": method, "kwargs": arguments}
                 )

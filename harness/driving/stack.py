@@ -180,6 +180,12 @@ class Stack(Calls):
         return self._slowness
 
     @property
+    def slow(self) -> bool:
+        """True if the model is so large for a CPU that scenarios ask for no more tokens than their promise needs. It follows from
+        the checkpoint, so that it is the same for both stacks of a comparison."""
+        return self._request.engine == "cpu" and allowance.is_large(self._request.model_path)
+
+    @property
     def pending(self) -> int:
         """Number of open calls of the data plane."""
         return self._pending

@@ -13,7 +13,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
-from scenarios.requests import ANSWER, EVERYWHERE, LONG, SPREAD
+from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long
 
 
 @scenario(
@@ -25,9 +25,9 @@ from scenarios.requests import ANSWER, EVERYWHERE, LONG, SPREAD
 async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"."""
     batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             pass
 
@@ -41,9 +41,9 @@ async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> Non
 async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: new requests are not scheduled until /resume."""
     batch, late = prompts.unique(SPREAD), prompts.unique(4)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
@@ -57,9 +57,9 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New requests wait."""
     batch, late = prompts.unique(SPREAD), prompts.unique(2)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
@@ -73,9 +73,9 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: clear_cache says whether caches are cleared. `echo` judges that it arrives."""
     batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
             pass
 
@@ -90,9 +90,9 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
     """SkyRL #904, PauseMode.WAIT: "Wait for in-flight requests to complete before pausing. New requests are
     blocked"."""
     batch, late = prompts.unique(SPREAD), prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "wait", requests=len(batch)):
             tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
@@ -143,9 +143,9 @@ async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) ->
 async def test_pause_twice(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
     batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.pause("keep")
             tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))

@@ -14,7 +14,7 @@ from harness.contract.messages import Layout
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, EVERYWHERE, LONG, SPREAD, sessions
+from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long, sessions
 
 SYNC = {Capability.WEIGHT_SYNC}
 
@@ -159,7 +159,7 @@ async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) ->
     Frozen requests continue with the new policy on old keys and values; this scenario leaves their tokens open."""
     batch = prompts.unique(8)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
+        tasks.create_task(stack.generate(batch, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.sync_weights(1)
             await stack.digests()

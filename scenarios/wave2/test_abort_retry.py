@@ -20,7 +20,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG, SPREAD, sessions
+from scenarios.requests import ANSWER, SPREAD, long, sessions
 
 NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
@@ -53,7 +53,7 @@ async def with_and_without(
 async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
     tokens)". One call per prompt, as SkyRL's fully asynchronous trainer sends them."""
-    await with_and_without(stack, prompts.unique(SPREAD), **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), **long(stack))
 
 
 @scenario(
@@ -65,7 +65,7 @@ async def test_interrupted_requests_end_as_if_nothing_had_happened(stack: Stack,
 async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Partial responses accumulated correctly", "Retry-on-abort works (re-feed accumulated
     tokens)"."""
-    await with_and_without(stack, prompts.unique(SPREAD), batched=True, **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), batched=True, **long(stack))
 
 
 @scenario(
@@ -76,7 +76,7 @@ async def test_an_interrupted_batch_ends_as_if_nothing_had_happened(stack: Stack
 )
 async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Resume continues generation": after each pause, with the tokens of all attempts."""
-    await with_and_without(stack, prompts.unique(SPREAD), interruptions=2, **LONG)
+    await with_and_without(stack, prompts.unique(SPREAD), interruptions=2, **long(stack))
 
 
 @scenario(
@@ -88,9 +88,9 @@ async def test_a_batch_may_be_interrupted_twice(stack: Stack, prompts: Prompts) 
 async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
     batch = prompts.unique(SPREAD)
-    await ask(stack, batch, label=UNINTERRUPTED, **LONG)
+    await ask(stack, batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
+        tasks.create_task(ask(stack, batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             await stack.attempt(stack.pause("abort"))
             tasks.create_task(ask(stack, prompts.unique(2), **ANSWER))
@@ -104,7 +104,7 @@ async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> 
 )
 async def test_logprobs_of_an_interrupted_batch(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineOutput.response_logprobs; the trainer's loss is over the whole response."""
-    await with_and_without(stack, prompts.unique(6), logprobs=0, **LONG)
+    await with_and_without(stack, prompts.unique(6), logprobs=0, **long(stack))
 
 
 @scenario(
@@ -130,7 +130,7 @@ async def test_min_tokens_of_an_interrupted_batch(stack: Stack, prompts: Prompts
 async def test_answers_of_an_exact_length_are_interrupted(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams: "min_tokens must be less than or equal to max_tokens": this must also
     hold for the rest that a retry gets of both."""
-    await with_and_without(stack, prompts.unique(4), min_tokens=160, **{**LONG, "max_tokens": 160})
+    await with_and_without(stack, prompts.unique(4), min_tokens=160, **{**long(stack), "max_tokens": 160})
 
 
 @scenario(
@@ -142,9 +142,9 @@ async def test_answers_of_an_exact_length_are_interrupted(stack: Stack, prompts:
 async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, InferenceEngineClient.pause_generation: new requests are blocked until resume."""
     batch, late = prompts.unique(SPREAD), prompts.unique(4)
-    await ask(stack, batch, label=UNINTERRUPTED, **LONG)
+    await ask(stack, batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, label=PAUSED, **LONG))
+        tasks.create_task(ask(stack, batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             tasks.create_task(ask(stack, late, label="late", **ANSWER))
 
@@ -159,7 +159,7 @@ async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prom
     """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"."""
     batch = prompts.unique(8)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, **LONG))
+        tasks.create_task(ask(stack, batch, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch)):
             await stack.sync_weights(1)
             await stack.reset_prefix_cache()
@@ -177,7 +177,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
     """SkyRL #1014, task 5: in-flight weight update. A long answer may span several versions."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, **LONG))
+        tasks.create_task(ask(stack, batch, **long(stack)))
         for version in (1, 2):
             async with pause_in_flight(stack, "abort", requests=len(batch)):
                 await stack.sync_weights(version)
@@ -193,7 +193,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
 async def test_text_of_interrupted_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: tokenizer.decode(response_token_ids, skip_special_tokens=True) == responses. The answers
     consist of whole characters, so that none is cut off at an end."""
-    await with_and_without(stack, prompts.unique(4), allowed_token_ids=stack.vocabulary.plain, **LONG)
+    await with_and_without(stack, prompts.unique(4), allowed_token_ids=stack.vocabulary.plain, **long(stack))
 
 
 @scenario(
@@ -233,7 +233,7 @@ def conversation(stack: Stack, messages: list[dict[str, str]]) -> dict[str, Any]
     """A greedy request whose answer survives decoding and encoding, since it consists only of signs."""
     signs = stack.vocabulary.spelled("!#$%&()*+-/0<=>?@[]^_{|}~")
     shown: dict[str, Any] = {"return_token_ids": True, "allowed_token_ids": signs}
-    return {"model": stack.model_name, "messages": messages, **LONG, **shown}
+    return {"model": stack.model_name, "messages": messages, **long(stack), **shown}
 
 
 @scenario(
@@ -269,7 +269,7 @@ async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) 
     """SkyRL #904, pause(clear_cache); vLLM documentation, /pause: "clear_cache". A retry is long enough to meet the cache."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, **LONG))
+        tasks.create_task(ask(stack, batch, **long(stack)))
         async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1, chunks=4)
     await ask(stack, prompts.unique(SPREAD), **ANSWER)

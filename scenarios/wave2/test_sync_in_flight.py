@@ -14,7 +14,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_idle, pause_in_flight
-from scenarios.requests import ANSWER, LONG
+from scenarios.requests import ANSWER, long
 
 NEEDS = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
 
@@ -47,7 +47,7 @@ async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -
     for version, chunks in ((1, 3), (2, 5), (3, 3)):
         batch = prompts.unique(4)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(stack.generate(batch, **LONG))
+            tasks.create_task(stack.generate(batch, **long(stack)))
             async with pause_in_flight(stack, "keep", requests=len(batch)):
                 await stack.sync_weights(version, chunks=chunks)
             await stack.generate(prompts.unique(8), **ANSWER)
@@ -65,7 +65,7 @@ async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts:
     computed again; SkyRL #904, reset_prefix_cache(). Tokens made before the sync stay as they are."""
     batch = prompts.unique(6)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
+        tasks.create_task(stack.generate(batch, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.sync_weights(1)
             await stack.reset_prefix_cache(reset_running_requests=True)

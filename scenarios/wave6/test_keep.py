@@ -15,7 +15,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG, SPREAD, sessions
+from scenarios.requests import ANSWER, SPREAD, long, sessions
 
 KEEP = {Capability.PAUSE_KEEP}
 SYNC = {*KEEP, Capability.WEIGHT_SYNC}
@@ -33,7 +33,7 @@ async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, pro
     that comes in the meantime reads its prompt with the new weights."""
     batch = prompts.unique(SPREAD)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
+        tasks.create_task(stack.generate(batch, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
             await stack.sync_weights(1)
@@ -51,7 +51,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
     """SkyRL #1014, task 13: no abort, so an answer may live through many syncs (SkyRL documentation, Fully Async Training)."""
     batch = prompts.unique(4)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **{**LONG, "max_tokens": 320}))
+        tasks.create_task(stack.generate(batch, **{**long(stack), "max_tokens": 320}))
         for version in (1, 2, 3):
             await stack.until_generating(requests=len(batch), tokens=60 * version * len(batch))
             await stack.pause("keep")
@@ -71,7 +71,7 @@ async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: 
     AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". Earlier tokens stay as they are."""
     batch = prompts.unique(SPREAD)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
+        tasks.create_task(stack.generate(batch, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1)
             await stack.digests()
@@ -87,9 +87,9 @@ async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts)
     """SkyRL 0.2.0, RemoteInferenceClient.pause: a request resumes where it left off, whether its keys and values are kept or
     computed again."""
     batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
+    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
+        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
             pass
 
@@ -107,7 +107,7 @@ async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompt
     for _ in range(2):
         await stack.generate(batch, session_ids=named, **ANSWER)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, session_ids=named, **{**LONG, "max_tokens": 120}))
+        tasks.create_task(stack.generate(batch, session_ids=named, **{**long(stack), "max_tokens": 120}))
         async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
             await stack.sync_weights(1)
     await stack.generate(batch, session_ids=named, **ANSWER)

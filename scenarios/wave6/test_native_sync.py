@@ -15,7 +15,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, LONG, SPREAD
+from scenarios.requests import ANSWER, SPREAD, long
 
 SYNC = {Capability.WEIGHT_SYNC}
 NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
@@ -92,7 +92,7 @@ async def test_a_failed_sync_leaves_the_pause_as_it_is(stack: Stack, prompts: Pr
     and /health."""
     batch = prompts.unique(4)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **LONG))
+        tasks.create_task(stack.generate(batch, **long(stack)))
         async with pause_in_flight(stack, "keep", requests=len(batch)):
             await stack.attempt(stack.sync_weights(2, chunks=3, fail_after_chunks=1))
             await stack.is_paused()
