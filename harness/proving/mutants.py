@@ -47,6 +47,8 @@ SLOWER = 4.0
 """Deadline of a scenario under a mutant, in units of its time in the control."""
 MOST_S = 45.0
 """Seconds after which no further scenario is driven under a mutant that nothing has killed."""
+MOST_ACCIDENTS = 3
+"""Scenarios that may end by accident under a mutant before the next ones are left out."""
 ONCE = "its statement ran in the control, and not under it: once per start, such as what fills a cache"
 ROOM_S = 0.3
 """Seconds of a drive beside its body: clean room and judging (two cores, tiny model)."""
@@ -521,44 +523,37 @@ class Proving:
         swap = Swap(
             module=mutant.module, function=mutant.function, source=mutated(mutant, self._code.sources[mutant.module])
         )
-        driven, fired, accident = 0, False, None
+        driven, fired, accidents = 0, False, 0
+        found: tuple[Ran, Kill] | None = None
         for ran in callers:
-            if time.monotonic() - began > MOST_S:
+            if time.monotonic() - began > MOST_S or accidents == MOST_ACCIDENTS:
                 break
             told = self._under(session, seat, swap, ran)
             if told.refused:
-                return _judged(
-                    mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers), seconds=time.monotonic() - began
-                )
+                return _judged(mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers))
             driven += 1
-            fired |= mutant.runs_in(told.called)
+            fired |= mutant.runs_in(told.called) or not told.lives
             kill = judge(told.verdicts, baseline)
             if kill is None:
                 continue
-            again = self._green_again(session, seat, ran, baseline)
-            if again is None:
-                return _judged(
-                    mutant, Fate.SKIPPED, reason=f"{ran.scenario} turned red without it too", callers=len(callers),
-                    driven=driven, seconds=time.monotonic() - began,
-                )  # fmt: skip
-            judged = _judged(
-                mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, driven=driven,
-                callers=len(callers), fired=fired or not told.lives, seconds=time.monotonic() - began,
-            )  # fmt: skip
             if kill.fate == Fate.KILLED:
-                killers = self._killers.setdefault(mutant.place, [])
-                self._killers[mutant.place] = [ran.scenario, *(one for one in killers if one != ran.scenario)]
-                return judged
-            accident = accident or judged
+                found = ran, kill
+                break
+            found, accidents = found or (ran, kill), accidents + 1
             if not told.lives:
                 break
-        if accident is not None:
-            return accident
-        self._green_again(session, seat, callers[0], baseline)
-        return _judged(
-            mutant, Fate.SURVIVED if fired else Fate.UNREACHED, reason="" if fired else ONCE, driven=driven,
-            callers=len(callers), fired=fired, seconds=time.monotonic() - began,
-        )  # fmt: skip
+        ran, kill = found or (callers[0], None)
+        again = self._green_again(session, seat, ran, baseline)
+        about = {"driven": driven, "callers": len(callers), "fired": fired, "seconds": time.monotonic() - began}
+        if kill is None:
+            fate, reason = (Fate.SURVIVED, "") if fired else (Fate.UNREACHED, ONCE)
+            return _judged(mutant, fate, reason=reason, **about)
+        if again is None:
+            return _judged(mutant, Fate.SKIPPED, reason=f"{ran.scenario} turned red without it too", **about)
+        if kill.fate == Fate.KILLED:
+            killers = self._killers.setdefault(mutant.place, [])
+            self._killers[mutant.place] = [ran.scenario, *(one for one in killers if one != ran.scenario)]
+        return _judged(mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, **about)
 
     def _under(self, session: Driver, seat: Seat, swap: Swap, ran: Ran) -> Told:
         """Drive a scenario under the swap."""
