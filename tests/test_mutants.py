@@ -141,6 +141,7 @@ def test_equivalent_mutants_are_left_out_with_their_reason():
     entries = [
         Equivalent(statement="logger.*", reason="only logged"),
         Equivalent(mutant="*:Client.name:string:*", statement="*client*", reason="not shown"),
+        Equivalent(statement="return a + b", becomes="return b*", reason="another change"),
     ]
     found = explained(every, entries)
     assert set(found.values()) == {"only logged", "not shown"}
@@ -324,6 +325,7 @@ def test_a_check_or_a_failed_call_kills_and_a_crash_of_everything_is_an_accident
     [
         ("TypeError", "missing 1 required positional argument: 'n'", None, True),
         ("KeyError", "'token_ids'", None, True),
+        ("ValueError", "names and shapes must have the same length. Got names=7, shapes=8", None, True),
         ("BadRequestError", "", 400, True),
         ("ClientConnectorError", "Cannot connect to host 127.0.0.1:8001", None, True),
         ("CallTimedOut", "generate did not return within 8 s; the stack was killed", None, True),

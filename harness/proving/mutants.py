@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -54,9 +55,9 @@ ROOM_S = 0.3
 """Seconds of a drive beside its body: clean room and judging (two cores, tiny model)."""
 NAMELESS = ("StackDied", "ScenarioTimedOut", "TaskRefusesToEnd")
 """Errors that say that the stack is gone or late, but no call and no cause."""
-NAMES = re.compile(r"""(['"`])(?!\w+\1 object )[^'"`]+\1|\b\w+\(\)|\w\.\w+:\d+|\bdid not return within\b""")
-"""What a message names: something quoted (but no type of Python: "'NoneType' object …"), a function, a server's address, or the call
-that hangs."""
+NAMES = re.compile(r"""(['"`])(?!\w+\1 object )[^'"`]+\1|\b\w+\(\)|\b\w+=\S|\w\.\w+:\d+|\bdid not return within\b""")
+"""What a message names: something quoted (but no type of Python: "'NoneType' object …"), a function, an argument with its
+value, a server's address, or the call that hangs."""
 
 FIND = """
 import json, sys
@@ -384,6 +385,8 @@ class Proving:
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
         self._ends: float | None = None
+        self._left = 1
+        """Topologies without a control so far."""
         self.error = ""
 
     def proof(self) -> MutantProof:
@@ -405,7 +408,7 @@ class Proving:
         )
 
     def _not_driven(self, mutant: Mutant) -> Judged:
-        if self.error or self._late or any(mutant.runs_in(ran.called) for ran in self._control):
+        if self._left or any(mutant.runs_in(ran.called) for ran in self._control):
             return _judged(mutant, Fate.NOT_DRIVEN)
         called = any(mutant.place in ran.called for ran in self._control)
         return _judged(
@@ -418,6 +421,7 @@ class Proving:
 
     def drive(self, session: Driver, seats: Sequence[tuple[Seat, Sequence[str]]]) -> None:
         """Control and mutants in each topology. A topology whose stack cannot be started is left, and `error` says so."""
+        self._left = len(seats)
         for seat, names in seats:
             if self._late:
                 return
@@ -429,6 +433,7 @@ class Proving:
 
     def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
         baseline, ran = self._drive_control(session, seat, names)
+        self._left -= 1
         if self._request.minutes is not None and self._ends is None:
             self._ends = time.monotonic() + 60 * self._request.minutes
         usable = [one for one in ran if one.green]
@@ -568,7 +573,8 @@ class Proving:
             try:
                 await body(stack)
             finally:
-                said.append(await stack.swap(SwapRequest()))
+                with suppress(StackError):  # of a stack that is gone: the scenario's own error says more
+                    said.append(await stack.swap(SwapRequest()))
 
         session.swap(seat, SwapRequest())  # starts a stack that died, and the weights are synced anew
         scenario = catalogue.declared()[ran.scenario]

@@ -53,16 +53,19 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Equivalent(msgspec.Struct, frozen=True, kw_only=True):
-    """Mutants that no scenario can tell from the original. Both patterns must match; an absent one matches all."""
+    """Mutants that no scenario can tell from the original. All patterns must match; an absent one matches all."""
 
     mutant: str = "*"
     """Pattern of ids."""
     statement: str = "*"
-    """Pattern of the changed statement."""
+    """Pattern of the statement before the change."""
+    becomes: str = "*"
+    """Pattern of the statement after the change."""
     reason: str
 
     def explains(self, mutant: Mutant) -> bool:
-        return fnmatchcase(mutant.id, self.mutant) and fnmatchcase(mutant.before, self.statement)
+        pairs = ((mutant.id, self.mutant), (mutant.before, self.statement), (mutant.after, self.becomes))
+        return all(fnmatchcase(text, pattern) for text, pattern in pairs)
 
 
 @final
