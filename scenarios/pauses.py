@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
+from harness.checks.pausing import PAUSED, UNINTERRUPTED
 from harness.contract.clock import monotonic
 from harness.contract.messages import PauseMode
 from harness.driving.stack import Stack
@@ -31,6 +33,29 @@ async def pause_in_flight(
     yield
     await asyncio.sleep(HOLD * took)
     await stack.resume()
+
+
+@asynccontextmanager
+async def interrupted(
+    stack: Stack, mode: PauseMode, *answers: Coroutine[Any, Any, Any], requests: int, clear_cache: bool = False
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """Start `answers` and pause in the middle of their `requests` requests. The body runs while paused and may start more."""
+    async with asyncio.TaskGroup() as tasks:
+        for answer in answers:
+            tasks.create_task(answer)
+        async with pause_in_flight(stack, mode, requests=requests, clear_cache=clear_cache):
+            yield tasks
+
+
+@asynccontextmanager
+async def with_and_without(
+    stack: Stack, mode: PauseMode, batch: list[list[int]], *, clear_cache: bool = False, **params: Any
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A batch without a pause, then again with a pause in the middle, for checks of the two. The body runs while paused."""
+    await stack.generate(batch, label=UNINTERRUPTED, **params)
+    again = stack.generate(batch, label=PAUSED, **params)
+    async with interrupted(stack, mode, again, requests=len(batch), clear_cache=clear_cache) as tasks:
+        yield tasks
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Sampling parameters and topologies of many scenarios."""
+"""What many scenarios send: sampling parameters, sessions, syncs with answers; and their topologies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ EVERYWHERE = ("disaggregated", "colocated", "remote")
 def long(stack: Stack) -> dict[str, Any]:
     """An answer long enough to be paused in the middle, or twice: about a second of the tiny model, more of a slow one."""
     return {"max_tokens": 96 if stack.slow else 200, **GREEDY}
+
+
+async def sync_and_answer(stack: Stack, batch: list[list[int]], *syncs: tuple[int, int], **asked: Any) -> None:
+    """After each of `syncs` (version, chunks): every worker's digests, and greedy answers to the batch."""
+    for version, chunks in syncs:
+        await stack.sync_weights(version, chunks=chunks)
+        await stack.digests()
+        await stack.generate(batch, **{**ANSWER, **asked})
 
 
 def sessions(n: int) -> list[SessionId]:

@@ -6,14 +6,13 @@ compares the two recordings and drives nothing. The order of items starts each s
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -24,7 +23,6 @@ from harness.contract.errors import HarnessError, UsageError
 from harness.contract.messages import Dtype
 from harness.contract.topology import DEFAULT_ENGINES, Topology
 from harness.driving import models
-from harness.driving.stack import Stack
 from harness.judging import ledger
 from harness.judging.ledger import Ledger
 from harness.machine import environments, outlook
@@ -332,13 +330,9 @@ class Parity:
         session = self._begun()
         if isinstance(place, Duel):
             return session.compare(scenario, place.topology)
-
-        async def body(live: Stack) -> None:
-            arguments: dict[str, Any] = {"stack": live, "prompts": Prompts(scenario.name, live.vocabulary)}
-            names = inspect.signature(item.obj).parameters
-            await item.obj(**{name: arguments.get(name, item.funcargs.get(name)) for name in names})
-
-        return session.drive(scenario, place, body)
+        return session.drive(
+            scenario, place, lambda live: item.obj(stack=live, prompts=Prompts(scenario.name, live.vocabulary))
+        )
 
     # --- the end
 

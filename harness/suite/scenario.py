@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, TypeVar, final
 
 import msgspec
@@ -109,6 +110,29 @@ def scenario(
                 spoils=spoils or Capability.KILL_SERVER in needed,
             ),
         )
+        return function
+
+    return declare
+
+
+def variants(cases: Mapping[str, Mapping[str, Any]], **common: Any) -> Callable[[F], F]:
+    """Declare scenarios that differ only in arguments: one function for all, and a case for each.
+
+    `cases` has the name of each scenario's function, with the values of the function's keyword-only parameters and with
+    arguments of `scenario` that the case does not share (`common`). `source` replaces the function's docstring.
+    """
+
+    def declare(function: F) -> F:
+        assert isinstance(function, FunctionType)
+        parameters = {
+            name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY
+        }
+        for name, case in cases.items():
+            of_scenario = {"source": function.__doc__, **common, **case}
+            own = FunctionType(function.__code__, function.__globals__, name, closure=function.__closure__)
+            own.__kwdefaults__ = {parameter: of_scenario.pop(parameter) for parameter in parameters}
+            own.__doc__ = of_scenario.pop("source")
+            function.__globals__[name] = scenario(**of_scenario)(own)
         return function
 
     return declare

@@ -7,12 +7,12 @@ import asyncio
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT, HEALTHY, PAUSE_STATES, WORLD_SIZE
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.pausing import ABORTED, FROZEN, HELD, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED, WAITED
+from harness.checks.pausing import ABORTED, FROZEN, HELD, SAME_AS_UNINTERRUPTED, WAITED
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_idle, pause_in_flight
+from scenarios.pauses import pause_idle, with_and_without
 from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long
 
 
@@ -24,12 +24,8 @@ from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long
 )
 async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, pause_generation: "freezing in-flight requests so they can be resumed later"."""
-    batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            pass
+    async with with_and_without(stack, "keep", prompts.unique(SPREAD), **long(stack)):
+        pass
 
 
 @scenario(
@@ -41,11 +37,8 @@ async def test_pause_keep_changes_nothing(stack: Stack, prompts: Prompts) -> Non
 async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: new requests are not scheduled until /resume."""
     batch, late = prompts.unique(SPREAD), prompts.unique(4)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **ANSWER))
+    async with with_and_without(stack, "keep", batch, **long(stack)) as tasks:
+        tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -57,11 +50,8 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New requests wait."""
     batch, late = prompts.unique(SPREAD), prompts.unique(2)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **ANSWER))
+    async with with_and_without(stack, "abort", batch, **long(stack)) as tasks:
+        tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -72,12 +62,8 @@ async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompt
 )
 async def test_pause_abort_clears_the_cache_when_told(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause: clear_cache says whether caches are cleared. `echo` judges that it arrives."""
-    batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
-            pass
+    async with with_and_without(stack, "abort", prompts.unique(SPREAD), clear_cache=True, **long(stack)):
+        pass
 
 
 @scenario(
@@ -90,11 +76,8 @@ async def test_pause_wait_lets_requests_finish(stack: Stack, prompts: Prompts) -
     """SkyRL #904, PauseMode.WAIT: "Wait for in-flight requests to complete before pausing. New requests are
     blocked"."""
     batch, late = prompts.unique(SPREAD), prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "wait", requests=len(batch)):
-            tasks.create_task(stack.generate(late, label="late", **ANSWER))
+    async with with_and_without(stack, "wait", batch, **long(stack)) as tasks:
+        tasks.create_task(stack.generate(late, label="late", **ANSWER))
 
 
 @scenario(
@@ -142,13 +125,9 @@ async def test_idle_pause_wait_holds_requests(stack: Stack, prompts: Prompts) ->
 )
 async def test_pause_twice(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /pause and /resume: a state, not a count."""
-    batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            await stack.pause("keep")
-            tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
+    async with with_and_without(stack, "keep", prompts.unique(SPREAD), **long(stack)) as tasks:
+        await stack.pause("keep")
+        tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
 
 
 @scenario(

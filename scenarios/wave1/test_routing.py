@@ -11,17 +11,10 @@ from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SP
 from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import EVERYWHERE
 
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
-
-
-async def turns(stack: Stack, prompts: Prompts, session: SessionId) -> None:
-    """24 turns of one session, in a batch and one by one. A stack that drops the id passes with probability 2^-23."""
-    await stack.generate(prompts.unique(16), session_ids=[session] * 16, **ANSWER)
-    for prompt in prompts.unique(8):
-        await stack.generate([prompt], session_ids=[session], **ANSWER)
 
 
 @scenario(
@@ -134,59 +127,35 @@ async def test_a_batch_of_one_prompt_is_spread(stack: Stack, prompts: Prompts) -
     await stack.generate([prompts.one()] * count, max_tokens=2, temperature=0.0)
 
 
-@scenario(task=6, promise="a session whose id is a positive integer sticks", checks=[STICKY])
-async def test_integer_session_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
-    await turns(stack, prompts, 7)
+IDS: dict[str, tuple[Any, ...]] = {
+    "test_integer_session_sticks": (7, "a session whose id is a positive integer sticks"),
+    "test_session_zero_sticks": (0, "the session whose id is 0 sticks"),
+    "test_negative_session_sticks": (-1, "a session whose id is a negative integer sticks"),
+    "test_large_session_sticks": (2**53 + 1, "a session whose id is a large integer sticks"),
+    "test_session_of_digits_sticks": ("0", 'the session whose id is the text "0" sticks'),
+    "test_empty_session_sticks": ("", "the session whose id is the empty string sticks"),
+    "test_session_beyond_ascii_sticks": ("Gespräch-対話-🙂", "a session whose id is not ASCII sticks", ALL_COMPLETE),
+    "test_session_with_spaces_sticks": ("turn one of two", "a session whose id has spaces sticks", ALL_COMPLETE),
+    "test_long_session_sticks": ("trajectory/" * 100, "a session with a long id sticks", ALL_COMPLETE),
+}
+"""Scenario → the session's id, the promise, and checks beside `STICKY`."""
 
 
-@scenario(task=6, promise="the session whose id is 0 sticks", checks=[STICKY])
-async def test_session_zero_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"; only None means that there is no session."""
-    await turns(stack, prompts, 0)
+@variants(
+    {
+        name: {"session": session, "promise": promise, "checks": [STICKY, *more]}
+        for name, (session, promise, *more) in IDS.items()
+    },
+    task=6,
+)
+async def session_sticks(stack: Stack, prompts: Prompts, *, session: SessionId) -> None:
+    """SkyRL API reference: session_id is "Optional[Union[str, int]]": any text, without a limit of length, and any integer,
+    such as 2^53 + 1, the first one that JSON readers with floating-point numbers get wrong. Only None means no session.
 
-
-@scenario(task=6, promise="a session whose id is a negative integer sticks", checks=[STICKY])
-async def test_negative_session_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
-    await turns(stack, prompts, -1)
-
-
-@scenario(task=6, promise="a session whose id is a large integer sticks", checks=[STICKY])
-async def test_large_session_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]". 2^53 + 1 is the first integer that JSON readers
-    with floating-point numbers get wrong."""
-    await turns(stack, prompts, 2**53 + 1)
-
-
-@scenario(task=6, promise='the session whose id is the text "0" sticks', checks=[STICKY])
-async def test_session_of_digits_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
-    await turns(stack, prompts, "0")
-
-
-@scenario(task=6, promise="the session whose id is the empty string sticks", checks=[STICKY])
-async def test_empty_session_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"; only None means that there is no session."""
-    await turns(stack, prompts, "")
-
-
-@scenario(task=6, promise="a session whose id is not ASCII sticks", checks=[STICKY, ALL_COMPLETE])
-async def test_session_beyond_ascii_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]": any text, whatever carries it on the way."""
-    await turns(stack, prompts, "Gespräch-対話-🙂")
-
-
-@scenario(task=6, promise="a session whose id has spaces sticks", checks=[STICKY, ALL_COMPLETE])
-async def test_session_with_spaces_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]"."""
-    await turns(stack, prompts, "turn one of two")
-
-
-@scenario(task=6, promise="a session with a long id sticks", checks=[STICKY, ALL_COMPLETE])
-async def test_long_session_sticks(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference: session_id is "Optional[Union[str, int]]", without a limit of length."""
-    await turns(stack, prompts, "trajectory/" * 100)
+    24 turns, in a batch and one by one. A stack that drops the id passes with probability 2^-23."""
+    await stack.generate(prompts.unique(16), session_ids=[session] * 16, **ANSWER)
+    for prompt in prompts.unique(8):
+        await stack.generate([prompt], session_ids=[session], **ANSWER)
 
 
 @scenario(task=6, promise='the session ids 7 and "7" name one session', checks=[SAME_SESSION])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
@@ -13,8 +11,8 @@ from harness.contract.capability import Capability
 from harness.contract.messages import Layout
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long, sessions
+from scenarios.pauses import interrupted
+from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long, sessions, sync_and_answer
 
 SYNC = {Capability.WEIGHT_SYNC}
 
@@ -31,9 +29,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
     batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     await stack.digests()
-    await stack.sync_weights(1)
-    await stack.digests()
-    await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, batch, (1, 1))
 
 
 @scenario(
@@ -44,11 +40,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
 )
 async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync. Its result must depend on the sent weights, not on the earlier ones."""
-    batch = prompts.unique(SPREAD)
-    for version in (1, 2, 1, 2, 1):
-        await stack.sync_weights(version)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, prompts.unique(SPREAD), (1, 1), (2, 1), (1, 1), (2, 1), (1, 1))
 
 
 @scenario(
@@ -59,11 +51,7 @@ async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync; a trainer that resumes syncs what the engines hold already."""
-    batch = prompts.unique(SPREAD)
-    for _ in range(3):
-        await stack.sync_weights(3)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, prompts.unique(SPREAD), *[(3, 1)] * 3)
 
 
 @scenario(
@@ -104,11 +92,7 @@ async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk: "Can be called multiple times" in one weight update."""
-    batch = prompts.unique(SPREAD)
-    for version, chunks in ((1, 1), (2, 4), (1, 4), (2, 1)):
-        await stack.sync_weights(version, chunks=chunks)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, prompts.unique(SPREAD), (1, 1), (2, 4), (1, 4), (2, 1))
 
 
 @scenario(
@@ -158,9 +142,7 @@ async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) ->
 
     Frozen requests continue with the new policy on old keys and values; this scenario leaves their tokens open."""
     batch = prompts.unique(8)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            await stack.sync_weights(1)
-            await stack.digests()
+    async with interrupted(stack, "keep", stack.generate(batch, **long(stack)), requests=len(batch)):
+        await stack.sync_weights(1)
+        await stack.digests()
     await stack.generate(prompts.unique(SPREAD), **ANSWER)

@@ -19,7 +19,7 @@ from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
+from scenarios.pauses import interrupted, pause_in_flight
 from scenarios.requests import ANSWER, SPREAD, long, sessions
 
 NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
@@ -89,11 +89,11 @@ async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> 
     """vLLM documentation, /pause and /resume: a state, not a count."""
     batch = prompts.unique(SPREAD)
     await ask(stack, batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch)):
-            await stack.attempt(stack.pause("abort"))
-            tasks.create_task(ask(stack, prompts.unique(2), **ANSWER))
+    async with interrupted(
+        stack, "abort", ask(stack, batch, label=PAUSED, **long(stack)), requests=len(batch)
+    ) as tasks:
+        await stack.attempt(stack.pause("abort"))
+        tasks.create_task(ask(stack, prompts.unique(2), **ANSWER))
 
 
 @scenario(
@@ -143,10 +143,10 @@ async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: 
     """SkyRL 0.2.0, InferenceEngineClient.pause_generation: new requests are blocked until resume."""
     batch, late = prompts.unique(SPREAD), prompts.unique(4)
     await ask(stack, batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch)):
-            tasks.create_task(ask(stack, late, label="late", **ANSWER))
+    async with interrupted(
+        stack, "abort", ask(stack, batch, label=PAUSED, **long(stack)), requests=len(batch)
+    ) as tasks:
+        tasks.create_task(ask(stack, late, label="late", **ANSWER))
 
 
 @scenario(
@@ -158,12 +158,10 @@ async def test_requests_that_come_during_an_interruption(stack: Stack, prompts: 
 async def test_a_sync_between_interruption_and_retry(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Weight sync during pause succeeds", "Resume continues generation"."""
     batch = prompts.unique(8)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch)):
-            await stack.sync_weights(1)
-            await stack.reset_prefix_cache()
-            await stack.digests()
+    async with interrupted(stack, "abort", ask(stack, batch, **long(stack)), requests=len(batch)):
+        await stack.sync_weights(1)
+        await stack.reset_prefix_cache()
+        await stack.digests()
     await ask(stack, prompts.unique(SPREAD), **ANSWER)
 
 
@@ -206,11 +204,9 @@ async def test_seeded_requests_are_interrupted(stack: Stack, prompts: Prompts) -
     """SkyRL #1014, task 5: "Partial responses accumulated correctly". The contract does not define a seed's draws after
     an interruption: no release says that a generator's state survives it."""
     sampled: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 160, "ignore_eos": True, "logprobs": 0}
-    async with asyncio.TaskGroup() as tasks:
-        batch = prompts.unique(6)
-        tasks.create_task(ask(stack, batch, **sampled))
-        async with pause_in_flight(stack, "abort", requests=len(batch)):
-            pass
+    batch = prompts.unique(6)
+    async with interrupted(stack, "abort", ask(stack, batch, **sampled), requests=len(batch)):
+        pass
 
 
 @scenario(
@@ -252,11 +248,9 @@ async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None
     bodies = [{**conversation(stack, messages), "session_id": session} for messages, session in named]
     for body in bodies:
         await stack.chat_completion(body, label=UNINTERRUPTED)
-    async with asyncio.TaskGroup() as tasks:
-        for body in bodies:
-            tasks.create_task(stack.chat_completion(body, label=PAUSED))
-        async with pause_in_flight(stack, "abort", requests=len(bodies)):
-            pass
+    again = [stack.chat_completion(body, label=PAUSED) for body in bodies]
+    async with interrupted(stack, "abort", *again, requests=len(bodies)):
+        pass
 
 
 @scenario(
@@ -268,10 +262,8 @@ async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None
 async def test_an_interruption_clears_the_cache(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, pause(clear_cache); vLLM documentation, /pause: "clear_cache". A retry is long enough to meet the cache."""
     batch = prompts.unique(6)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ask(stack, batch, **long(stack)))
-        async with pause_in_flight(stack, "abort", requests=len(batch), clear_cache=True):
-            await stack.sync_weights(1, chunks=4)
+    async with interrupted(stack, "abort", ask(stack, batch, **long(stack)), requests=len(batch), clear_cache=True):
+        await stack.sync_weights(1, chunks=4)
     await ask(stack, prompts.unique(SPREAD), **ANSWER)
 
 

@@ -13,7 +13,7 @@ from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_idle, pause_in_flight
+from scenarios.pauses import interrupted, pause_idle, pause_in_flight
 from scenarios.requests import ANSWER, long
 
 NEEDS = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
@@ -64,9 +64,7 @@ async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts:
     """vLLM documentation, /reset_prefix_cache: reset_running_requests preempts running requests, so that their keys and values are
     computed again; SkyRL #904, reset_prefix_cache(). Tokens made before the sync stay as they are."""
     batch = prompts.unique(6)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            await stack.sync_weights(1)
-            await stack.reset_prefix_cache(reset_running_requests=True)
-            await stack.digests()
+    async with interrupted(stack, "keep", stack.generate(batch, **long(stack)), requests=len(batch)):
+        await stack.sync_weights(1)
+        await stack.reset_prefix_cache(reset_running_requests=True)
+        await stack.digests()

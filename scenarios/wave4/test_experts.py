@@ -3,14 +3,13 @@ that replays the routing."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.continuation import CONTINUATION
 from harness.checks.experts import routed_experts
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.pausing import PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
+from harness.checks.pausing import SAME_AS_UNINTERRUPTED
 from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
@@ -18,7 +17,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import PauseMode
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
+from scenarios.pauses import with_and_without
 from scenarios.requests import ANSWER, SPREAD, sessions
 
 LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
@@ -128,12 +127,8 @@ async def test_each_worker_holds_its_own_experts(stack: Stack, prompts: Prompts)
 
 
 async def _paused(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:
-    batch = prompts.unique(6)
-    await stack.generate(batch, label=UNINTERRUPTED, **LONG)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **LONG))
-        async with pause_in_flight(stack, mode, requests=len(batch)):
-            pass
+    async with with_and_without(stack, mode, prompts.unique(6), **LONG):
+        pass
 
 
 @scenario(

@@ -12,7 +12,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER, SPREAD, sessions
+from scenarios.requests import ANSWER, SPREAD, sessions, sync_and_answer
 
 SHARDED = ("tp2", "tp2x2")
 SYNC = {Capability.WEIGHT_SYNC}
@@ -53,10 +53,7 @@ async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
     batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
     await stack.digests()
-    for version, chunks in ((1, 1), (2, 3)):
-        await stack.sync_weights(version, chunks=chunks)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, batch, (1, 1), (2, 3))
 
 
 @scenario(
@@ -68,11 +65,7 @@ async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_shards_go_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 8: "Weight sync with sharded weights": its result depends only on the sent weights."""
-    batch = prompts.unique(SPREAD)
-    for version in (1, 2, 1, 1):
-        await stack.sync_weights(version)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, prompts.unique(SPREAD), (1, 1), (2, 1), (1, 1), (1, 1))
 
 
 @scenario(

@@ -14,7 +14,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import SPREAD
+from scenarios.requests import SPREAD, sync_and_answer
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}
@@ -54,10 +54,7 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
     batch = prompts.unique(SPREAD)
     await stack.digests()
     await stack.generate(batch, **ANSWER)
-    for version, chunks in ((1, 1), (2, 4), (3, 1)):
-        await stack.sync_weights(version, chunks=chunks)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, batch, (1, 1), (2, 4), (3, 1), logprobs=0)
 
 
 @scenario(
@@ -69,8 +66,4 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
 )
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12. Quantized weights must not be quantized again, since they would drift."""
-    batch = prompts.unique(SPREAD)
-    for version, chunks in ((1, 1), (1, 1), (2, 4), (1, 4), (2, 1)):
-        await stack.sync_weights(version, chunks=chunks)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, prompts.unique(SPREAD), (1, 1), (1, 1), (2, 4), (1, 4), (2, 1), logprobs=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fixtures.prompts import Prompts
@@ -14,27 +14,20 @@ from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
+from scenarios.pauses import interrupted
 from scenarios.requests import SPREAD, sessions
 
 KEEP = {Capability.PAUSE_KEEP}
 LONG: dict[str, Any] = {"max_tokens": 160, "temperature": 0.0, "ignore_eos": True}
-Ask = Callable[[str], Awaitable[Any]]
+Ask = Callable[[str], Coroutine[Any, Any, Any]]
 CHECKS = [SAME_AS_UNINTERRUPTED, FROZEN, ALL_COMPLETE]
 
 
 async def with_and_without(stack: Stack, asks: Sequence[Ask]) -> None:
     """All `asks` (label → call) at once, then again and frozen in the middle."""
     await asyncio.gather(*(ask(UNINTERRUPTED) for ask in asks))
-    async with asyncio.TaskGroup() as tasks:
-        for ask in asks:
-            tasks.create_task(_done(ask(PAUSED)))
-        async with pause_in_flight(stack, "keep", requests=len(asks)):
-            pass
-
-
-async def _done(asked: Awaitable[Any]) -> None:
-    await asked
+    async with interrupted(stack, "keep", *(ask(PAUSED) for ask in asks), requests=len(asks)):
+        pass
 
 
 @scenario(

@@ -8,13 +8,13 @@ from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.kept_cache import KEPT_CACHE
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.pausing import FROZEN, PAUSED, SAME_AS_UNINTERRUPTED, UNINTERRUPTED
+from harness.checks.pausing import FROZEN, SAME_AS_UNINTERRUPTED
 from harness.checks.staleness import CURRENT_POLICY, FRESH_CACHE, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
+from scenarios.pauses import interrupted, with_and_without
 from scenarios.requests import ANSWER, SPREAD, long, sessions
 
 KEEP = {Capability.PAUSE_KEEP}
@@ -32,12 +32,10 @@ async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, pro
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "They resume where they left off on /resume. KV cache is preserved." A request
     that comes in the meantime reads its prompt with the new weights."""
     batch = prompts.unique(SPREAD)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
-            await stack.sync_weights(1)
-            await stack.digests()
+    async with interrupted(stack, "keep", stack.generate(batch, **long(stack)), requests=len(batch)) as tasks:
+        tasks.create_task(stack.generate(prompts.unique(2), **ANSWER))
+        await stack.sync_weights(1)
+        await stack.digests()
 
 
 @scenario(
@@ -70,11 +68,9 @@ async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: 
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "clear_cache: Whether to clear the KV cache on pause."; vLLM 0.19,
     AsyncLLM.pause_generation: "Whether to clear KV cache and prefix cache after draining". Earlier tokens stay as they are."""
     batch = prompts.unique(SPREAD)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
-            await stack.sync_weights(1)
-            await stack.digests()
+    async with interrupted(stack, "keep", stack.generate(batch, **long(stack)), requests=len(batch), clear_cache=True):
+        await stack.sync_weights(1)
+        await stack.digests()
 
 
 @scenario(
@@ -86,12 +82,8 @@ async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: 
 async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: a request resumes where it left off, whether its keys and values are kept or
     computed again."""
-    batch = prompts.unique(SPREAD)
-    await stack.generate(batch, label=UNINTERRUPTED, **long(stack))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, label=PAUSED, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
-            pass
+    async with with_and_without(stack, "keep", prompts.unique(SPREAD), clear_cache=True, **long(stack)):
+        pass
 
 
 @scenario(
@@ -106,8 +98,7 @@ async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompt
     batch, named = prompts.long(SPREAD), sessions(SPREAD)
     for _ in range(2):
         await stack.generate(batch, session_ids=named, **ANSWER)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, session_ids=named, **{**long(stack), "max_tokens": 120}))
-        async with pause_in_flight(stack, "keep", requests=len(batch), clear_cache=True):
-            await stack.sync_weights(1)
+    frozen = stack.generate(batch, session_ids=named, **{**long(stack), "max_tokens": 120})
+    async with interrupted(stack, "keep", frozen, requests=len(batch), clear_cache=True):
+        await stack.sync_weights(1)
     await stack.generate(batch, session_ids=named, **ANSWER)

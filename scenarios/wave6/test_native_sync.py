@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
 from harness.checks.failed_sync import FAILED_SYNC
@@ -14,8 +12,8 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.pauses import pause_in_flight
-from scenarios.requests import ANSWER, SPREAD, long
+from scenarios.pauses import interrupted
+from scenarios.requests import ANSWER, SPREAD, long, sync_and_answer
 
 SYNC = {Capability.WEIGHT_SYNC}
 NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
@@ -32,10 +30,7 @@ async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Pr
     """SkyRL #1014, task 14: "Native weight sync"; vLLM documentation, Weight Transfer: /update_weights."""
     batch = prompts.unique(SPREAD)
     await stack.generate(batch, **ANSWER)
-    for version, chunks in ((1, 1), (2, 4)):
-        await stack.sync_weights(version, chunks=chunks)
-        await stack.digests()
-        await stack.generate(batch, **ANSWER)
+    await sync_and_answer(stack, batch, (1, 1), (2, 4))
 
 
 @scenario(task=14, promise="no class of the stack's own is in the workers", needs=NATIVE, checks=[NO_EXTENSION])
@@ -91,16 +86,14 @@ async def test_a_failed_sync_leaves_the_pause_as_it_is(stack: Stack, prompts: Pr
     """architecture, uniform fleet: "after a control call that failed …, all servers are in the same state"; SkyRL #899, /is_paused
     and /health."""
     batch = prompts.unique(4)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(stack.generate(batch, **long(stack)))
-        async with pause_in_flight(stack, "keep", requests=len(batch)):
-            await stack.attempt(stack.sync_weights(2, chunks=3, fail_after_chunks=1))
-            await stack.is_paused()
-            await stack.health()
-            await stack.attempt(stack.prepare_weight_sync())
-            await stack.attempt(stack.sync_weights(1))
-            await stack.is_paused()
-            await stack.attempt(stack.digests())
+    async with interrupted(stack, "keep", stack.generate(batch, **long(stack)), requests=len(batch)):
+        await stack.attempt(stack.sync_weights(2, chunks=3, fail_after_chunks=1))
+        await stack.is_paused()
+        await stack.health()
+        await stack.attempt(stack.prepare_weight_sync())
+        await stack.attempt(stack.sync_weights(1))
+        await stack.is_paused()
+        await stack.attempt(stack.digests())
     await stack.is_paused()
     await stack.health()
     await stack.generate(prompts.unique(SPREAD), **ANSWER)
