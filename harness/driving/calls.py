@@ -151,52 +151,50 @@ class Calls(ABC):
         """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes such requests."""
         return await self._call("http", request, HttpResponse, label)
 
-    async def gym_generate(self, request: GymRequest, *, label: str | None = None) -> GymOutput:
+    async def gym_generate(self, request: GymRequest) -> GymOutput:
         """Trajectories of SkyRL's gym generator, in the order of the prompts."""
-        return await self._call("gym_generate", request, GymOutput, label)
+        return await self._call("gym_generate", request, GymOutput)
 
-    async def tokenize(
-        self, texts: list[str], *, add_special_tokens: bool = True, label: str | None = None
-    ) -> list[list[int]]:
+    async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         request = TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)
-        return (await self._call("tokenize", request, TokenizeResult, label)).token_ids
+        return (await self._call("tokenize", request, TokenizeResult)).token_ids
 
-    async def detokenize(self, token_ids: list[list[int]], *, label: str | None = None) -> list[str]:
-        return (await self._call("detokenize", DetokenizeRequest(token_ids=token_ids), DetokenizeResult, label)).texts
+    async def detokenize(self, token_ids: list[list[int]]) -> list[str]:
+        return (await self._call("detokenize", DetokenizeRequest(token_ids=token_ids), DetokenizeResult)).texts
 
     # --- control plane
 
-    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False, label: str | None = None) -> None:
+    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
         self._paused = True  # also when it fails: it may have reached some servers
-        await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty, label)
+        await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty)
 
-    async def resume(self, *, label: str | None = None) -> None:
-        await self._call("resume", Empty(), Empty, label)
+    async def resume(self) -> None:
+        await self._call("resume", Empty(), Empty)
         self._paused = False
 
-    async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
-        await self._call("sleep", SleepRequest(level=level), Empty, label)
+    async def sleep(self, level: int = 2) -> None:
+        await self._call("sleep", SleepRequest(level=level), Empty)
 
-    async def wake_up(self, tags: list[str] | None = None, *, label: str | None = None) -> None:
-        await self._call("wake_up", WakeUpRequest(tags=tags), Empty, label)
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        await self._call("wake_up", WakeUpRequest(tags=tags), Empty)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool = False, label: str | None = None) -> None:
         request = ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)
         await self._call("reset_prefix_cache", request, Empty, label)
 
-    async def health(self, *, label: str | None = None) -> bool:
-        return (await self._call("health", Empty(), HealthResult, label)).healthy
+    async def health(self) -> bool:
+        return (await self._call("health", Empty(), HealthResult)).healthy
 
-    async def is_paused(self, *, label: str | None = None) -> dict[str, bool]:
-        return (await self._call("is_paused", Empty(), IsPausedResult, label)).servers
+    async def is_paused(self) -> dict[str, bool]:
+        return (await self._call("is_paused", Empty(), IsPausedResult)).servers
 
-    async def world_size(self, *, label: str | None = None) -> int:
-        return (await self._call("world_size", Empty(), WorldSizeResult, label)).world_size
+    async def world_size(self) -> int:
+        return (await self._call("world_size", Empty(), WorldSizeResult)).world_size
 
     # --- weight sync and client
 
-    async def prepare_weight_sync(self, *, label: str | None = None) -> None:
-        await self._call("prepare_weight_sync", Empty(), Empty, label)
+    async def prepare_weight_sync(self) -> None:
+        await self._call("prepare_weight_sync", Empty(), Empty)
         self._left = False
 
     async def sync_weights(
@@ -220,14 +218,14 @@ class Calls(ABC):
         await self._call("sync_weights", request, Empty, label)
         self._version, self._left = version, False
 
-    async def sync_weights_paused(self, version: int, *, chunks: int = 1, label: str | None = None) -> None:
+    async def sync_weights_paused(self, version: int, *, chunks: int = 1) -> None:
         """`sync_weights` while generation is paused (keep), as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
 
         Data-parallel engines need the pause. After their last answer they run dummy batches for a while, each for the sake of
         the others, and a batch during a sync would use half of the new weights. A pause returns once they are idle (vLLM).
         """
         await self.pause("keep")
-        await self.sync_weights(version, chunks=chunks, label=label)
+        await self.sync_weights(version, chunks=chunks)
         await self.resume()
 
     async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
@@ -247,53 +245,53 @@ class Calls(ABC):
         return (await self._call("device_memory", Empty(), DeviceMemoryResult, label)).servers
 
     async def start_staleness_manager(
-        self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int, label: str | None = None
+        self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int
     ) -> None:
         """Start a fresh staleness manager at global step 1. `max_staleness_steps` counts training steps, the others rollouts."""
         request = StalenessRequest(
             max_concurrent=max_concurrent, mini_batch_size=mini_batch_size, max_staleness_steps=max_staleness_steps
         )
-        await self._call("start_staleness_manager", request, Empty, label)
+        await self._call("start_staleness_manager", request, Empty)
 
-    async def acquire_slot(self, rollout: str, *, label: str | None = None) -> None:
+    async def acquire_slot(self, rollout: str) -> None:
         """Wait until this rollout may be requested."""
-        await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty, label)
+        await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty)
 
-    async def accept_rollout(self, rollout: str, *, label: str | None = None) -> None:
-        await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty, label)
+    async def accept_rollout(self, rollout: str) -> None:
+        await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty)
 
     async def trained(self, consumed: list[str], *, global_step: int, label: str | None = None) -> None:
         """A training step has used the rollouts `consumed`. `global_step` begins now."""
         await self._call("trained", TrainedRequest(consumed=consumed, global_step=global_step), Empty, label)
 
-    async def load_lora_adapter(self, name: str, version: int, *, label: str | None = None) -> None:
+    async def load_lora_adapter(self, name: str, version: int) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._adapters)
         self._adapters.add(name)  # also when it fails: it may have reached some servers
         try:
-            await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty, label)
+            await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty)
         except NotOffered:
             self._adapters = loaded
             raise
 
-    async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
-        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
+    async def unload_lora_adapter(self, name: str) -> None:
+        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty)
         self._adapters.discard(name)
 
-    async def pickle_client(self, *, label: str | None = None) -> None:
-        await self._call("pickle_client", Empty(), Empty, label)
+    async def pickle_client(self) -> None:
+        await self._call("pickle_client", Empty(), Empty)
 
     # --- probing and breaking, out of band
 
-    async def probe_security(self, *, label: str | None = None) -> ProbeSecurityResult:
+    async def probe_security(self) -> ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
-        return await self._call("probe_security", Empty(), ProbeSecurityResult, label)
+        return await self._call("probe_security", Empty(), ProbeSecurityResult)
 
-    async def kill_server(self, server: str, *, label: str | None = None) -> None:
+    async def kill_server(self, server: str) -> None:
         """Kill a server's processes. The next scenario gets a fresh start of the stack."""
         self._spoil("kill_server")
         self._killed = True
-        await self._call("kill_server", KillServerRequest(server=server), Empty, label)
+        await self._call("kill_server", KillServerRequest(server=server), Empty)
 
     def _spoil(self, how: str) -> None:
         """Mark the stack as unusable for the next scenario. Raises ValueError if the scenario does not declare spoils=True."""
