@@ -10,7 +10,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,30 +33,9 @@ app = typer.Typer(
 BASELINE, CANDIDATE = default_pair()
 
 
-class EngineChoice(StrEnum):
-    """Values of --engine."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DtypeChoice(StrEnum):
-    """Values of --dtype."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class StartChoice(StrEnum):
-    """Values of --start."""
-
-    RAY = "ray"
-    FORK = "fork"
-
-
+EngineChoice = Literal["auto", "cpu", "cuda"]
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+StartChoice = Literal["ray", "fork"]
 CudaGraphs = Annotated[
     bool,
     typer.Option(
@@ -246,11 +224,11 @@ def prove(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
-    start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = StartChoice.FORK,
+    start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = "fork",
     dtype: Annotated[DtypeChoice | None, typer.Option(help="Dtype of the real stacks (as in `parity run`).")] = None,
     cuda_graphs: CudaGraphs = False,
     batch_invariant: BatchInvariant = False,
-    engine: Engine = EngineChoice.AUTO,
+    engine: Engine = "auto",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one per core).")] = 0,
     beside_ledger: Annotated[
         bool,
@@ -313,7 +291,7 @@ def prove(
     from harness.proving.prove import MINIATURES, Request, plans
 
     _check_targets(stack or [], ())
-    if readme and (fault or k or dtype == DtypeChoice.AUTO):
+    if readme and (fault or k or dtype == "auto"):
         raise UsageError(
             "the README shows whole runs only, in a dtype that has a name",
             next_step="leave out --fault, -k and --dtype auto, or --readme",
@@ -323,9 +301,9 @@ def prove(
         faults=tuple(fault or ()),
         expression=k or "",
         run_dir=run_dir and run_dir.expanduser().absolute(),
-        start="ray" if start == StartChoice.RAY else "fork",
+        start=start,
         engine=_fixed(engine) or detect_engine(),
-        dtype=dtype and dtype.value,  # type: ignore[arg-type]  # the choices are the literals
+        dtype=dtype,
         cuda_graphs=cuda_graphs,
         batch_invariant=batch_invariant,
         ledger=beside_ledger,
@@ -367,7 +345,7 @@ def _prove_mutants(
         expression=expression,
         topologies=tuple(topologies),
         run_dir=run_dir and run_dir.expanduser().absolute(),
-        start="ray" if start == StartChoice.RAY else "fork",
+        start=start,
         engine=engine,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
@@ -524,7 +502,7 @@ def setup(
         list[str] | None, typer.Argument(metavar="[TARGET]...", help="Default: all that have an environment.")
     ] = None,
     *,
-    engine: Engine = EngineChoice.AUTO,
+    engine: Engine = "auto",
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
@@ -718,7 +696,7 @@ def used_entries(
 
 
 @app.command()
-def doctor(engine: Engine = EngineChoice.AUTO) -> None:
+def doctor(engine: Engine = "auto") -> None:
     """Say what this machine can run, what runs on it now, and how to fix what it lacks. Changes nothing.
 
     \b
@@ -751,13 +729,7 @@ def run_folder(run: str) -> Path:
 
 def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
     """The requested engine; None if the machine decides."""
-    match engine:
-        case EngineChoice.CPU:
-            return "cpu"
-        case EngineChoice.CUDA:
-            return "cuda"
-        case EngineChoice.AUTO:
-            return None
+    return None if engine == "auto" else engine
 
 
 def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
