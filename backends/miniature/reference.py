@@ -147,8 +147,8 @@ class MiniatureReference:
             servers=[],
         )
 
-    async def teardown(self, _request: Empty) -> Empty:
-        return Empty()
+    async def teardown(self, _request: Empty) -> None:
+        """Nothing runs that would have to be stopped."""
 
     def _about_the_model(self, request: Weights | ExpectedDigestsRequest) -> Message:
         versions = [request.version, *(version for _, version in getattr(request, "cached", ()))]

@@ -156,10 +156,9 @@ class Miniature:
         }
         return frozenset(capability for capability, here in offered.items() if not here)
 
-    async def teardown(self, _request: Empty) -> Empty:
+    async def teardown(self, _request: Empty) -> None:
         for engine in self.engines:
             engine.stop()
-        return Empty()
 
     def dead(self) -> str | None:
         """For the host: why the stack cannot answer any more; None if it can."""
@@ -182,9 +181,8 @@ class Miniature:
         self._build(parts)
         return InjectResult(fired=fired)
 
-    async def kill_server(self, request: KillServerRequest) -> Empty:
+    async def kill_server(self, request: KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
-        return Empty()
 
     # --- data plane
 
@@ -216,25 +214,20 @@ class Miniature:
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> Empty:
+    async def pause(self, request: PauseRequest) -> None:
         await self.client.pause(request.mode, clear_cache=request.clear_cache)
-        return Empty()
 
-    async def resume(self, _request: Empty) -> Empty:
+    async def resume(self, _request: Empty) -> None:
         await self.client.everywhere("resume_generation")
-        return Empty()
 
-    async def sleep(self, request: SleepRequest) -> Empty:
+    async def sleep(self, request: SleepRequest) -> None:
         await self.client.everywhere("sleep", level=request.level)
-        return Empty()
 
-    async def wake_up(self, request: WakeUpRequest) -> Empty:
+    async def wake_up(self, request: WakeUpRequest) -> None:
         await self.client.everywhere("wake_up", tags=request.tags)
-        return Empty()
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
         await self.client.everywhere("reset_prefix_cache", reset_running_requests=request.reset_running_requests)
-        return Empty()
 
     async def health(self, _request: Empty) -> HealthResult:
         return HealthResult(healthy=self.router.healthy())
@@ -247,52 +240,43 @@ class Miniature:
 
     # --- weights and client
 
-    async def prepare_weight_sync(self, _request: Empty) -> Empty:
-        return Empty()
+    async def prepare_weight_sync(self, _request: Empty) -> None:
+        """There is no group to join."""
 
-    async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
+    async def sync_weights(self, request: SyncWeightsRequest) -> None:
         if request.fail_after_chunks is None:
             await self.client.sync_weights(request.version, request.chunks, request.layout)
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
-        return Empty()
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self.trainer.train(request)
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         await self.client.load_lora_adapter(request.name, request.version)
-        return Empty()
 
-    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty:
+    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> None:
         await self.client.everywhere("remove_lora", name=request.name)
-        return Empty()
 
-    async def forget_adapters(self, _request: Empty) -> Empty:
+    async def forget_adapters(self, _request: Empty) -> None:
         for engine in self.engines:
             engine.adapters.clear()
-        return Empty()
 
-    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+    async def start_staleness_manager(self, request: StalenessRequest) -> None:
         self.staleness.begin(request)
-        return Empty()
 
-    async def acquire_slot(self, _request: RolloutRequest) -> Empty:
+    async def acquire_slot(self, _request: RolloutRequest) -> None:
         await self.staleness.acquire()
-        return Empty()
 
-    async def accept_rollout(self, _request: RolloutRequest) -> Empty:
+    async def accept_rollout(self, _request: RolloutRequest) -> None:
         await self.staleness.accept()
-        return Empty()
 
-    async def trained(self, request: TrainedRequest) -> Empty:
+    async def trained(self, request: TrainedRequest) -> None:
         await self.staleness.trained(request.global_step)
-        return Empty()
 
-    async def pickle_client(self, _request: Empty) -> Empty:
+    async def pickle_client(self, _request: Empty) -> None:
         self.client = pickle.loads(pickle.dumps(self.client))
         self.client.connect(self.router, self.engines)
-        return Empty()
 
     # --- observation
 

@@ -116,8 +116,8 @@ class Reference:
             packages=packages,
         )
 
-    async def teardown(self, _request: Empty) -> Empty:
-        return Empty()
+    async def teardown(self, _request: Empty) -> None:
+        """Nothing runs that would have to be stopped."""
 
     async def score(self, request: ScoreRequest) -> Score:
         return await self._run(self._score, request)

@@ -170,13 +170,12 @@ class SkyRLStack(VllmStack):
         self._description = await self._describe()
         return self._description
 
-    async def teardown(self, _request: Empty) -> Empty:
+    async def teardown(self, _request: Empty) -> None:
         await self._stop_engines()
         if self.request.start == "ray":
             import ray
 
             await asyncio.to_thread(ray.shutdown)
-        return Empty()
 
     def _check_fault_taps(self) -> None:
         """Raises StartFailed if the start asks for fault taps that this kind of stack does not support yet."""
@@ -373,17 +372,15 @@ class SkyRLStack(VllmStack):
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         return await gym.generate(self.cfg, self.client, self.tokenizer, request)
 
-    async def sleep(self, request: SleepRequest) -> Empty:
+    async def sleep(self, request: SleepRequest) -> None:
         await self.client.sleep(level=request.level)
-        return Empty()
 
-    async def wake_up(self, request: WakeUpRequest) -> Empty:
+    async def wake_up(self, request: WakeUpRequest) -> None:
         await self.client.wake_up(tags=request.tags)
-        return Empty()
 
     # --- the trainer's staleness manager
 
-    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
+    async def start_staleness_manager(self, request: StalenessRequest) -> None:
         """Start SkyRL's own manager without its trainer, which would need a policy to train."""
 
         def shipped() -> Any:
@@ -397,48 +394,41 @@ class SkyRLStack(VllmStack):
             mini_batch_size=request.mini_batch_size,
             max_staleness_steps=request.max_staleness_steps,
         )
-        return Empty()
 
-    async def acquire_slot(self, _request: RolloutRequest) -> Empty:
+    async def acquire_slot(self, _request: RolloutRequest) -> None:
         await self._staleness.acquire_submission_slot()
-        return Empty()
 
-    async def accept_rollout(self, _request: RolloutRequest) -> Empty:
+    async def accept_rollout(self, _request: RolloutRequest) -> None:
         await self._staleness.on_rollout_accepted()
-        return Empty()
 
-    async def trained(self, request: TrainedRequest) -> Empty:
+    async def trained(self, request: TrainedRequest) -> None:
         await self._staleness.notify_capacity_change(request.global_step)
-        return Empty()
 
     # --- weight sync
 
-    async def prepare_weight_sync(self, _request: Empty) -> Empty:
+    async def prepare_weight_sync(self, _request: Empty) -> None:
         await self._trainer.join(self.trainers_client(), self.cfg, self.request.topology.world_size)
-        return Empty()
 
     def trainers_client(self) -> Any:
         """The client through which a joining trainer sends weights."""
         return self.client
 
-    async def sync_weights(self, request: SyncWeightsRequest) -> Empty:
+    async def sync_weights(self, request: SyncWeightsRequest) -> None:
         self._synced = True
         await self._trainer.send(
             request.version, request.chunks, request.layout, fail_after_chunks=request.fail_after_chunks
         )
-        return Empty()
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self._trainer.train(request)
 
     # --- adapters
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         raise NotImplementedError
 
-    async def forget_adapters(self, _request: Empty) -> Empty:
+    async def forget_adapters(self, _request: Empty) -> None:
         await self.on_workers("parity_forget_adapters")
-        return Empty()
 
     # --- observation
 

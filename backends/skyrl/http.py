@@ -305,12 +305,11 @@ class HttpStack(SkyRLStack):
     def client_of(self, adapter: str | None) -> Any:
         return self.client if adapter is None else self.adapters.client(adapter, self.client)
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         await self.client_of(request.name).update_lora_from_disk(folder)
-        return Empty()
 
-    async def forget_adapters(self, request: Empty) -> Empty:
+    async def forget_adapters(self, request: Empty) -> None:
         """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the
         name was requested but never loaded."""
         for name, client in self.adapters.clients.items():
@@ -320,24 +319,21 @@ class HttpStack(SkyRLStack):
                     answer.raise_for_status()
             await client.teardown()
         self.adapters.clients.clear()
-        return await super().forget_adapters(request)
+        await super().forget_adapters(request)
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> Empty:
+    async def pause(self, request: PauseRequest) -> None:
         if self.release.pause_modes is not None:
             await self.client.pause(mode=self.release.pause_modes[request.mode])
         else:
             await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
-        return Empty()
 
-    async def resume(self, _request: Empty) -> Empty:
+    async def resume(self, _request: Empty) -> None:
         await self.client.resume()
-        return Empty()
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty:
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
         await self.client.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
-        return Empty()
 
     async def health(self, _request: Empty) -> HealthResult:
         """`/health` through the router (SkyRL #899: "it should be true if at least one engine is healthy")."""
@@ -359,7 +355,6 @@ class HttpStack(SkyRLStack):
         self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
         return self._left_behind[-1]
 
-    async def pickle_client(self, _request: Empty) -> Empty:
+    async def pickle_client(self, _request: Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client = pickle.loads(pickle.dumps(self.client))
-        return Empty()

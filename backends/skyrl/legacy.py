@@ -340,17 +340,16 @@ class LegacyStack(SkyRLStack):
 
     # --- adapters
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty:
+    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
         self._loaded = request.name
-        return Empty()
 
-    async def forget_adapters(self, request: Empty) -> Empty:
+    async def forget_adapters(self, request: Empty) -> None:
         self._loaded = None
-        return await super().forget_adapters(request)
+        await super().forget_adapters(request)
 
     async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return await super().chat_completion(self._by_model(request))
@@ -367,25 +366,22 @@ class LegacyStack(SkyRLStack):
 
     # --- control plane
 
-    async def pause(self, _request: PauseRequest) -> Empty:
+    async def pause(self, _request: PauseRequest) -> None:
         """Pause in the only mode of the release (`Release.legacy_pause_aborts`)."""
         await self.client.pause_generation()
-        return Empty()
 
-    async def resume(self, _request: Empty) -> Empty:
+    async def resume(self, _request: Empty) -> None:
         await self.client.resume_generation()
-        return Empty()
 
-    async def reset_prefix_cache(self, _request: ResetPrefixCacheRequest) -> Empty:
+    async def reset_prefix_cache(self, _request: ResetPrefixCacheRequest) -> None:
         await self.client.reset_prefix_cache()
-        return Empty()
 
     async def world_size(self, _request: Empty) -> WorldSizeResult:
         """Workers of all engines, by the engines' own sizes."""
         sizes = await asyncio.to_thread(lambda: [e.tp_size() * e.pp_size() for e in self._engines])
         return WorldSizeResult(world_size=sum(sizes))
 
-    async def pickle_client(self, _request: Empty) -> Empty:
+    async def pickle_client(self, _request: Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""
         import ray
 
@@ -394,4 +390,3 @@ class LegacyStack(SkyRLStack):
         else:
             self.client = pickle.loads(pickle.dumps(self.client))
         self._engines = self.client.engines
-        return Empty()

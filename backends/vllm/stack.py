@@ -270,12 +270,11 @@ class VllmStack:
             refused="; ".join(dict.fromkeys([*deaf, *(a["refused"] for a in heard if a["refused"])])),
         )
 
-    async def kill_server(self, request: KillServerRequest) -> Empty:
+    async def kill_server(self, request: KillServerRequest) -> None:
         """Send SIGKILL to every process of the server. A forked legacy engine keeps its frontend, which is this process."""
         assert self._description is not None
         processes = self._description.processes
         kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
-        return Empty()
 
 
 def check_gpu() -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Capability(StrEnum):
-    """An optional ability of a stack (`StackAdapter`)."""
+    """An optional ability of a stack (`METHODS`)."""
 
     GENERATE_MESSAGES = "generate_messages"
     """generate() accepts chat messages (`prompts`) in place of token ids. SkyRL API reference, InferenceEngineClient.generate."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -516,108 +516,6 @@ class Description(Message, frozen=True, kw_only=True):
     """Differences from the stack as shipped, in words for the report."""
 
 
-class StackAdapter(Protocol):
-    """One implementation behind the contract. Methods of a capability that is not offered raise `NotOffered`."""
-
-    async def start(self, request: StartRequest) -> Description:
-        """Bring the stack up and describe it. Returns when every server answers."""
-
-    async def describe(self, request: Empty) -> Description:
-        """The result of `start`, with current pids."""
-
-    async def teardown(self, request: Empty) -> Empty:
-        """Stop the stack in an orderly way. The supervisor kills what is left."""
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Continue each prompt. Results in the order of the prompts (SkyRL API reference, GeneratorInterface.generate)."""
-
-    async def sample(self, request: SampleRequest) -> Generation: ...
-
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
-
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse: ...
-
-    async def http(self, request: HttpRequest) -> HttpResponse:
-        """Pass the request to the OpenAI address. Raises only if no answer came."""
-
-    async def gym_generate(self, request: GymRequest) -> GymOutput:
-        """Trajectories of SkyRL's gym generator, over this stack's client."""
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult: ...
-
-    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult: ...
-
-    async def pause(self, request: PauseRequest) -> Empty: ...
-
-    async def resume(self, request: Empty) -> Empty: ...
-
-    async def sleep(self, request: SleepRequest) -> Empty: ...
-
-    async def wake_up(self, request: WakeUpRequest) -> Empty: ...
-
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> Empty: ...
-
-    async def health(self, request: Empty) -> HealthResult: ...
-
-    async def is_paused(self, request: Empty) -> IsPausedResult: ...
-
-    async def world_size(self, request: Empty) -> WorldSizeResult: ...
-
-    async def prepare_weight_sync(self, request: Empty) -> Empty:
-        """Join trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again."""
-
-    async def sync_weights(self, request: SyncWeightsRequest) -> Empty: ...
-
-    async def train(self, request: TrainRequest) -> TrainResult:
-        """Make a policy version while the engines keep generating. No engine has it before a sync."""
-
-    async def start_staleness_manager(self, request: StalenessRequest) -> Empty:
-        """Start a fresh staleness manager in place of an earlier one."""
-
-    async def acquire_slot(self, request: RolloutRequest) -> Empty:
-        """Return once the rollout may be requested (SkyRL, _AsyncStalenessManager.acquire_submission_slot)."""
-
-    async def accept_rollout(self, request: RolloutRequest) -> Empty:
-        """The rollout has come back (SkyRL, _AsyncStalenessManager.on_rollout_accepted)."""
-
-    async def trained(self, request: TrainedRequest) -> Empty:
-        """The trainer's step has moved on (SkyRL, _AsyncStalenessManager.notify_capacity_change)."""
-
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> Empty: ...
-
-    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> Empty: ...
-
-    async def pickle_client(self, request: Empty) -> Empty:
-        """Replace the client by itself, serialized and read back, as handing it to another process does."""
-
-    async def forget_adapters(self, request: Empty) -> Empty:
-        """Out of band: remove every adapter from the engines. For the clean room of stacks with `LORA`."""
-
-    async def digests(self, request: Empty) -> DigestsResult:
-        """Out of band: digests of the weights that the workers hold now."""
-
-    async def workers(self, request: Empty) -> WorkersResult:
-        """Out of band: how the workers take weights."""
-
-    async def device_memory(self, request: Empty) -> DeviceMemoryResult:
-        """Out of band: memory in use on the workers' devices. Also answered while engines are asleep."""
-
-    async def observe(self, request: ObserveRequest) -> ObserveResult:
-        """Out of band: what the engine taps saw since the last call."""
-
-    async def in_flight(self, request: Empty) -> InFlightResult:
-        """Out of band: the requests that engines work on now."""
-
-    async def probe_security(self, request: Empty) -> ProbeSecurityResult:
-        """Out of band: which addresses are bound, and what each HTTP address does for a caller without credentials."""
-
-    async def kill_server(self, request: KillServerRequest) -> Empty:
-        """Out of band: kill a server's processes. The stack is not used again after the scenario."""
-
-    async def inject(self, request: InjectRequest) -> InjectResult:
-        """Out of band: switch to another seeded fault, or to none. Raises `NotOffered` without fault taps."""
-
-
 class Plane(StrEnum):
     """What a call is for."""
 
@@ -646,6 +544,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("start", StartRequest, Description, plane=Plane.OUT_OF_BAND, polled=True),
+        # The result of `start`, with current pids.
         Method("describe", Empty, Description, plane=Plane.OUT_OF_BAND, polled=True),
         Method("teardown", Empty, Empty, plane=Plane.OUT_OF_BAND, polled=True),
         Method("generate", GenerateRequest, Generation, plane=Plane.DATA, answers="lists"),
@@ -659,6 +558,7 @@ METHODS: dict[str, Method] = {
             answers="choices",
         ),
         Method("completion", OpenAIRequest, OpenAIResponse, Capability.COMPLETION, plane=Plane.DATA, answers="choices"),
+        # Raises only if no answer came.
         Method("http", HttpRequest, HttpResponse, Capability.HTTP_ENDPOINT, plane=Plane.DATA),
         Method(
             "gym_generate", GymRequest, GymOutput, Capability.GYM_GENERATOR, plane=Plane.DATA, answers="trajectories"
@@ -673,29 +573,39 @@ METHODS: dict[str, Method] = {
         Method("health", Empty, HealthResult, Capability.HEALTH),
         Method("is_paused", Empty, IsPausedResult, Capability.IS_PAUSED),
         Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
+        # Joins trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again.
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        # The engines keep generating. None has the version before a sync.
         Method("train", TrainRequest, TrainResult, Capability.TRAINER),
+        # A fresh manager in place of an earlier one. The next three (SkyRL, _AsyncStalenessManager): acquire_submission_slot,
+        # on_rollout_accepted, notify_capacity_change.
         Method("start_staleness_manager", StalenessRequest, Empty, Capability.STALENESS_MANAGER),
         Method("acquire_slot", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
+        # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        # Removes every adapter from the engines, for the clean room of stacks with `LORA`.
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
         Method("digests", Empty, DigestsResult, plane=Plane.OUT_OF_BAND),
         Method("workers", Empty, WorkersResult, plane=Plane.OUT_OF_BAND),
+        # Also answered while engines are asleep.
         Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY, plane=Plane.OUT_OF_BAND),
         Method("observe", ObserveRequest, ObserveResult, plane=Plane.OUT_OF_BAND, polled=True),
         Method("in_flight", Empty, InFlightResult, plane=Plane.OUT_OF_BAND, polled=True),
+        # Which addresses are bound, and what each HTTP address does for a caller without credentials.
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
+        # Switches to another seeded fault, or to none.
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
         Method("swap", SwapRequest, SwapResult, plane=Plane.OUT_OF_BAND),
     )
 }
-"""Every call of the contract by name. Host and handle both use this table."""
+"""Every call of the contract by name. Host and handle both use this table. An adapter has a method for each call that it offers:
+``async def pause(self, request: PauseRequest) -> None``; it returns nothing for `Empty`."""
 DATA_PLANE = tuple(name for name, method in METHODS.items() if method.plane is Plane.DATA)
 LISTS, CHOICES = (
     tuple(name for name, method in METHODS.items() if method.answers == form) for form in ("lists", "choices")

@@ -118,7 +118,7 @@ class Host:
             if isinstance(request, KillServerRequest):
                 self._give_up(request.server)
             result = await self._unless_dead(function(request), method)
-            checked = msgspec.convert(msgspec.to_builtins(result), result_type)
+            checked = Empty() if result_type is Empty else msgspec.convert(msgspec.to_builtins(result), result_type)
         except asyncio.CancelledError:
             raise
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
@@ -133,7 +133,7 @@ class Host:
         dead = self._dead()
         return msgspec.json.encode({**content, "died": dead} if dead else content)
 
-    async def _unless_dead(self, work: Awaitable[Message], method: str) -> Message:
+    async def _unless_dead(self, work: Awaitable[Message | None], method: str) -> Message | None:
         if self._died is None or method in ("teardown", "observe", "in_flight"):
             return await work
         call = asyncio.ensure_future(work)
