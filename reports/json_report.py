@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal, final
@@ -11,6 +10,7 @@ import msgspec
 
 from harness.contract.errors import UsageError
 from harness.records.verdict import Judgement
+from reports import published
 from reports.text import visible
 from reports.view import Counts, count
 
@@ -32,8 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode(judgement: Judgement) -> bytes:
     """The bytes of report.json. The judgement must have been settled."""
-    report = Report(exit_status=judgement.exit_status, counts=count(judgement), judgement=judgement)
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    return published.encode(Report(exit_status=judgement.exit_status, counts=count(judgement), judgement=judgement))
 
 
 def read_report(path: Path) -> Judgement:
@@ -57,12 +56,11 @@ def read_report(path: Path) -> Judgement:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of report.json."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "rollout-parity report",
-        "description": "report.json of one run: rollout inference stacks against the contract and each other.",
-        **msgspec.json.schema(Report),
-    }
+    return published.schema(
+        Report,
+        "rollout-parity report",
+        "report.json of one run: rollout inference stacks against the contract and each other.",
+    )
 
 
 def settle(judgement: Judgement) -> Judgement:
@@ -100,10 +98,5 @@ def plain(value: Any, *, as_number: bool) -> Any:
             return value
 
 
-def write_schema() -> None:
-    """Renew ``reports/schema.json``: ``python -m reports.json_report``."""
-    SCHEMA.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_schema()
+    published.write_schema(SCHEMA, schema())

@@ -5,7 +5,6 @@ Published schema: ``reports/mutants.schema.json``.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, final
@@ -14,6 +13,7 @@ import msgspec
 
 from harness.contract.faults import DRIVEN
 from harness.proving.mutants import Fate, Judged, MutantProof, MutantRun
+from reports import published
 from reports.text import many, seconds, shortened
 
 CODE = 110
@@ -58,12 +58,11 @@ class MutantReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def schema() -> dict[str, Any]:
     """The JSON schema of mutants.json."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "rollout-parity mutants",
-        "description": "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
-        **msgspec.json.schema(MutantReport),
-    }
+    return published.schema(
+        MutantReport,
+        "rollout-parity mutants",
+        "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
+    )
 
 
 def write_all(run: MutantRun, folder: Path) -> Path:
@@ -74,10 +73,9 @@ def write_all(run: MutantRun, folder: Path) -> Path:
         problems={proof.target: proof.problems for proof in run.proofs},
         run=run,
     )
-    (folder / "mutants.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    page = folder / "mutants.md"
-    page.write_text(markdown(run))
-    return page
+    return published.write(folder, {"mutants.json": published.encode(report), "mutants.md": markdown(run).encode()})[
+        "mutants.md"
+    ]
 
 
 def figures_of(proof: MutantProof) -> Figures:
@@ -175,4 +173,4 @@ def _functions(title: str, proof: MutantProof) -> list[str]:
 
 
 if __name__ == "__main__":
-    SCHEMA.write_text(json.dumps(schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    published.write_schema(SCHEMA, schema())

@@ -8,7 +8,7 @@ from harness.judging.ledger import Ledger
 from harness.judging.ledger import load as load_ledger
 from harness.records.verdict import Judgement
 from harness.suite.plan import Plan, load_plan
-from reports import html, json_report, junit, markdown, pictures
+from reports import html, json_report, junit, markdown, pictures, published
 from reports.json_report import read_report
 
 __all__ = ["read_report", "write_all"]
@@ -38,10 +38,4 @@ def write_all(
             settled, plan, ledger, pictures.gather(settled, run_dir, everything=all_pictures)
         ).encode(),
     }
-    run_dir.mkdir(parents=True, exist_ok=True)
-    paths = {name: run_dir / name for name in contents}
-    for name, content in contents.items():
-        partial = paths[name].with_name(f".{name}.partial")
-        partial.write_bytes(content)
-        partial.replace(paths[name])
-    return paths
+    return published.write(run_dir, contents)

@@ -566,24 +566,12 @@ def test_the_published_schema_is_current():
     assert json.loads(kill_matrix.SCHEMA.read_text()) == kill_matrix.schema(), "run python -m reports.kill_matrix"
 
 
-def test_kill_matrix_json_validates_and_comes_back(tmp_path):
+def test_kill_matrix_json_validates(tmp_path):
     made = kill_matrices.big()
     paths = kill_matrix.write_all(made, tmp_path)
     found = json.loads(paths["kill_matrix.json"].read_text())
     jsonschema.Draft202012Validator(kill_matrix.schema()).validate(found)
-    assert kill_matrix.read(paths["kill_matrix.json"]) == made
     assert (found["exit_status"], found["figures"]["faults"]) == (1, 70)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"{}", "has format None"), (b'{"format": 1}', "is not"), (b"[", "is not")]
-)
-def test_what_is_not_a_kill_matrix_is_refused_by_name(tmp_path, content, says):
-    (tmp_path / "k.json").write_bytes(content)
-    with pytest.raises(UsageError, match=says):
-        kill_matrix.read(tmp_path / "k.json")
-    with pytest.raises(UsageError, match="cannot read"):
-        kill_matrix.read(tmp_path / "none.json")
 
 
 def test_a_large_matrix_has_every_outcome_in_every_format(tmp_path):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.machine.logs import whole_lines
+
 WHOAMI = "parity_whoami"
 """Worker method by which the adapter tells each engine its server name. Its call pairs name and engine."""
 
@@ -24,13 +26,8 @@ class TapReader:
     def poll(self) -> None:
         """Read every complete line that was written since the last call."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._offsets[path] = self._offsets.get(path, 0) + len(line)
-                    self._take(json.loads(line))
+            for line in whole_lines(path, self._offsets):
+                self._take(json.loads(line))
 
     def _take(self, seen: dict[str, Any]) -> None:
         data = seen["data"]

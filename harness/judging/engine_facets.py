@@ -21,7 +21,7 @@ from harness.checks.matching import Row, assignment
 from harness.checks.pausing import dropped, pauses
 from harness.contract.messages import METHODS, Plane
 from harness.judging.causes import Why
-from harness.judging.facets import deterministic, error_of, size_of
+from harness.judging.facets import deterministic, error_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
 from harness.judging.sides import Difference, Facet, covered, given_up, overlaps
@@ -128,21 +128,13 @@ def _attempts(both: _Both) -> Facet:
         failed = error_of(left) is not None or error_of(right) is not None
         if failed:
             ours, theirs, twins = ({} if not side else {"the call": _in_words(side)} for side in (ours, theirs, twins))
+        paused = overlaps(left, both.baseline, "pause") or overlaps(right, both.candidate, "pause")
         for place in ours.keys() & theirs.keys():
             a, b = ours[place], theirs[place]
-            facet.facts += 1
-            if a == b:
-                continue
-            if place in twins and twins[place] != a:
-                facet.noisy += 1
-                continue
-            why: tuple[Why, ...] = ()
+            why: tuple[Why, ...] = (Why.INTERRUPTED,) if paused else ()
             if failed:
                 why = (Why.REFUSED_ELSEWHERE if _NONE in (a, b) else Why.ASKED_AGAIN,)
-            elif any(overlaps(c, e, "pause") for c, e in ((left, both.baseline), (right, both.candidate))):
-                why = (Why.INTERRUPTED,)
-            size = size_of(left, place)
-            facet.differences.append(Difference(call=left, place=place, baseline=a, candidate=b, size=size, why=why))
+            facet.compare(place, (a, b), why, noisy=place in twins and twins[place] != a, call=left)
     return facet
 
 
@@ -179,18 +171,17 @@ def _requests(both: _Both, attempts: Facet) -> Facet:
     if not any(ours) and not any(theirs):
         return facet
     facet.facts = len(ours) + 1
-    about: dict[str, Any] = {"call": None, "size": 0}
     if sum(ours) != sum(theirs):
         if any(abs(sum(ours) - sum(theirs)) <= abs(sum(ours) - sum(twin)) for twin in twins):
             facet.noisy += 1
         else:
             why = tuple(dict.fromkeys(w for difference in attempts.differences for w in difference.why))
             facet.differences.append(
-                Difference(place="requests in all", baseline=sum(ours), candidate=sum(theirs), why=why, **about)
+                Difference(place="requests in all", baseline=sum(ours), candidate=sum(theirs), why=why)
             )
     elif _apart(ours, theirs) > max([_chance(*both.sides[0]), *(_apart(ours, twin) for twin in twins)]):
         facet.differences.append(
-            Difference(place="requests per server", baseline=ours, candidate=theirs, why=(Why.OTHER_SPREAD,), **about)
+            Difference(place="requests per server", baseline=ours, candidate=theirs, why=(Why.OTHER_SPREAD,))
         )
     return facet
 
@@ -250,9 +241,7 @@ def _concurrency(both: _Both) -> Facet:
             continue
         spread = each and not facet.differences and not facet.noisy
         why = (Why.OTHER_SPREAD,) if spread else _why_fewer(sides[0] if ours < theirs else sides[1])
-        facet.differences.append(
-            Difference(call=None, place=f"most at once {place}", baseline=ours, candidate=theirs, size=0, why=why)
-        )
+        facet.differences.append(Difference(place=f"most at once {place}", baseline=ours, candidate=theirs, why=why))
     return facet
 
 
@@ -352,7 +341,6 @@ def _seconds(both: _Both) -> Facet:
                 place=place,
                 baseline={"median seconds": round(ours, 3)},
                 candidate={"median seconds": round(theirs, 3)},
-                size=0,
                 why=_why_slow(both, calls, pace),
             )
         )
@@ -409,16 +397,8 @@ def _order(both: _Both) -> Facet:
     for call, a, b, twins in found:
         if not any(a) and not any(b):
             continue
-        facet.facts += 1
-        if a == b:
-            continue
-        if twins is not None and twins != a:
-            facet.noisy += 1
-            continue
         place = "between control calls" if call is None else call.method
-        facet.differences.append(
-            Difference(call=call, place=place, baseline=a, candidate=b, size=0, why=_why_steps(place, a, b))
-        )
+        facet.compare(place, (a, b), _why_steps(place, a, b), noisy=twins is not None and twins != a, call=call)
     return facet
 
 

@@ -39,11 +39,11 @@ from harness.records.verdict import Concern
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One place where the two sides differ. `size` is that of the input: the smallest is shown first."""
 
-    call: Call | None
+    call: Call | None = None
     place: str
     baseline: Any
     candidate: Any
-    size: int
+    size: int = 0
     why: tuple[Why, ...] = ()
     """Causes that the recordings tell; without any the difference is unexplained."""
 
@@ -69,9 +69,25 @@ class Facet(msgspec.Struct, kw_only=True):
     parted: int = 0
     """Differences after a parting where rounding decides (`harness.judging.partings`)."""
 
-    def smallest(self, count: int = 3) -> list[dict[str, Any]]:
-        """The smallest inputs; those without a cause first."""
-        return [d.shown for d in sorted(self.differences, key=lambda d: (bool(d.why), d.size))[:count]]
+    def compare(
+        self, place: str, sides: tuple[Any, Any], why: tuple[Why, ...] = (), *, noisy: bool, call: Call | None = None
+    ) -> None:
+        """Count a place with its two values. A difference is noise if the baseline's own twin differs there (`noisy`)."""
+        self.facts += 1
+        baseline, candidate = sides
+        if baseline == candidate:
+            return
+        if noisy:
+            self.noisy += 1
+            return
+        size = 0 if call is None else size_of(call, place)
+        self.differences.append(
+            Difference(call=call, place=place, baseline=baseline, candidate=candidate, size=size, why=why)
+        )
+
+    def smallest(self) -> list[dict[str, Any]]:
+        """The three smallest inputs; those without a cause first."""
+        return [d.shown for d in sorted(self.differences, key=lambda d: (bool(d.why), d.size))[:3]]
 
 
 @final
@@ -155,20 +171,8 @@ def _after_a_death(call: Call, evidence: Evidence) -> bool:
 
 def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, died: bool) -> None:
     for found in forms.compare(left, right, again, died=died):
-        facet = facets[found.facet]
-        facet.facts += 1
-        facet.noisy += found.differs and found.noisy
-        if found.differs and not found.noisy:
-            facet.differences.append(
-                Difference(
-                    call=left,
-                    place=found.place,
-                    baseline=found.baseline,
-                    candidate=found.candidate,
-                    size=size_of(left, found.place),
-                    why=found.why,
-                )
-            )
+        sides = found.baseline, found.candidate
+        facets[found.facet].compare(found.place, sides, found.why, noisy=found.noisy, call=left)
 
 
 def given_up(call: Call) -> bool:
@@ -308,15 +312,9 @@ def _partition(baseline: Evidence, candidate: Evidence, twin: Evidence | None, f
         a, b = ours.get(session, NOT_THERE), theirs.get(session, NOT_THERE)
         if NOT_THERE in (a, b) and session in failed:
             continue  # no engine took it there: `outputs.errors`
-        facet = facets[PARTITION]
-        facet.facts += 1
-        if a == b:
-            continue
-        if session in twins and twins[session] != a:
-            facet.noisy += 1
-            continue
         why = () if NOT_THERE in (a, b) else (Why.OTHER_SERVERS,)
-        facet.differences.append(Difference(call=None, place=session, baseline=a, candidate=b, size=0, why=why))
+        noisy = session in twins and twins[session] != a
+        facets[PARTITION].compare(session, (a, b), why, noisy=noisy)
 
 
 def partition(evidence: Evidence) -> dict[str, str]:

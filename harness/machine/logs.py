@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 POLL_S = 0.1
+
+
+def whole_lines(path: Path, offsets: dict[Path, int]) -> Iterator[bytes]:
+    """The lines of a growing file that are complete and begin at its offset or later. Moves the offset."""
+    with path.open("rb") as file:
+        file.seek(offsets.get(path, 0))
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offsets[path] = offsets.get(path, 0) + len(line)
+            yield line
 
 
 class LogStream:
@@ -32,13 +43,8 @@ class LogStream:
 
     def _read(self) -> None:
         for path in sorted(self._folder.rglob("*.log")):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._offsets[path] = self._offsets.get(path, 0) + len(line)
-                    self._write(f"  {path.parent.name}/{path.name}: {line.decode(errors='replace').rstrip()}")
+            for line in whole_lines(path, self._offsets):
+                self._write(f"  {path.parent.name}/{path.name}: {line.decode(errors='replace').rstrip()}")
 
 
 class LatestStage:
