@@ -16,9 +16,9 @@ import pytest
 from backends.taps import swaps
 from backends.taps.swaps import Refused, Swapper, everywhere
 from harness import PROJECT
-from harness.contract.errors import Blame, UsageError
+from harness.contract.errors import Blame, CallTimedOut, StackDied, UsageError
 from harness.contract.faults import DRIVEN
-from harness.contract.messages import SwapRequest, SwapResult
+from harness.contract.messages import Swap, SwapRequest, SwapResult
 from harness.machine.progress import silent
 from harness.machine.targets import registry
 from harness.proving import mutants
@@ -445,6 +445,32 @@ def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(mo
         1.0, ["tiny_stack:logged", "tiny_stack:Client.name", "tiny_stack:Client.wrapped", "tiny_stack:handlers"],
     )  # fmt: skip
     assert module.Client().add(2, 3) == 5
+
+
+def test_the_error_of_a_scenario_that_ended_the_stack_is_not_hidden_by_the_swap_back(monkeypatch):
+    async def hangs(_stack):
+        raise CallTimedOut("generate did not return within 8 s")
+
+    class Gone:
+        swaps = 0
+
+        async def swap(self, _request):
+            self.swaps += 1
+            if self.swaps == 2:
+                raise StackDied("the host's connection broke during swap")
+            return SwapResult(called={}, swapped=1, refused="")
+
+    class Ended(Tiny):
+        def drive(self, _scenario, _seat, body):
+            with pytest.raises(CallTimedOut):
+                asyncio.run(body(Gone()))
+            return []
+
+    monkeypatch.setattr(catalogue, "body", lambda _: hangs)
+    proving = Proving(Request(stacks=("toy",), sample=0, seed=3), code_of({}, []), [], "toy", print)
+    seat = mutants.Seat(target="toy", topology=catalogue.declared()[A].driven_in(2)[0])
+    told = proving._under(Ended(None), seat, Swap(module="m", function="f", source=""), GREEN)
+    assert (told.refused, told.called) == ("", {})
 
 
 def test_scenarios_with_untried_checks_and_little_cost_come_first_after_those_that_killed():

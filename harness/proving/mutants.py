@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, final
 
@@ -47,7 +48,7 @@ LEAST_S = 8.0
 SLOWER = 4.0
 """Deadline of a scenario under a mutant, in units of its time in the control."""
 MOST_S = 45.0
-"""Seconds after which no further scenario is driven under a mutant that nothing has killed."""
+"""Seconds of driving under a mutant that nothing has killed. A scenario that would take longer is left out, unless it is the first."""
 MOST_ACCIDENTS = 3
 """Scenarios that may end by accident under a mutant before the next ones are left out."""
 ONCE = "its statement ran in the control, and not under it: once per start, such as what fills a cache"
@@ -531,8 +532,10 @@ class Proving:
         driven, fired, accidents = 0, False, 0
         found: tuple[Ran, Kill] | None = None
         for ran in callers:
-            if time.monotonic() - began > MOST_S or accidents == MOST_ACCIDENTS:
+            if accidents == MOST_ACCIDENTS:
                 break
+            if driven and time.monotonic() - began + ran.seconds > MOST_S:
+                continue
             told = self._under(session, seat, swap, ran)
             if told.refused:
                 return _judged(mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers))
@@ -673,10 +676,11 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prove_mutants(
-    request: Request, progress: Progress, tell: Tell, begin: Callable[[Options, Progress], Driver] = Session
+    request: Request, progress: Progress, tell: Tell, begin: Callable[[Options, Progress], Driver] | None = None
 ) -> Finished:
     """Drive the mutants of all stacks. Ctrl-C or a named error ends the driving; what was judged is kept."""
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
+    begin = begin or partial(Session, known={})  # all stacks have one oracle: it answers once
     targets = [resolve(name) for name in dict.fromkeys(request.stacks)]
     codes = {target.name: load(target, progress, request.engine) for target in targets}
     mutants = {target.name: chosen(codes[target.name], request) for target in targets}
