@@ -123,11 +123,12 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+GIVEN = ["--baseline=toy:legacy", "--candidate=toy:http", "--engine=cpu", "--model=model", "--topology=disaggregated"]
+
+
 def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") -> pytest.RunResult:
-    """Run the scenarios, by default in the disaggregated topology."""
-    given = ["--baseline", "toy:legacy", "--candidate", candidate, "--engine", "cpu", "--model", "model"]
-    if not any(a.startswith("--topology") for a in arguments):
-        given += ["--topology", "disaggregated"]
+    """Run the scenarios, in the disaggregated topology and in those that are named."""
+    given = [*GIVEN, "--candidate", candidate]
     return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *given, *arguments)
 
 
@@ -139,7 +140,7 @@ def report(project: pytest.Pytester) -> dict:
 
 
 def test_each_scenario_is_an_item_a_stack_and_one_a_comparison_in_order_of_starts(project: pytest.Pytester):
-    shown = run(project, "--collect-only", "-q", "--topology=disaggregated", "--topology=colocated")
+    shown = run(project, "--collect-only", "-q", "--topology=colocated")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids == [
         "test_trigger[toy:legacy@disaggregated]",
@@ -166,42 +167,42 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
     ]
 
 
-def test_a_single_stack_is_compared_with_nothing(project: pytest.Pytester):
-    shown = run(project, "--collect-only", "-q", "--stack", "toy:http", "--engines", "4")
+def test_a_single_stack_is_compared_with_nothing_and_scenarios_have_the_mark_of_their_wave(project: pytest.Pytester):
+    shown = run(project, "--collect-only", "-q", "--stack", "toy:http", "--engines", "4", "-m", "wave1 and not wave2")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]
     assert ids == ["test_trigger[toy:http@disaggregated]", "test_greedy[toy:http@disaggregated]"]
-
-
-@pytest.mark.parametrize(("expression", "count"), [("wave1", 6), ("wave2", 0)])
-def test_scenarios_are_marked_with_their_wave(project: pytest.Pytester, expression: str, count: int):
-    shown = run(project, "--collect-only", "-q", "-m", expression)
-    assert sum("::" in line for line in shown.outlines) == count
 
 
 # --- what is refused before anything starts
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--candidate", "toy:htp"], "unknown target 'toy:htp': did you mean toy:http"),
-        (["--candidate", "toy:legacy"], "baseline and candidate are the same target"),
-        (["--model", "nowhere"], "nowhere is not a model: it has no config.json"),
-        (["--ledger", "broken.toml"], "broken.toml"),
-        (["--ledger", "nowhere.toml"], "nowhere.toml"),
-        (["--engines", "0"], "--engines and --repeat count from 1"),
-        (["--cuda-graphs"], "--cuda-graphs needs a GPU, and this run is on --engine cpu"),
-        (["--batch-invariant"], "--batch-invariant needs a GPU, and this run is on --engine cpu"),
-    ],
-)
-def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester, arguments: list[str], said: str):
+REFUSED = {
+    "--candidate toy:htp": "unknown target 'toy:htp': did you mean toy:http",
+    "--candidate toy:legacy": "baseline and candidate are the same target",
+    "--model nowhere": "nowhere is not a model: it has no config.json",
+    "--ledger broken.toml": "broken.toml",
+    "--ledger nowhere.toml": "nowhere.toml",
+    "--engines 0": "--engines and --repeat count from 1",
+    "--cuda-graphs": "--cuda-graphs needs a GPU, and this run is on --engine cpu",
+    "--batch-invariant": "--batch-invariant needs a GPU, and this run is on --engine cpu",
+}
+EACH = """
+import sys, pytest
+for options in sys.argv[1:]:
+    print("ended with", int(pytest.main(["scenarios", "-pno:cacheprovider", *options.split()])), file=sys.stderr)
+"""
+
+
+def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester):
     (project.path / "broken.toml").write_text("[[divergence]\n")
-    shown = run(project, "--run-dir", "run", *arguments)
-    assert shown.ret == pytest.ExitCode.USAGE_ERROR
-    errors = [line for line in shown.errlines if line.startswith("ERROR: ")]
-    assert len(errors) == 1
-    assert said in errors[0]
+    given = [f"{' '.join(GIVEN)} --run-dir run {options}" for options in REFUSED]
+    shown = project.run(sys.executable, "-c", EACH, *given)
+    *each, after = shown.stderr.str().split(f"ended with {pytest.ExitCode.USAGE_ERROR:d}")
+    for (options, said), output in zip(REFUSED.items(), each, strict=True):
+        assert output.count("ERROR: ") == 1, options
+        assert said in output.partition("ERROR: ")[2].partition("\n")[0], options
     assert "Traceback" not in shown.stderr.str() + shown.stdout.str()
+    assert after == ""
     assert not (project.path / "run").exists()
 
 
