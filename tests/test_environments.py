@@ -134,18 +134,17 @@ FAULTS: dict[str, tuple[Callable[[Place], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place: Place, fault: str):
+def test_a_broken_environment_is_refused_by_name_and_made_anew_on_request(place: Place):
     place.ensure()
-    assert place.examined().status == "ok"
-    breaks, named = FAULTS[fault]
-    breaks(place)
-    assert (place.examined().status, named in place.examined().finding) == ("fail", True)
-    assert "parity setup --recreate" in place.examined().next_step
-    with pytest.raises(EnvironmentBroken, match=re.escape(named)) as caught:
-        place.ensure()
-    assert "parity setup --recreate" in caught.value.next_step
-    place.ensure(recreate=True)
+    for fault, (breaks, named) in FAULTS.items():
+        assert place.examined().status == "ok", fault
+        breaks(place)
+        assert (place.examined().status, named in place.examined().finding) == ("fail", True), fault
+        assert "parity setup --recreate" in place.examined().next_step
+        with pytest.raises(EnvironmentBroken, match=re.escape(named)) as caught:
+            place.ensure()
+        assert "parity setup --recreate" in caught.value.next_step
+        place.ensure(recreate=True)
     place.ensure()
 
 
