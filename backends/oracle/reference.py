@@ -64,10 +64,7 @@ linear.py). Every worker holds all other parameters whole."""
 VOCABULARY_BLOCK = 64
 """vLLM pads the rows of embedding and output layer to a multiple of this (vocab_parallel_embedding.py)."""
 
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """vLLM's fused parameter → its Hugging Face parameters, joined in this order along the first dimension (vLLM, Qwen2)."""
 
 EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")

@@ -76,11 +76,7 @@ class Sharding(NamedTuple):
 
 
 def llama_like(
-    configuration: Mapping[str, Any],
-    names: Collection[str],
-    *,
-    tensor_parallel: int = 2,
-    pipeline_parallel: int = 2,
+    configuration: Mapping[str, Any], names: Collection[str], *, tensor_parallel: int = 2, pipeline_parallel: int = 2
 ) -> Sharding:
     """Sharding of a dense model with Llama's names (Llama, Qwen2, Qwen3). `configuration` is Hugging Face's config.json. `names`
     are the state dict's: they show whether it has biases, query and key norms, and a separate output layer.

@@ -52,11 +52,7 @@ from harness.driving import allowance, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
 
-RAY_VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_DEDUP_LOGS": "0",
-}
+RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0", "RAY_DEDUP_LOGS": "0"}
 """For every run: no telemetry."""
 
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")

@@ -85,8 +85,7 @@ PICKLES = (
     # vLLM, ipc_engine.py: with the backend "ipc" and VLLM_ALLOW_INSECURE_SERIALIZATION=1, which SkyRL 0.2.0 sets
     (
         _posted(
-            "/update_weights",
-            update_info={"names": [], "dtype_names": [], "shapes": [], "ipc_handles_pickled": PICKLE},
+            "/update_weights", update_info={"names": [], "dtype_names": [], "shapes": [], "ipc_handles_pickled": PICKLE}
         ),
     ),
     # SkyRL 0.1.0, cuda_ipc_strategy.py, from_json_dict(): unpickles before it checks the fields, one of which is unknown

@@ -81,9 +81,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, 
         self._group = GlooGroup(init_info.master_address, init_info.master_port, rank, init_info.world_size)
 
     def receive_weights(
-        self,
-        update_info: NCCLWeightTransferUpdateInfo,
-        load_weights: Callable[[list[tuple[str, torch.Tensor]]], None],
+        self, update_info: NCCLWeightTransferUpdateInfo, load_weights: Callable[[list[tuple[str, torch.Tensor]]], None]
     ) -> None:
         assert self._group is not None, "init_transfer_engine comes first"
         about = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)

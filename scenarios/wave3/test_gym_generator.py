@@ -17,6 +17,14 @@ GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
 NEEDS = {Capability.GYM_GENERATOR}
 CHECKS = (*TRAJECTORIES, ALL_COMPLETE)
+Messages = list[dict[str, str]]
+
+
+async def roll_out(stack: Stack, conversations: list[Messages], extras: list[dict[str, Any]], **asked: Any) -> None:
+    """A request of one trajectory per conversation, each with what its environment gets (`extras`)."""
+    await stack.gym_generate(
+        GymRequest(prompts=conversations, env_extras=extras, **{"sampling_params": GREEDY, **asked})
+    )
 
 
 def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
@@ -31,14 +39,7 @@ def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
 @scenario(task=7, promise="one turn a prompt, all prompts in one request", needs=NEEDS, checks=[*CHECKS, LOGPROBS])
 async def test_one_turn_in_a_batch(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.batched; SkyRL, GeneratorInterface.generate: "in the same order as the input batch"."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(12),
-            env_extras=[{}] * 12,
-            batched=True,
-            sampling_params={**GREEDY, "logprobs": 1},
-        )
-    )
+    await roll_out(stack, prompts.conversations(12), [{}] * 12, batched=True, sampling_params={**GREEDY, "logprobs": 1})
 
 
 @scenario(
@@ -50,24 +51,13 @@ async def test_one_turn_in_a_batch(stack: Stack, prompts: Prompts) -> None:
 async def test_a_large_batch_is_spread(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, generate_batched: no session ids; SkyRL API reference, InferenceEngineClient: "random load-balancing"."""
     batch = prompts.conversations(32)
-    await stack.gym_generate(
-        GymRequest(
-            prompts=batch, env_extras=[{}] * len(batch), batched=True, sampling_params={**GREEDY, "max_tokens": 4}
-        )
-    )
+    await roll_out(stack, batch, [{}] * len(batch), batched=True, sampling_params={**GREEDY, "max_tokens": 4})
 
 
 @scenario(task=7, promise="one turn a prompt, each trajectory by itself", needs=NEEDS, checks=CHECKS)
 async def test_one_turn_each(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, SkyRLGymGenerator.agent_loop with max_turns=1."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(12),
-            env_extras=[{}] * 12,
-            trajectory_ids=trajectories(12),
-            sampling_params=GREEDY,
-        )
-    )
+    await roll_out(stack, prompts.conversations(12), [{}] * 12, trajectory_ids=trajectories(12))
 
 
 @scenario(
@@ -79,14 +69,13 @@ async def test_one_turn_each(stack: Stack, prompts: Prompts) -> None:
 async def test_several_turns(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, SkyRLGymGenerator: multi-turn tokenization; BaseTextEnv.step: done. Trajectories of 1 to 4 turns;
     the environment would end some of them only after max_turns."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(10),
-            env_extras=[{"turns": 1 + row % 5} for row in range(10)],
-            trajectory_ids=trajectories(10),
-            max_turns=4,
-            sampling_params={**GREEDY, "logprobs": 1},
-        )
+    await roll_out(
+        stack,
+        prompts.conversations(10),
+        [{"turns": 1 + row % 5} for row in range(10)],
+        trajectory_ids=trajectories(10),
+        max_turns=4,
+        sampling_params={**GREEDY, "logprobs": 1},
     )
 
 
@@ -98,14 +87,13 @@ async def test_several_turns(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_the_environment_ends_a_trajectory(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, SkyRLGymGenerator: BaseTextEnv.step: done, as a function of the answer."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(10),
-            env_extras=[{"until": letters} for letters in ("qjz", "ab", "xyz", "e", "Z") * 2],
-            trajectory_ids=trajectories(10),
-            max_turns=5,
-            sampling_params={**FULL, "max_tokens": 6},
-        )
+    await roll_out(
+        stack,
+        prompts.conversations(10),
+        [{"until": letters} for letters in ("qjz", "ab", "xyz", "e", "Z") * 2],
+        trajectory_ids=trajectories(10),
+        max_turns=5,
+        sampling_params={**FULL, "max_tokens": 6},
     )
 
 
@@ -117,15 +105,14 @@ async def test_the_environment_ends_a_trajectory(stack: Stack, prompts: Prompts)
 )
 async def test_trajectories_end_by_length(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.max_input_length: "Max generator input length for multi-turn conversations"."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=[messages[-1:] for messages in prompts.conversations(8)],
-            env_extras=[{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
-            trajectory_ids=trajectories(8),
-            max_turns=9,
-            max_input_length=160,
-            sampling_params={**FULL, "max_tokens": 16, "logprobs": 1},
-        )
+    await roll_out(
+        stack,
+        [messages[-1:] for messages in prompts.conversations(8)],
+        [{"turns": 1 if row % 4 == 0 else 9} for row in range(8)],
+        trajectory_ids=trajectories(8),
+        max_turns=9,
+        max_input_length=160,
+        sampling_params={**FULL, "max_tokens": 16, "logprobs": 1},
     )
 
 
@@ -138,29 +125,27 @@ async def test_trajectories_end_by_length(stack: Stack, prompts: Prompts) -> Non
 async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.n_samples_per_prompt and TrajectoryID.repetition_id; each prompt is repeated in place."""
     conversations = [messages for messages in prompts.conversations(4) for _ in range(4)]
-    await stack.gym_generate(
-        GymRequest(
-            prompts=conversations,
-            env_extras=[{}] * len(conversations),
-            trajectory_ids=trajectories(4, samples=4),
-            max_turns=2,
-            sampling_params={"max_tokens": 12, "temperature": 1.0, "logprobs": 1},
-        )
+    await roll_out(
+        stack,
+        conversations,
+        [{}] * len(conversations),
+        trajectory_ids=trajectories(4, samples=4),
+        max_turns=2,
+        sampling_params={"max_tokens": 12, "temperature": 1.0, "logprobs": 1},
     )
 
 
 @scenario(task=7, promise="turns and observations may be one assistant message", needs=NEEDS, checks=[*CHECKS, STICKY])
 async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(12),
-            env_extras=[{"turns": 1 + row % 3} for row in range(12)],
-            trajectory_ids=trajectories(12),
-            max_turns=3,
-            use_conversation_multi_turn=False,
-            sampling_params=FULL,
-        )
+    await roll_out(
+        stack,
+        prompts.conversations(12),
+        [{"turns": 1 + row % 3} for row in range(12)],
+        trajectory_ids=trajectories(12),
+        max_turns=3,
+        use_conversation_multi_turn=False,
+        sampling_params=FULL,
     )
 
 
@@ -170,11 +155,10 @@ async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Pr
     text shows special tokens."""
     some = [*stack.vocabulary.some_special(3), *stack.vocabulary.spelled("abcdefghi")]
     letters = {"allowed_token_ids": some, "ignore_eos": True}
-    await stack.gym_generate(
-        GymRequest(
-            prompts=prompts.conversations(12),
-            env_extras=[{"strict": True}] * 12,
-            trajectory_ids=trajectories(12),
-            sampling_params={"max_tokens": 24, "temperature": 2.0, "seed": 11, **letters},
-        )
+    await roll_out(
+        stack,
+        prompts.conversations(12),
+        [{"strict": True}] * 12,
+        trajectory_ids=trajectories(12),
+        sampling_params={"max_tokens": 24, "temperature": 2.0, "seed": 11, **letters},
     )
