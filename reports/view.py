@@ -92,11 +92,16 @@ def held_entries(judgement: Judgement) -> list[str]:
 
 
 def given_way(judgement: Judgement) -> list[str]:
-    """One line on the concessions to the run's stacks; none for a run without any."""
-    if not judgement.concessions:
-        return []
-    hiding = sum(bool(one.hides) for one in judgement.concessions)
-    return [f"{many(len(judgement.concessions), 'concession')} to these stacks, {hiding} of them can hide a difference"]
+    """A line on the concessions to the run's stacks, and one on the bullets of the plan that neither stack offers whole."""
+    lines = []
+    if judgement.concessions:
+        hiding = sum(bool(one.hides) for one in judgement.concessions)
+        count = many(len(judgement.concessions), "concession")
+        lines.append(f"{count} to these stacks, {hiding} of them can hide a difference")
+    if judgement.gate is not None and (left_out := judgement.gate.left_out):
+        count = many(len(left_out), "bullet")
+        lines.append(f"{count} judged without scenarios that neither stack offers: {'; '.join(left_out)}")
+    return lines
 
 
 def severity(status: str) -> int:

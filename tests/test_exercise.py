@@ -12,15 +12,17 @@ from harness.suite.scenario import Scenario
 from tests import traces
 
 
-def interrupted(mode: str, *, ended_ns: int = 100) -> list:
-    answer = traces.generate([[5, 6]], [[1, 2]], started_ns=10, ended_ns=ended_ns)
+def interrupted(mode: str, *, reason: str = "length", ended_ns: int = 100) -> list:
+    answer = traces.generate([[5, 6]], [[1, 2]], stop_reasons=[reason], started_ns=10, ended_ns=ended_ns)
     return [answer, traces.call("pause", {"mode": mode}, started_ns=50, ended_ns=60)]
 
 
-@pytest.mark.parametrize("declared", [Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED])
-def test_an_interrupted_answer_exercises_the_one_that_is_declared(declared):
-    about = {"capabilities": [declared, Capability.PAUSE_ABORT]}
-    assert exercised(traces.trace(*interrupted("abort"), **about)) == {declared, Capability.PAUSE_ABORT}
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("abort", Capability.PARTIAL_ANSWERS), ("length", Capability.RETRY_ABORTED)]
+)
+def test_the_reason_of_an_interrupted_answer_says_what_it_exercised(reason, shown):
+    about = {"capabilities": [Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED]}
+    assert exercised(traces.trace(*interrupted("abort", reason=reason), **about)) == {shown, Capability.PAUSE_ABORT}
     assert exercised(traces.trace(*interrupted("abort", ended_ns=40), **about)) == {Capability.PAUSE_ABORT}
     assert exercised(traces.trace(*interrupted("keep"), **about)) == {Capability.PAUSE_KEEP}
 
@@ -42,6 +44,12 @@ def test_a_quantized_sync_is_exercised_by_a_sync_and_an_answer():
     both = {Capability.WEIGHT_SYNC, Capability.QUANTIZED, Capability.QUANTIZED_SYNC}
     assert exercised(traces.trace(*calls, topology=Topology(quantization="fp8"), capabilities=[*both])) == both
     assert exercised(traces.trace(*calls, capabilities=[*both])) == {Capability.WEIGHT_SYNC}
+
+
+@pytest.mark.parametrize(("transport", "shown"), [("ipc", {Capability.CUDA_IPC}), ("broadcast", set())])
+def test_cuda_ipc_is_exercised_where_a_worker_says_so(transport, shown):
+    workers = traces.call("workers", {}, {"servers": {"server-0": [{"rank": 0, "transport": transport}]}})
+    assert exercised(traces.trace(workers)) == shown
 
 
 def test_an_adapter_in_a_request_exercises_lora():

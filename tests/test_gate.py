@@ -160,9 +160,10 @@ def test_what_neither_stack_offers_needs_no_evidence(lacking, closed):
         verdict("order.test_extra", target=one, status="missing" if one in lacking else "pass")
         for one in (LEGACY, HTTP)
     ]
-    assert reasons([*GREEN, *extra], plan=plan) == (
-        ["task 0: no bullet has all of its evidence (wave 1)"] if closed else []
-    )
+    judgement = Judgement(run=RUN, verdicts=[*GREEN, *extra])
+    gate = decide(judgement, plan, Ledger())
+    assert gate.reasons == (["task 0: no bullet has all of its evidence (wave 1)"] if closed else [])
+    assert gate.left_out == ([] if closed else ["0.1 without order.test_extra"])
 
 
 def test_a_bullet_without_scenarios_has_no_evidence():

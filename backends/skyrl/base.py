@@ -32,6 +32,9 @@ from harness.contract.messages import (
     Generation,
     GymOutput,
     GymRequest,
+    HealthResult,
+    HttpRequest,
+    HttpResponse,
     InjectRequest,
     InjectResult,
     LoadLoraRequest,
@@ -297,11 +300,12 @@ class SkyRLStack(VllmStack):
         if not self.colocated:
             return None
         from ray.util.placement_group import placement_group
+        from skyrl.env_vars import SKYRL_RAY_PG_TIMEOUT_IN_S
         from skyrl.train.utils.utils import get_ray_pg_ready_with_timeout
 
         share = 1.0 if self.on_cpu else self.devices.share
         group = placement_group([{"GPU": share, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
-        get_ray_pg_ready_with_timeout(group, timeout=180)
+        get_ray_pg_ready_with_timeout(group, timeout=SKYRL_RAY_PG_TIMEOUT_IN_S)
         if not self.release.resolved_placement:
             return group
         from skyrl.train.utils.utils import ResolvedPlacementGroup
@@ -373,6 +377,14 @@ class SkyRLStack(VllmStack):
 
     async def wake_up(self, request: WakeUpRequest) -> None:
         await self.client.wake_up(tags=request.tags)
+
+    async def http(self, request: HttpRequest) -> HttpResponse:
+        raise NotImplementedError(request)
+
+    async def health(self, _request: Empty) -> HealthResult:
+        """`/health` of the data plane's address (SkyRL #899: "it should be true if at least one engine is healthy")."""
+        answer = await self.http(HttpRequest(method="GET", path="/health"))
+        return HealthResult(healthy=answer.status == 200)
 
     # --- the trainer's staleness manager
 

@@ -27,7 +27,6 @@ from harness.contract.messages import (
     DetokenizeResult,
     Empty,
     Generation,
-    HealthResult,
     HttpRequest,
     HttpResponse,
     IsPausedResult,
@@ -281,12 +280,11 @@ class HttpStack(SkyRLStack):
         if request.session_id is not None:
             body["session_id"] = request.session_id
         sequences = (await self.client.sample({"json": body}))["sequences"]
-        logprobs = [s["logprobs"] for s in sequences]
         return Generation(
             response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
             responses=None,
             stop_reasons=[s["stop_reason"] for s in sequences],
-            response_logprobs=logprobs if any(row is not None for row in logprobs) else None,
+            response_logprobs=[s["logprobs"] for s in sequences],
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:
@@ -334,11 +332,6 @@ class HttpStack(SkyRLStack):
 
     async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
         await self.client.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
-
-    async def health(self, _request: Empty) -> HealthResult:
-        """`/health` through the router (SkyRL #899: "it should be true if at least one engine is healthy")."""
-        answer = await self._direct.get(f"{self.client.proxy_url}/health")
-        return HealthResult(healthy=answer.status_code == 200)
 
     async def is_paused(self, _request: Empty) -> IsPausedResult:
         """`/is_paused` of every server (SkyRL #899: a mapping from server to state)."""

@@ -18,6 +18,7 @@ from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultyEngine
 from backends.vllm import patches
 from harness.contract.capability import Capability
+from harness.contract.errors import NotOffered
 from harness.contract.messages import (
     Empty,
     Generation,
@@ -29,7 +30,6 @@ from harness.contract.messages import (
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
-    WorldSizeResult,
 )
 from harness.driving import probing, raw
 from harness.machine import ports
@@ -149,6 +149,7 @@ class LegacyStack(SkyRLStack):
             tensor_parallel_size=self.request.topology.tensor_parallel,
             pipeline_parallel_size=self.request.topology.pipeline_parallel,
             data_parallel_size=self.request.topology.data_parallel,
+            expert_parallel_size=self.cfg.generator.inference_engine.expert_parallel_size,
         )
         return engines
 
@@ -366,20 +367,21 @@ class LegacyStack(SkyRLStack):
 
     # --- control plane
 
-    async def pause(self, _request: PauseRequest) -> None:
-        """Pause in the only mode of the release (`Release.legacy_pause_aborts`)."""
+    async def pause(self, request: PauseRequest) -> None:
+        """Pause in the only mode of the release. Raises NotOffered for another one, or to clear the cache."""
+        if request.mode != ("abort" if self.release.legacy_pause_aborts else "keep"):
+            raise NotOffered(f"pause_{request.mode}")
+        if request.clear_cache:
+            raise NotOffered(Capability.PAUSE_CLEAR_CACHE)
         await self.client.pause_generation()
 
     async def resume(self, _request: Empty) -> None:
         await self.client.resume_generation()
 
-    async def reset_prefix_cache(self, _request: ResetPrefixCacheRequest) -> None:
+    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
+        if request.reset_running_requests:
+            raise NotOffered(Capability.RESET_RUNNING_REQUESTS)
         await self.client.reset_prefix_cache()
-
-    async def world_size(self, _request: Empty) -> WorldSizeResult:
-        """Workers of all engines, by the engines' own sizes."""
-        sizes = await asyncio.to_thread(lambda: [e.tp_size() * e.pp_size() for e in self._engines])
-        return WorldSizeResult(world_size=sum(sizes))
 
     async def pickle_client(self, _request: Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
@@ -19,10 +20,6 @@ _NO_PROOF: dict[str, frozenset[Capability]] = {
     "prepare_weight_sync": frozenset({Capability.WEIGHT_SYNC}),
 }
 """Call → capabilities that it does not prove: waking up does not show that sleep was exercised."""
-
-
-_AFTER_ABORT = frozenset({Capability.PARTIAL_ANSWERS, Capability.RETRY_ABORTED})
-"""Two ways to end a generate() that pause(abort) meets. Such a call exercises the one that the stack declares."""
 
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
@@ -42,10 +39,14 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
     aborts = [call for call in own if call.method == "pause" and call.request.get("mode") == "abort"]
     found: set[Capability] = set()
     promised = set(trace.header.capabilities)
-    cut = [c for c in answered if _overlaps(aborts, c)]
-    if cut:
-        found |= _AFTER_ABORT & promised
-    if any(len(c.request.get("prompt_token_ids") or ()) > 1 for c in cut):
+    met = [c for c in answered if _overlaps(aborts, c)]
+    partial = [c for c in met if "abort" in (c.result or {}).get("stop_reasons", ())]
+    retried = [c for c in met if c not in partial]
+    if partial:
+        found.add(Capability.PARTIAL_ANSWERS)
+    if retried:
+        found |= {Capability.RETRY_ABORTED} & promised
+    if any(len(c.request.get("prompt_token_ids") or ()) > 1 for c in retried):
         found |= {Capability.RETRY_ABORTED_BATCH} & promised
     if any(_overlaps(aborts, c) for c in own if c.method == "chat_completion"):
         found |= {Capability.RETRY_ABORTED_CHAT} & promised
@@ -56,8 +57,16 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
         if any(call.method == "sync_weights" for call in own):
             found.add(Capability.QUANTIZED_SYNC)
     if any(call.method == "sync_weights" for call in own):
-        found |= {Capability.NATIVE_WEIGHT_SYNC, Capability.CUDA_IPC} & promised
+        found |= {Capability.NATIVE_WEIGHT_SYNC} & promised
+    if any(worker["transport"] == "ipc" for worker in _workers(own)):
+        found.add(Capability.CUDA_IPC)
     return found | _of_adapters(own, answered)
+
+
+def _workers(own: list[Call]) -> Iterable[dict[str, Any]]:
+    """What each worker says of itself, in every answer of workers()."""
+    said = [call.result["servers"] for call in own if call.method == "workers" and call.result is not None]
+    return (worker for servers in said for workers in servers.values() for worker in workers)
 
 
 def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:

@@ -34,7 +34,7 @@ def decide(judgement: Judgement, plan: Plan, ledger: Ledger) -> Gate:
             ]
         )
     )
-    return Gate(may_remove_legacy=not reasons, reasons=reasons)
+    return Gate(may_remove_legacy=not reasons, reasons=reasons, left_out=[*_left_out(judgement, plan)])
 
 
 def _run(judgement: Judgement) -> Iterable[str]:
@@ -151,10 +151,8 @@ def _evident(bullet: Bullet, judgement: Judgement) -> bool:
     run = judgement.run
     if not (run.candidate and run.baseline):
         return False
-    asked = [v for v in judgement.verdicts if v.target in (run.candidate, run.baseline)]
-    offered = {v.scenario for v in asked if v.status != Conformance.MISSING}
-    nobodys = {v.scenario for v in asked} - offered
-    left = tuple(name for name in bullet.scenarios if name.partition("@")[0] not in nobodys)
+    nobodys = _nobodys(bullet, judgement)
+    left = tuple(name for name in bullet.scenarios if name not in nobodys)
     if not left:
         return False
     bullet = msgspec.structs.replace(bullet, scenarios=left)
@@ -164,6 +162,20 @@ def _evident(bullet: Bullet, judgement: Judgement) -> bool:
         found.state is not State.NOT_EXERCISED and not found.unexercised
         for found in (cell(bullet, stack, judged), cell(bullet, pair, judged))
     )
+
+
+def _left_out(judgement: Judgement, plan: Plan) -> Iterable[str]:
+    for bullet in (bullet for task in plan.task for bullet in task.bullet):
+        if (judgement.run.candidate and judgement.run.baseline) and (nobodys := _nobodys(bullet, judgement)):
+            yield f"{bullet.id} without {', '.join(nobodys)}"
+
+
+def _nobodys(bullet: Bullet, judgement: Judgement) -> list[str]:
+    """The bullet's scenarios that neither stack offers."""
+    asked = [v for v in judgement.verdicts if v.target in (judgement.run.candidate, judgement.run.baseline)]
+    offered = {v.scenario for v in asked if v.status != Conformance.MISSING}
+    nobodys = {v.scenario for v in asked} - offered
+    return [name for name in bullet.scenarios if name.partition("@")[0] in nobodys]
 
 
 def _ranges(numbers: Sequence[int]) -> str:

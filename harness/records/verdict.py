@@ -345,6 +345,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
     may_remove_legacy: bool
     reasons: list[str]
+    left_out: list[str] = []
+    """Bullets of the plan that were judged without some of their scenarios, because neither stack offers what these need."""
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

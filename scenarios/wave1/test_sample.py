@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixtures.prompts import Prompts
+from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers, of_reference
 from harness.checks.sampling import independent
 from harness.checks.stopping import ends_as_asked
@@ -36,6 +39,26 @@ async def test_log_probabilities_of_samples(stack: Stack, prompts: Prompts) -> N
     """vLLM documentation, SamplingParams.logprobs: "If None, no probability is returned."; 1 is also the number at the engine."""
     await stack.sample(prompts.one(), 2, temperature=1.0, max_tokens=8)
     await stack.sample(prompts.one(), 2, temperature=1.0, max_tokens=8, logprobs=1)
+
+
+@scenario(
+    task=0,
+    promise="sample() passes on every sampling parameter",
+    needs=SAMPLE,
+    checks=[ALL_COMPLETE],
+)
+async def test_samples_take_every_parameter(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, sample: "sampling_params"; vLLM documentation, SamplingParams."""
+    asked: dict[str, Any] = {
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "min_tokens": 12,
+        "ignore_eos": True,
+        "allowed_token_ids": stack.vocabulary.plain[:64],
+    }
+    await stack.sample(prompts.one(), 4, temperature=1.0, max_tokens=16, **asked)
 
 
 @scenario(task=0, promise="samples are independent with a seed as well", needs=SAMPLE, checks=[independent()])

@@ -125,6 +125,20 @@ async def test_logprobs(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=7,
+    promise="bodies show the log-probabilities of several tokens at each place",
+    needs=ENDPOINT,
+    checks=[STATUS, LOGPROBS, ALL_COMPLETE],
+)
+async def test_several_logprobs(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: "logprobs", at most 5; chat completions: "top_logprobs"."""
+    async with openai_client(stack) as client:
+        await complete(stack, client, prompts.unique(2), logprobs=5)
+        for messages in prompts.conversations(2):
+            await chat(stack, client, messages, logprobs=True, top_logprobs=5)
+
+
+@scenario(
+    task=7,
     promise="a stop token ends a choice",
     needs=ENDPOINT,
     checks=[STATUS, ends_as_asked(causes=["stop token", "length"], methods=("completion",))],
