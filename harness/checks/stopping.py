@@ -108,7 +108,7 @@ def _wrong(row: Answer, at: int | None, cause: Cause | None) -> str | None:
     return None
 
 
-def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
+def stop_text(*labels: str) -> Check:
     """The text of an output that a stop string ended: up to that string, or with it if the caller asked to include it."""
     return of_answers(
         "stopping.text",
@@ -121,7 +121,6 @@ def stop_text(*labels: str, methods: Sequence[str] = LISTS) -> Check:
         rule=_stop_text,
         asks=_asks,
         labels=labels,
-        methods=methods,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
@@ -57,6 +59,13 @@ async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
         )
 
 
+def meets_a_stop_string(stack: Stack) -> dict[str, Any]:
+    """Answers of two tokens only, which sooner or later spell the stop string."""
+    two = stack.vocabulary.plain[:2]
+    spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stack.vocabulary.text(two)]}
+    return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}
+
+
 @scenario(
     task=0,
     promise="a stop string ends an output, and its text does not hold it",
@@ -64,15 +73,7 @@ async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.stop: "The returned output will not contain the stop strings." """
-    two = stack.vocabulary.plain[:2]
-    await stack.generate(
-        prompts.unique(12),
-        temperature=1.0,
-        seed=4,
-        max_tokens=32,
-        allowed_token_ids=two,
-        stop=[stack.vocabulary.text(two)],
-    )
+    await stack.generate(prompts.unique(12), **meets_a_stop_string(stack))
 
 
 @scenario(
@@ -82,13 +83,4 @@ async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_stop_strings_included(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.include_stop_str_in_output. SkyRL's generator always sets it."""
-    two = stack.vocabulary.plain[:2]
-    await stack.generate(
-        prompts.unique(12),
-        temperature=1.0,
-        seed=4,
-        max_tokens=32,
-        allowed_token_ids=two,
-        stop=[stack.vocabulary.text(two)],
-        include_stop_str_in_output=True,
-    )
+    await stack.generate(prompts.unique(12), include_stop_str_in_output=True, **meets_a_stop_string(stack))
