@@ -7,6 +7,7 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, returns_error
+from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.openai import envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
@@ -42,6 +43,18 @@ async def test_a_conversation_is_answered(stack: Stack, prompts: Prompts) -> Non
     async with asyncio.TaskGroup() as callers:
         for messages in prompts.conversations(6):
             callers.create_task(stack.chat_completion(body(stack, messages)))
+
+
+@scenario(
+    task=0,
+    promise="chat_completion() gives several choices",
+    needs=CHAT,
+    checks=[envelope("chat_completion"), usage("chat_completion"), ALL_COMPLETE],
+)
+async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: "n". `conservation` counts them, `echo` compares their seeds."""
+    for messages in prompts.conversations(2):
+        await stack.chat_completion(body(stack, messages, n=3, temperature=1.0, seed=5, return_token_ids=False))
 
 
 @scenario(

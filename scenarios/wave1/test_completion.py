@@ -53,6 +53,26 @@ async def test_prompts_of_text(stack: Stack, prompts: Prompts) -> None:
 
 
 @scenario(
+    task=0, promise="completion() gives several choices of one prompt", needs=COMPLETION, checks=[*BODY[:2], ENDS]
+)
+async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: "n". `conservation` counts them, `echo` compares their seeds."""
+    for prompt in prompts.unique(2):
+        await stack.completion(body(stack, prompt, n=3, temperature=1.0, seed=5))
+
+
+@scenario(
+    task=0,
+    promise="completion() gives several choices of each prompt of a batch",
+    needs=COMPLETION,
+    checks=[*BODY[:2], ENDS],
+)
+async def test_several_choices_of_a_batch(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions: "n": "How many completions to generate for each prompt"."""
+    await stack.completion(body(stack, prompts.unique(6), n=2, temperature=1.0, seed=5))
+
+
+@scenario(
     task=0,
     promise="the text of a choice is its decoded tokens",
     needs=COMPLETION,
