@@ -430,6 +430,24 @@ PLUS, TIMES, NAME = of("Client.add", "swap_op"), of("Client.twice", "swap_op"), 
 
 
 @pytest.mark.usefixtures("_two_scenarios")
+def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, tmp_path):
+    class Stuck(Tiny):
+        def close(self, outcome="completed"):
+            raise TimeoutError(f"the stack does not end ({outcome})")
+
+    seat = mutants.Seat(target="toy", topology=catalogue.declared()[A].driven_in(2)[0])
+    monkeypatch.setattr(mutants, "load", lambda *_: code_of({"tiny_stack": SOURCE}, []))
+    monkeypatch.setattr(mutants, "chosen", lambda *_: [PLUS])
+    monkeypatch.setattr(mutants, "seats_of", lambda *_: [(seat, (A, B))])
+    request = Request(stacks=("miniature",), sample=1, seed=3, run_dir=tmp_path / "run")
+    finished = mutants.prove_mutants(request, silent, [].append, lambda *_: Stuck(module))
+    assert [one.fate for proof in finished.run.proofs for one in proof.judged] == [Fate.KILLED]
+    assert finished.run.outcome == "TimeoutError: the stack does not end (completed)"
+    assert isinstance(finished.error, TimeoutError)
+    assert finished.run.exit_status == 1
+
+
+@pytest.mark.usefixtures("_two_scenarios")
 def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(module):
     session = Tiny(module)
     shown = of("Client.name", "string")

@@ -668,17 +668,17 @@ def options(request: Request, target: str, folder: Path) -> Options:
 
 @final
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run. `error` is the named error that ended it, if any."""
+    """The result of a run. `error` ended it, if it was not driven to the end."""
 
     run: MutantRun
     folder: Path
-    error: HarnessError | None = None
+    error: Exception | None = None
 
 
 def prove_mutants(
     request: Request, progress: Progress, tell: Tell, begin: Callable[[Options, Progress], Driver] | None = None
 ) -> Finished:
-    """Drive the mutants of all stacks. Ctrl-C or a named error ends the driving; what was judged is kept."""
+    """Drive the mutants of all stacks. Ctrl-C or an error ends the driving; what was judged is kept."""
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     begin = begin or partial(Session, known={})  # all stacks have one oracle: it answers once
     targets = [resolve(name) for name in dict.fromkeys(request.stacks)]
@@ -704,8 +704,8 @@ def prove_mutants(
     except KeyboardInterrupt:
         outcome = "interrupted"
         proofs[-1].error = proofs[-1].error or "interrupted"
-    except HarnessError as e:
-        outcome, error = f"{type(e).__name__}: {e.message}", e
+    except Exception as e:  # noqa: BLE001 - the caller writes the report first, and raises it then
+        outcome, error = f"{type(e).__name__}: {e.message if isinstance(e, HarnessError) else e}", e
     finally:
         folder.close()
     made = MutantRun(
