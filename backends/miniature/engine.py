@@ -402,6 +402,12 @@ class Engine:
         assert request.node is not None
         return np.array(request.node.network.row(request.node), dtype=np.float64)
 
+    def prompt_rows(self, prompt: list[int]) -> list[model.Array]:
+        """Log-probabilities of the token after each position of a prompt but the last, by token id (vocabulary)."""
+        network = self.network(None)
+        nodes = itertools.accumulate(prompt[:-1], network.feed, initial=network.root)
+        return [network.row(node) for node in itertools.islice(nodes, 1, None)]
+
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})
 

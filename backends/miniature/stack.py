@@ -193,7 +193,9 @@ class Miniature:
         return await self.client.sample(request)
 
     async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(body=await self.client.chat_completion(dict(request.body)))
+        return OpenAIResponse(
+            body=await self.client.chat_completion(self.client.identified(dict(request.body), request.headers))
+        )
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return OpenAIResponse(body=await self.client.completion(dict(request.body)))

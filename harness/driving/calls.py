@@ -130,18 +130,29 @@ class Calls(ABC):
         num_samples: int,
         *,
         session_id: SessionId | None = None,
+        prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
         """`num_samples` independent continuations of one prompt."""
         request = SampleRequest(
-            prompt_token_ids=prompt, num_samples=num_samples, session_id=session_id, sampling_params=sampling_params
+            prompt_token_ids=prompt,
+            num_samples=num_samples,
+            session_id=session_id,
+            sampling_params=sampling_params,
+            prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
         )
         return await self._call("sample", request, Generation, label)
 
-    async def chat_completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+    async def chat_completion(
+        self, body: dict[str, Any], *, headers: dict[str, str] | None = None, label: str | None = None
+    ) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
-        return (await self._call("chat_completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+        return (
+            await self._call("chat_completion", OpenAIRequest(body=body, headers=headers or {}), OpenAIResponse, label)
+        ).body
 
     async def completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
