@@ -18,6 +18,7 @@ from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract.capability import Capability
 from harness.contract.messages import (
+    DelayRequest,
     Description,
     DetokenizeRequest,
     DetokenizeResult,
@@ -183,6 +184,11 @@ class Miniature:
 
     async def kill_server(self, request: KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
+
+    async def delay(self, request: DelayRequest) -> Empty:
+        for engine in self.engines:
+            engine.follow(request.seed)
+        return Empty()
 
     # --- data plane
 

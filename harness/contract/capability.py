@@ -104,5 +104,8 @@ class Capability(StrEnum):
     """Quantized engines take full-precision weights in a sync. SkyRL #1014, task 12: "Weight sync works with quantized models"."""
     KILL_SERVER = "kill_server"
     """The harness may kill a server out of band and call the stack afterwards. SkyRL #899, review of `/health`."""
+    DELAYS = "delays"
+    """The harness may delay what reaches the engines by a seeded schedule. SkyRL #904: calls of many callers and of the control
+    plane meet at servers in any order."""
     SCORE = "score"
     """Only the reference offers it: exact log-probabilities of given tokens under a policy version."""

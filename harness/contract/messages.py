@@ -425,6 +425,13 @@ class KillServerRequest(Message, frozen=True, kw_only=True):
     server: str
 
 
+class DelayRequest(Message, frozen=True, kw_only=True):
+    """From now on each request and control call waits before its engine takes it, as the schedule of this seed says
+    (`harness.contract.delays`). None: they wait no longer."""
+
+    seed: int | None = None
+
+
 class InjectRequest(Message, frozen=True, kw_only=True):
     """Switch to the seeded fault with this id (`harness.contract.faults.Fault.id`); None switches all faults off."""
 
@@ -610,6 +617,8 @@ METHODS: dict[str, Method] = {
         # Which addresses are bound, and what each HTTP address does for a caller without credentials.
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
+        # Makes messages wait at the engines. Each that waited is an observation.
+        Method("delay", DelayRequest, Empty, Capability.DELAYS, plane=Plane.OUT_OF_BAND),
         # Switches to another seeded fault, or to none.
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
         Method("swap", SwapRequest, SwapResult, plane=Plane.OUT_OF_BAND),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
+    DelayRequest,
     DetokenizeRequest,
     DetokenizeResult,
     DeviceMemoryResult,
@@ -67,6 +68,8 @@ class Calls(ABC):
         """Names of the loaded LoRA adapters."""
         self._left = False
         """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
+        self._delayed = False
+        """True while messages to the engines are delayed."""
         self._may_spoil = False
         """True if the current scenario declares that it breaks the stack."""
         self._spoiled = False
@@ -297,6 +300,11 @@ class Calls(ABC):
     async def probe_security(self) -> ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", Empty(), ProbeSecurityResult)
+
+    async def delay(self, seed: int | None) -> None:
+        """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
+        self._delayed = seed is not None
+        await self._call("delay", DelayRequest(seed=seed), Empty)
 
     async def kill_server(self, server: str) -> None:
         """Kill a server's processes. The next scenario gets a fresh start of the stack."""

@@ -15,7 +15,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
 from scenarios.moments import until_all_are_there
 
 STOPS = range(200, 260)
@@ -92,3 +92,7 @@ async def test_callers_share_one_cap(stack: Stack, prompts: Prompts) -> None:
         if stack.pending == len(calls):
             await until_all_are_there(stack, 2 * cap, len(calls))
         await stack.resume()
+
+
+test_results_keep_the_order_of_prompts_under_delays = under_delays(test_results_keep_the_order_of_prompts)
+test_concurrent_callers_do_not_mix_results_under_delays = under_delays(test_concurrent_callers_do_not_mix_results)

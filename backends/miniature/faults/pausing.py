@@ -487,3 +487,23 @@ class RetryKeepsItsMinimum(RetryingClient):
             self.fired += bool(done.tokens)
             left["min_tokens"] = params["min_tokens"]
         return left
+
+
+@seeded(
+    "control_returns_early",
+    "after_a_grace",
+    caught_by=["fan_out"],
+    corrupts=Fact.PAUSES | Fact.POLICY,
+)
+class ControlReturnsAfterAGrace(Client):
+    """Control calls wait for servers for a hundredth of a second at most, which is enough as long as no message is late."""
+
+    async def everywhere(self, op: str, **arguments: Any) -> None:
+        told = asyncio.ensure_future(super().everywhere(op, **arguments))
+        if arguments.get("mode") == "wait":
+            await told
+            return
+        await asyncio.wait({told}, timeout=0.01)
+        self.fired += not told.done()
+        if told.done():
+            told.result()
