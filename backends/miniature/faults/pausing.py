@@ -490,20 +490,18 @@ class RetryKeepsItsMinimum(RetryingClient):
 
 
 @seeded(
-    "control_returns_early",
-    "after_a_grace",
-    caught_by=["fan_out"],
-    corrupts=Fact.PAUSES | Fact.POLICY,
+    "pause_returns_early",
+    "one_server_is_late",
+    caught_by=["driven", "fan_out", "frozen_while_paused", "pause_states"],
+    corrupts=Fact.PAUSES,
 )
-class ControlReturnsAfterAGrace(Client):
-    """Control calls wait for servers for a hundredth of a second at most, which is enough as long as no message is late."""
+class PauseReturnsAfterAGrace(Client):
+    """pause(keep) waits for servers for a hundredth of a second at most, which is enough if no message is late."""
 
-    async def everywhere(self, op: str, **arguments: Any) -> None:
-        told = asyncio.ensure_future(super().everywhere(op, **arguments))
-        if arguments.get("mode") == "wait":
-            await told
-            return
-        await asyncio.wait({told}, timeout=0.01)
-        self.fired += not told.done()
-        if told.done():
-            told.result()
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        paused = asyncio.ensure_future(super().pause(mode, clear_cache=clear_cache))
+        if mode != "keep":
+            return await paused
+        await asyncio.wait({paused}, timeout=0.01)
+        self.fired += not paused.done()
+        return None
