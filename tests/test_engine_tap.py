@@ -1,4 +1,4 @@
-"""The engine tap's records of an engine's arguments."""
+"""The engine tap's records of an engine's arguments, and the schedule by which it delays messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 
 from backends.vllm.engine_tap import _plain
+from backends.vllm.schedule import Schedule, order
+from backends.vllm.tap_reader import TapReader
+from harness.contract.delays import MOST_S, delay_s
 
 
 @dataclass
@@ -28,3 +31,26 @@ def test_an_adapter_that_cannot_be_read_shows_none(tmp_path):
     assert _plain(LoRARequest(lora_name="policy", lora_path=str(tmp_path)))["tensors"] == {}
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x05\x00\x00\x00\x00\x00\x00\x00{}")
     assert _plain(LoRARequest(lora_name="policy", lora_path=str(tmp_path)))["tensors"] == {}
+
+
+def test_a_schedule_delays_each_server_by_its_own_times_and_can_be_repeated(tmp_path):
+    taps = [Schedule(tmp_path) for _ in range(2)]
+    assert [tap.next_s("12-1") for tap in taps] == [None, None]
+    order(tmp_path, 7, {"12-1": "server-0", "13-1": "server-1"})
+    first = [[tap.next_s(name) for _ in range(3)] for tap, name in zip(taps, ("12-1", "13-1"), strict=True)]
+    assert first == [[delay_s(7, f"server-{server}", number) for number in range(3)] for server in (0, 1)]
+    assert len({*first[0], *first[1]}) == 6
+    assert all(0 <= seconds < MOST_S for seconds in (*first[0], *first[1]))
+    order(tmp_path, None, {})
+    assert taps[0].next_s("12-1") is None
+    order(tmp_path, 7, {"12-1": "server-0"})
+    assert taps[0].next_s("12-1") == first[0][0]
+
+
+def test_a_reader_gives_the_schedule_the_servers_names(tmp_path):
+    reader, schedule = TapReader(tmp_path), Schedule(tmp_path)
+    named = {"op": "collective_rpc", "arguments": {"method": "parity_whoami", "kwargs": {"name": "server-1"}}}
+    line = {"kind": "control", "server": "12-1", "at_ns": 1, "data": named}
+    (tmp_path / "12-1.jsonl").write_text(json.dumps(line) + "\n")
+    reader.order(3)
+    assert schedule.next_s("12-1") == delay_s(3, "server-1", 0)

@@ -19,7 +19,7 @@ from harness.machine.progress import silent
 from harness.machine.targets import known
 from harness.running import catalogue
 from harness.running.session import Options, Session
-from harness.suite.scenario import declaration, scenario
+from harness.suite.scenario import LATE_SEED, declaration, scenario
 from tests.miniature import bench
 
 TARGETS = ("miniature", "miniature:retry")
@@ -233,3 +233,19 @@ def test_a_moment_that_is_always_missed_says_nothing_about_the_stack(tmp_path):
         assert verdict.reason.startswith("could not be driven: MissedMoment: ")
         _, verdicts, _ = catching(stack, enough_at=1)  # the stack is as good as before
         assert {v.status for v in verdicts} == {"pass"}
+
+
+# --- messages that come late ------------------------------------------------------------------------------------------
+
+
+def test_an_adverse_schedule_is_recorded_and_ends_with_the_scenario(tmp_path):
+    late = "control_plane.test_control_calls_reach_every_server_under_delays"
+    with bench(tmp_path / "run") as stack:
+        stack.drive(late)
+        stack.drive("control_plane.test_control_calls_reach_every_server")
+        first, after = (stack.trace(late.removesuffix(end)) for end in ("", "_under_delays"))
+    delays = [seen for seen in first.observations if seen.kind == "delay"]
+    assert {seen.server for seen in delays} == {"server-0", "server-1"}
+    assert {"request", "pause_generation", "resume_generation"} <= {seen.data["what"] for seen in delays}
+    assert [call.request for call in first.own_calls if call.method == "delay"] == [{"seed": LATE_SEED}]
+    assert not [seen for seen in after.observations if seen.kind == "delay" and seen.at_ns > after.began_ns]

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from backends.miniature import model, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import Router
 from backends.policies import megatron
-from harness.contract.messages import GenerateRequest, Generation, Layout, PauseMode, SampleRequest, SessionId
+from harness.contract.messages import (
+    REQUEST_CAP,
+    GenerateRequest,
+    Generation,
+    Layout,
+    PauseMode,
+    SampleRequest,
+    SessionId,
+)
+from harness.records.wire import REQUEST_ID, header
 
 MODEL = "miniature"
 
@@ -33,9 +44,10 @@ class Client:
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
+        self.slots = asyncio.Semaphore(REQUEST_CAP * len(engines))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("router", "engines")}
+        return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
     # --- data plane
 
@@ -43,6 +55,8 @@ class Client:
         """SkyRL API reference, InferenceEngineInterface.generate. Raises BadRequest before it sends any request."""
         if (request.prompt_token_ids is None) == (request.prompts is None):
             raise BadRequest("either prompts or prompt_token_ids are needed, and not both")
+        if request.sampling_params.get("n", 1) > 1:
+            raise BadRequest("n > 1 is not supported: generate() has one answer per prompt")
         prompts = request.prompt_token_ids
         if prompts is None:
             prompts = [tokenizer.render(messages) for messages in request.prompts or []]
@@ -72,8 +86,13 @@ class Client:
         return prompt
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        """One row as one request."""
-        return await self.router.generate(session, prompt, params, **more)
+        """One row as one request, once fewer than the cap are in flight."""
+        async with self.slot():
+            return await self.router.generate(session, prompt, params, **more)
+
+    def slot(self) -> AbstractAsyncContextManager[Any]:
+        """What a request holds while it is in flight: one of the slots that all calls share."""
+        return self.slots
 
     def generation(self, rows: list[Output]) -> Generation:
         """Rows as columns."""
@@ -92,7 +111,24 @@ class Client:
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
         calls = [self.row(request.session_id, request.prompt_token_ids, one, engine=engine) for one in each]
-        return self.generation(await self.gather(calls))
+        samples = self.generation(await self.gather(calls))
+        if not request.prompt_logprobs:
+            return samples
+        prompt, most = request.prompt_token_ids, request.topk_prompt_logprobs
+        rows = engine.prompt_rows(prompt)
+        return msgspec.structs.replace(
+            samples,
+            prompt_logprobs=self.prompt_logprobs(prompt, rows),
+            topk_prompt_logprobs=[None, *(self.most_probable(row, most) for row in rows)] if most else None,
+        )
+
+    def prompt_logprobs(self, prompt: list[int], rows: list[model.Array]) -> list[float | None]:
+        """Of each prompt token, from the distributions at the positions before it. The first token has none."""
+        return [None, *(float(row[token]) for row, token in zip(rows, prompt[1:], strict=True))]
+
+    def most_probable(self, row: model.Array, most: int) -> list[tuple[int, float]]:
+        """The `most` most probable tokens of a distribution, in order."""
+        return [(int(token), float(row[token])) for token in np.argsort(-row, kind="stable")[:most]]
 
     # --- OpenAI bodies
 
@@ -109,6 +145,11 @@ class Client:
             return error_body("a message needs a role and a content", 400)
         return await self._answered(body, [tokenizer.render(body["messages"])], "chat.completion")
 
+    def identified(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """The body with the request's id from the header (vLLM documentation, Extra HTTP Headers)."""
+        given = header(headers, REQUEST_ID)
+        return body if given is None else body | {"request_id": given}
+
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
@@ -124,7 +165,7 @@ class Client:
             return error_body(str(e), 400)
         self._number += 1
         return {
-            "id": f"cmpl-{self._number}",
+            "id": f"cmpl-{body.get('request_id') or self._number}",
             "object": kind,
             "created": 1,
             "model": body["model"],
@@ -269,7 +310,7 @@ class RetryingClient(Client):
 
 def sampling_params(body: dict[str, Any]) -> dict[str, Any]:
     """The fields of an OpenAI body that are sampling parameters."""
-    others = {"model", "prompt", "messages", "session_id", "return_token_ids", "n"}
+    others = {"model", "prompt", "messages", "session_id", "request_id", "return_token_ids", "n"}
     return {name: value for name, value in body.items() if name not in others}
 
 

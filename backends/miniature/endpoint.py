@@ -51,6 +51,8 @@ class Endpoint:
         session = self.session(request)
         if isinstance(body, dict) and session is not None:
             body["session_id"] = session
+        if isinstance(body, dict):
+            body = self.client.identified(body, request.headers)
         return body if isinstance(body, dict) else None
 
     def session(self, request: HttpRequest) -> str | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from backends.miniature import model, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
+from harness.contract.delays import delay_s
 from harness.contract.messages import PauseMode
 from harness.records.reference import ExpertShard
 
@@ -142,6 +143,9 @@ class Engine:
         self.held: list[Request] = []
         self.adapters: dict[str, tuple[int, model.Parameters]] = {}
         self.cache: dict[CacheKey, tuple[model.Node, list[list[list[int]]]]] = {}
+        self.schedule: int | None = None
+        """Seed of the adverse schedule under which messages arrive; None if none is delayed."""
+        self._messages = itertools.count()
         self._requests = itertools.count(1)
         self._loads = itertools.count(1)
         self._free = random.Random(f"{name} {seed}")
@@ -166,8 +170,22 @@ class Engine:
     def tell(self, kind: str, **data: Any) -> None:
         self.seen.append({"kind": kind, "server": self.name, "at_ns": now_ns(), "data": data})
 
+    @final
+    def follow(self, schedule: int | None) -> None:
+        """Delay messages by the schedule of this seed from its beginning on; None: no longer."""
+        self.schedule, self._messages = schedule, itertools.count()
+
+    @final
+    async def late(self, what: str) -> None:
+        """Let a message wait for its turn under an adverse schedule."""
+        if self.schedule is not None:
+            seconds = delay_s(self.schedule, self.name, next(self._messages))
+            await asyncio.sleep(seconds)
+            self.tell("delay", what=what, seconds=seconds)
+
     async def control(self, op: str, **arguments: Any) -> None:
         """Execute a control call, and record it with its arguments, its end and its error."""
+        await self.late(op)
         if self.dead:
             raise EngineDead(f"{self.name} is dead")
         at_ns, error = now_ns(), None
@@ -187,6 +205,7 @@ class Engine:
         self, prompt: list[int], params: dict[str, Any], *, adapter: str | None = None, prior: int = 0
     ) -> Output:
         """One request, from its arrival to its end. Raises BadRequest and EngineDead."""
+        await self.late("request")
         if self.dead:
             raise EngineDead(f"{self.name} is dead")
         if self.asleep:
@@ -401,6 +420,12 @@ class Engine:
         """A copy of the log-probabilities of a request's next token, by token id (vocabulary)."""
         assert request.node is not None
         return np.array(request.node.network.row(request.node), dtype=np.float64)
+
+    def prompt_rows(self, prompt: list[int]) -> list[model.Array]:
+        """Log-probabilities of the token after each position of a prompt but the last, by token id (vocabulary)."""
+        network = self.network(None)
+        nodes = itertools.accumulate(prompt[:-1], network.feed, initial=network.root)
+        return [network.row(node) for node in itertools.islice(nodes, 1, None)]
 
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})

@@ -18,6 +18,7 @@ from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract.capability import Capability
 from harness.contract.messages import (
+    DelayRequest,
     Description,
     DetokenizeRequest,
     DetokenizeResult,
@@ -184,6 +185,11 @@ class Miniature:
     async def kill_server(self, request: KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
 
+    async def delay(self, request: DelayRequest) -> Empty:
+        for engine in self.engines:
+            engine.follow(request.seed)
+        return Empty()
+
     # --- data plane
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -193,7 +199,9 @@ class Miniature:
         return await self.client.sample(request)
 
     async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(body=await self.client.chat_completion(dict(request.body)))
+        return OpenAIResponse(
+            body=await self.client.chat_completion(self.client.identified(dict(request.body), request.headers))
+        )
 
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
         return OpenAIResponse(body=await self.client.completion(dict(request.body)))

@@ -23,6 +23,7 @@ from backends.taps.tap import FaultProxy
 from backends.vllm import patches
 from harness.contract.capability import Capability
 from harness.contract.messages import (
+    REQUEST_CAP,
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
@@ -55,6 +56,10 @@ KEEP_ALIVE_PATCH = {
     "version": "skyrl 0.1.0",
 }
 
+CAP_NOTE = (
+    f"SKYRL_GENERATE_CONCURRENCY_PER_ENGINE is {REQUEST_CAP} instead of 512, so that scenarios meet the client's cap"
+)
+
 CPU_EXECUTOR_PATCH = {
     "name": "cpu-executor",
     "reason": 'VLLMServerActor asks for the executor "ray", which vLLM refuses on CPU',
@@ -82,6 +87,9 @@ class HttpStack(SkyRLStack):
         if self.release.own_router:
             os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
             self.patches.append(KEEP_ALIVE_PATCH)
+        if not self.release.own_router:
+            os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(REQUEST_CAP)
+            self.notes.append(CAP_NOTE)
         if self.request.start == "fork" and not self.remote:
             warm_up()
 
@@ -279,12 +287,17 @@ class HttpStack(SkyRLStack):
         }
         if request.session_id is not None:
             body["session_id"] = request.session_id
-        sequences = (await self.client.sample({"json": body}))["sequences"]
+        if request.prompt_logprobs:
+            body |= {"include_prompt_logprobs": True, "topk_prompt_logprobs": request.topk_prompt_logprobs}
+        found = await self.client.sample({"json": body})
+        sequences = found["sequences"]
         return Generation(
             response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
             responses=None,
             stop_reasons=[s["stop_reason"] for s in sequences],
             response_logprobs=[s["logprobs"] for s in sequences],
+            prompt_logprobs=found["prompt_logprobs"],
+            topk_prompt_logprobs=found["topk_prompt_logprobs"],
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:

@@ -7,12 +7,15 @@ Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_read
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from backends.vllm.schedule import Schedule
 
 CONTROLS = (
     "pause_generation",
@@ -29,6 +32,9 @@ CONTROLS = (
 )
 """Methods of AsyncLLM that are control calls, by vLLM's names. The tap wraps those that the release has."""
 
+OWN = "parity_"
+"""Prefix of the harness's own worker methods."""
+
 _INSTALLED = "_parity_tap"
 
 
@@ -41,7 +47,15 @@ class _Log:
         self.pid = os.getpid()
         _Log.count += 1
         self.server = f"{self.pid}-{_Log.count}"
+        self._schedule = Schedule(folder)
         self._file = (folder / f"{self.server}.jsonl").open("ab", buffering=0)
+
+    async def late(self, what: str) -> None:
+        """Let a message wait for its turn under an adverse schedule, if the host has set one."""
+        seconds = self._schedule.next_s(self.server)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            self.write("delay", {"what": what, "seconds": seconds})
 
     def write(self, kind: str, data: dict[str, Any], at_ns: int | None = None) -> None:
         line = {"kind": kind, "server": self.server, "at_ns": at_ns or time.time_ns(), "data": data}
@@ -95,6 +109,7 @@ def install(folder: Path) -> None:
         return
     setattr(AsyncLLM, _INSTALLED, True)
     _wrap_requests(OutputProcessor, folder)
+    AsyncLLM.add_request = _wrapped_arrival(AsyncLLM.add_request, folder)
     for op in filter(functools.partial(hasattr, AsyncLLM), CONTROLS):
         setattr(AsyncLLM, op, _wrapped_control(getattr(AsyncLLM, op), op, folder))
 
@@ -144,6 +159,15 @@ def _wrap_requests(processor: type, folder: Path) -> None:
     processor.abort_requests = abort_requests  # type: ignore[attr-defined]
 
 
+def _wrapped_arrival(method: Any, folder: Path) -> Any:
+    @functools.wraps(method)
+    async def add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        await _log_of(self.output_processor, folder).late("request")
+        return await method(self, *args, **kwargs)
+
+    return add_request
+
+
 def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
     import inspect
 
@@ -155,6 +179,8 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
         log = _log_of(self.output_processor, folder)
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)
         arguments.pop("self")
+        if not str(arguments.get("method", "")).startswith(OWN):
+            await log.late(op)
         at_ns, error = time.time_ns(), None
         try:
             return await method(self, *args, **kwargs)

@@ -28,6 +28,7 @@ from harness.contract.capability import Capability
 from harness.contract.devices import Devices
 from harness.contract.errors import Blame, NotOffered, StartFailed
 from harness.contract.messages import (
+    DelayRequest,
     Description,
     DeviceMemoryResult,
     DigestsResult,
@@ -253,6 +254,10 @@ class VllmStack:
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+
+    async def delay(self, request: DelayRequest) -> Empty:
+        self.tap.order(request.seed)
+        return Empty()
 
     async def swap(self, request: SwapRequest) -> SwapResult:
         if self._swaps is None:

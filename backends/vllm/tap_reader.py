@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from backends.vllm import schedule
 from harness.machine.logs import whole_lines
 
 WHOAMI = "parity_whoami"
@@ -51,6 +52,11 @@ class TapReader:
             case _:
                 pass
         self._pending.append(seen)
+
+    def order(self, seed: int | None) -> None:
+        """Delay what reaches the engines by the schedule of this seed; None: no longer."""
+        self.poll()
+        schedule.order(self._folder, seed, self._names)
 
     def frontends(self) -> dict[str, int]:
         """server → process of its engine's frontend, for every engine with a server name."""

@@ -10,6 +10,7 @@ from harness.checks.base import Check, Evidence, Finding, Tap, passed, untestabl
 from harness.contract.faults import NOTHING
 
 BLIND = "the engine tap did not see the clean room's canary request"
+NEVER_LATE = "the scenario is about messages that come late, and none was late"
 SILENT = "the tap of a server saw nothing at all"
 
 
@@ -40,6 +41,9 @@ def blind(evidence: Evidence, tap: Tap) -> Finding | None:
 
 
 def _judge(evidence: Evidence) -> Finding | None:
+    delayed = any(call.error is None and call.request["seed"] is not None for call in evidence.calls("delay"))
+    if delayed and not any(seen.kind == "delay" for seen in evidence.trace.observations):
+        return untestable(NEVER_LATE)
     return passed(len(evidence.all_executions))
 
 

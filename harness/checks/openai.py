@@ -11,6 +11,7 @@ from harness.checks.base import Check, Evidence, Finding, concluded, together
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.recording import Call
 from harness.records.reference import Query
+from harness.records.wire import REQUEST_ID, header
 
 Method = Literal["completion", "chat_completion"]
 OBJECT: dict[str, str] = {"completion": "text_completion", "chat_completion": "chat.completion"}
@@ -95,6 +96,30 @@ def usage(method: Method, *labels: str) -> Check:
     return _check(
         f"{method}.usage", method, labels, judge, "usage of one sub-request only, or counted twice, or missing"
     )
+
+
+def _request_ids(evidence: Evidence) -> Finding:
+    calls = [call for call in select(evidence, (), ("chat_completion",)) if header(call.request["headers"], REQUEST_ID)]
+    found, wrong = trouble(calls, (), ("chat_completion",)), list[tuple[str, dict[str, Any]]]()
+    for call in answered(calls):
+        given, got = header(call.request["headers"], REQUEST_ID), (call.result or {})["body"].get("id")
+        if not str(got).endswith(str(given)):
+            wrong.append(
+                ("chat_completion() lost the request's id, which a header names", _shown(call) | {"id": given})
+            )
+    return together([*([found] if found else []), concluded(len(calls), wrong)])
+
+
+REQUEST_IDS = Check(
+    name="request_ids",
+    fault="headers of a chat are lost on their way to the engine",
+    next_step="find the hop that replaces the headers, or that changes their case and looks them up by the old one",
+    source="vLLM documentation, OpenAI-Compatible Server, Extra HTTP Headers: X-Request-Id; SkyRL API reference, "
+    'InferenceEngineInterface.chat_completion: "Accepts a JSON payload: {"json": <request-body>, "headers": <headers-dict>}"',
+    reads=Fact.ANSWERS,
+    judge=_request_ids,
+)
+"""The id of an answer ends in the id that the header X-Request-Id gave to its request."""
 
 
 def _check(

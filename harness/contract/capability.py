@@ -16,6 +16,8 @@ class Capability(StrEnum):
     """generate() accepts chat messages (`prompts`) in place of token ids. SkyRL API reference, InferenceEngineClient.generate."""
     SAMPLE = "sample"
     """sample(): independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """sample() returns the log-probabilities of the prompt's own tokens. SkyRL, RemoteInferenceClient.sample."""
     CHAT_COMPLETION = "chat_completion"
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"
@@ -29,6 +31,9 @@ class Capability(StrEnum):
     GYM_GENERATOR = "gym_generator"
     """gym_generate(): trajectories of a skyrl-gym environment by SkyRL's own generator. SkyRL #1014, task 7; SkyRL
     documentation, SkyRLGymGenerator."""
+    REQUEST_CAP = "request_cap"
+    """The client has no more than a set number of requests in flight, over all its calls. SkyRL,
+    SKYRL_GENERATE_CONCURRENCY_PER_ENGINE."""
     TOKENIZE = "tokenize"
     """tokenize() and detokenize(). SkyRL #904, "Data plane"."""
     PAUSE_KEEP = "pause_keep"
@@ -99,5 +104,8 @@ class Capability(StrEnum):
     """Quantized engines take full-precision weights in a sync. SkyRL #1014, task 12: "Weight sync works with quantized models"."""
     KILL_SERVER = "kill_server"
     """The harness may kill a server out of band and call the stack afterwards. SkyRL #899, review of `/health`."""
+    DELAYS = "delays"
+    """The harness may delay what reaches the engines by a seeded schedule. SkyRL #904: calls of many callers and of the control
+    plane meet at servers in any order."""
     SCORE = "score"
     """Only the reference offers it: exact log-probabilities of given tokens under a policy version."""

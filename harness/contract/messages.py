@@ -32,6 +32,9 @@ MAX_MODEL_LEN = 512
 DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
 """Engine → its dtype unless --dtype sets another."""
 
+REQUEST_CAP = 128
+"""Most requests per server that a client with `Capability.REQUEST_CAP` has in flight at once. The others wait in the client."""
+
 START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
 """Engine → seconds in which the parts of a stack must be up. On CUDA they load weights, compile and capture graphs."""
 
@@ -73,6 +76,10 @@ class Generation(Message, frozen=True, kw_only=True):
     routed_experts: list[list[list[list[int]]] | None] | None = None
     """Rows × positions × layers × top_k expert indices, the most probable expert first. One position per token that the
     model read: prompt and response without its last token (SkyRL, rollout_expert_indices)."""
+    prompt_logprobs: list[float | None] | None = None
+    """One per prompt token of a sample() that asked; None for the first, which nothing precedes."""
+    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    """Per prompt token the most probable (token, log-probability) there, the most probable first; None for the first token."""
 
 
 class SampleRequest(Message, frozen=True, kw_only=True):
@@ -82,6 +89,10 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     num_samples: int
     sampling_params: dict[str, Any] = {}
     session_id: SessionId | None = None
+    prompt_logprobs: bool = False
+    """True if the result shall have the prompt tokens' log-probabilities (SkyRL, RemoteInferenceClient.sample)."""
+    topk_prompt_logprobs: int = 0
+    """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
 
 
 class OpenAIRequest(Message, frozen=True, kw_only=True):
@@ -414,6 +425,13 @@ class KillServerRequest(Message, frozen=True, kw_only=True):
     server: str
 
 
+class DelayRequest(Message, frozen=True, kw_only=True):
+    """From now on each request and control call waits before its engine takes it, as the schedule of this seed says
+    (`harness.contract.delays`). None: they wait no longer."""
+
+    seed: int | None = None
+
+
 class InjectRequest(Message, frozen=True, kw_only=True):
     """Switch to the seeded fault with this id (`harness.contract.faults.Fault.id`); None switches all faults off."""
 
@@ -599,6 +617,8 @@ METHODS: dict[str, Method] = {
         # Which addresses are bound, and what each HTTP address does for a caller without credentials.
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
+        # Makes messages wait at the engines. Each that waited is an observation.
+        Method("delay", DelayRequest, Empty, Capability.DELAYS, plane=Plane.OUT_OF_BAND),
         # Switches to another seeded fault, or to none.
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
         Method("swap", SwapRequest, SwapResult, plane=Plane.OUT_OF_BAND),
@@ -633,6 +653,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
+        case "sample" if request.get("prompt_logprobs"):
+            found.add(Capability.PROMPT_LOGPROBS)
         case "generate":
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()

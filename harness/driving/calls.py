@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
+    DelayRequest,
     DetokenizeRequest,
     DetokenizeResult,
     DeviceMemoryResult,
@@ -67,6 +68,8 @@ class Calls(ABC):
         """Names of the loaded LoRA adapters."""
         self._left = False
         """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
+        self._delayed = False
+        """True while messages to the engines are delayed."""
         self._may_spoil = False
         """True if the current scenario declares that it breaks the stack."""
         self._spoiled = False
@@ -130,18 +133,29 @@ class Calls(ABC):
         num_samples: int,
         *,
         session_id: SessionId | None = None,
+        prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
         """`num_samples` independent continuations of one prompt."""
         request = SampleRequest(
-            prompt_token_ids=prompt, num_samples=num_samples, session_id=session_id, sampling_params=sampling_params
+            prompt_token_ids=prompt,
+            num_samples=num_samples,
+            session_id=session_id,
+            sampling_params=sampling_params,
+            prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
         )
         return await self._call("sample", request, Generation, label)
 
-    async def chat_completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
+    async def chat_completion(
+        self, body: dict[str, Any], *, headers: dict[str, str] | None = None, label: str | None = None
+    ) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
-        return (await self._call("chat_completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+        return (
+            await self._call("chat_completion", OpenAIRequest(body=body, headers=headers or {}), OpenAIResponse, label)
+        ).body
 
     async def completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
@@ -286,6 +300,11 @@ class Calls(ABC):
     async def probe_security(self) -> ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", Empty(), ProbeSecurityResult)
+
+    async def delay(self, seed: int | None) -> None:
+        """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
+        self._delayed = seed is not None
+        await self._call("delay", DelayRequest(seed=seed), Empty)
 
     async def kill_server(self, server: str) -> None:
         """Kill a server's processes. The next scenario gets a fresh start of the stack."""

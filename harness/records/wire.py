@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ ROUTES = {"/v1/completions": "completion", "/v1/chat/completions": "chat_complet
 """Route of the OpenAI address → call of the contract."""
 SESSION = "x-session-id"
 """The header that names a request's session (SkyRL #1014, task 6)."""
+REQUEST_ID = "x-request-id"
+"""The header that gives a request its id (vLLM documentation, Extra HTTP Headers)."""
 DONE = "[DONE]"
 """The last event of a stream."""
 
@@ -32,7 +34,7 @@ def body_of(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def header(headers: dict[str, str], name: str) -> str | None:
+def header(headers: Mapping[str, str], name: str) -> str | None:
     """A header's value; None if it is missing. The case of its name does not matter."""
     return next((value for key, value in headers.items() if key.lower() == name), None)
 
@@ -45,8 +47,9 @@ def as_openai(call: Call) -> Call:
     method = ROUTES.get(call.request["path"]) if call.method == "http" and call.request["method"] == "POST" else None
     if method is None:
         return call
-    session = header(call.request["headers"], SESSION)
-    request = {"body": body_of(call.request["body"]), "headers": {} if session is None else {SESSION: session}}
+    given = {name: header(call.request["headers"], name) for name in (SESSION, REQUEST_ID)}
+    headers = {name: value for name, value in given.items() if value is not None}
+    request = {"body": body_of(call.request["body"]), "headers": headers}
     read = msgspec.structs.replace(call, method=method, request=request, result=None)
     if call.result is None:
         return read

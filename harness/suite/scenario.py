@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import wraps
 from types import FunctionType
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import msgspec
 
@@ -136,6 +137,32 @@ def variants(cases: Mapping[str, Mapping[str, Any]], **common: Any) -> Callable[
         return function
 
     return declare
+
+
+LATE_SEED = 1
+
+
+def under_delays(function: F) -> F:
+    """The same scenario under an adverse schedule, as one more scenario: messages to the engines wait, each for its own time.
+
+    It is driven in the first of its topologies. Assign it in the module of `function`, under that name with "_under_delays"."""
+    declared: Scenario = getattr(function, ATTRIBUTE)
+
+    @wraps(function)
+    async def late(stack: Any, prompts: Any) -> None:
+        await stack.delay(LATE_SEED)
+        await function(stack=stack, prompts=prompts)
+
+    late.__name__ = f"{function.__name__}_under_delays"
+    changed = msgspec.structs.replace(
+        declared,
+        name=f"{declared.name}_under_delays",
+        promise=f"{declared.promise}; also if messages reach the servers late, each by another time",
+        needs=declared.needs | {Capability.DELAYS},
+        topologies=declared.topologies[:1],
+    )
+    setattr(late, ATTRIBUTE, changed)
+    return cast(F, late)
 
 
 def declaration(function: Any) -> Scenario | None:

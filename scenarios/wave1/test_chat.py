@@ -8,7 +8,7 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.openai import envelope, usage
+from harness.checks.openai import REQUEST_IDS, envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
@@ -55,6 +55,19 @@ async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
     """OpenAI API reference, chat completions: "n". `conservation` counts them, `echo` compares their seeds."""
     for messages in prompts.conversations(2):
         await stack.chat_completion(body(stack, messages, n=3, temperature=1.0, seed=5, return_token_ids=False))
+
+
+@scenario(
+    task=0,
+    promise="the id that the header X-Request-Id gives to a chat is that of its answer",
+    needs=CHAT,
+    checks=[REQUEST_IDS],
+)
+async def test_a_request_id_in_the_header(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server, Extra HTTP Headers; SkyRL API reference, chat_completion: "Accepts a JSON
+    payload: {"json": <request-body>, "headers": <headers-dict>}"."""
+    for number, messages in enumerate(prompts.conversations(2)):
+        await stack.chat_completion(body(stack, messages), headers={"X-Request-Id": f"rollout-{number}"})
 
 
 @scenario(

@@ -11,7 +11,7 @@ from harness.checks.pausing import ABORTED, FROZEN, HELD, SAME_AS_UNINTERRUPTED,
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
 from scenarios.pauses import pause_idle, with_and_without
 from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long
 
@@ -217,3 +217,13 @@ async def test_world_size_counts_all_workers(stack: Stack, prompts: Prompts) -> 
     """SkyRL #1014, task 8: "get_world_size() returns 4 (2 servers × 2 TP)"."""
     await stack.world_size()
     await stack.world_size()
+
+
+test_pause_keep_changes_nothing_under_delays = under_delays(test_pause_keep_changes_nothing)
+test_requests_that_come_during_pause_keep_wait_under_delays = under_delays(
+    test_requests_that_come_during_pause_keep_wait
+)
+test_pause_abort_returns_partial_answers_under_delays = under_delays(test_pause_abort_returns_partial_answers)
+test_pause_wait_lets_requests_finish_under_delays = under_delays(test_pause_wait_lets_requests_finish)
+test_is_paused_names_every_server_under_delays = under_delays(test_is_paused_names_every_server)
+test_control_calls_reach_every_server_under_delays = under_delays(test_control_calls_reach_every_server)

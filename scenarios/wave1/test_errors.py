@@ -81,6 +81,20 @@ async def test_sampling_parameters_of_a_wrong_type(stack: Stack, prompts: Prompt
 
 @scenario(
     task=0,
+    promise="generate() refuses n > 1 by name: it has one answer per prompt",
+    checks=[names_error("several_answers", "n > 1", "n>1"), AFTER],
+    deadline_s=100,
+)
+async def test_several_answers_of_a_prompt(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient.generate: "n > 1 is not supported. Use `config.generator.n_samples_per_prompt` instead."; API
+    reference, InferenceEngineInterface.generate: one output for each prompt."""
+    several = stack.generate(prompts.unique(2), n=2, temperature=1.0, max_tokens=8, label="several_answers")
+    await stack.attempt(several)
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
     promise="fewer session ids than prompts are a named error",
     checks=[names_error("sessions", "session"), AFTER],
 )

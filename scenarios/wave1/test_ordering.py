@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.ordering import in_order
+from harness.checks.request_cap import CAP
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
+from harness.contract.capability import Capability
+from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
+from scenarios.moments import until_all_are_there
 
 STOPS = range(200, 260)
 """Enough stop tokens that rows of one batch end after a few tokens or after many."""
@@ -51,3 +58,41 @@ async def test_concurrent_callers_do_not_mix_results(stack: Stack, prompts: Prom
         for caller in range(12):
             batch = prompts.ragged(4, longest=40)
             callers.create_task(stack.generate(batch, temperature=0, max_tokens=8 + 2 * caller, ignore_eos=True))
+
+
+@scenario(
+    task=0,
+    promise="all callers of one client together have no more requests in flight than its cap; the others wait and lose nothing",
+    needs={
+        Capability.REQUEST_CAP,
+        Capability.PAUSE_KEEP,
+        Capability.SAMPLE,
+        Capability.COMPLETION,
+        Capability.CHAT_COMPLETION,
+    },
+    checks=[CAP, ALL_COMPLETE],
+)
+async def test_callers_share_one_cap(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "at most this many tasks per engine are in-flight at once; the rest queue
+    locally"; RemoteInferenceClient: all callers share the cap. While engines are frozen, no request makes room."""
+    cap = REQUEST_CAP * len(stack.servers)
+    short: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    model = {"model": stack.model_name, "return_token_ids": True, **short}
+    calls: list[Coroutine[Any, Any, Any]] = [stack.generate(prompts.unique(cap * 5 // 8), **short) for _ in range(2)]
+    calls += [stack.sample(prompt, 1, max_tokens=2, temperature=0) for prompt in prompts.unique(4)]
+    bodies = [{"prompt": prompt, **model} for prompt in prompts.unique(4)]
+    bodies += [{"messages": messages, **model} for messages in prompts.conversations(4)]
+    calls += [stack.completion(b) if "prompt" in b else stack.chat_completion(b) for b in bodies]
+    async with asyncio.TaskGroup() as callers:
+        await stack.pause("keep")
+        for call in calls:
+            callers.create_task(call)
+        frozen_or_not = f"{cap} requests that are held, or an answer"  # an answer: the engines are not frozen
+        await stack.until(lambda seen: seen.requests >= cap or stack.pending < len(calls), frozen_or_not)
+        if stack.pending == len(calls):
+            await until_all_are_there(stack, 2 * cap, len(calls))
+        await stack.resume()
+
+
+test_results_keep_the_order_of_prompts_under_delays = under_delays(test_results_keep_the_order_of_prompts)
+test_concurrent_callers_do_not_mix_results_under_delays = under_delays(test_concurrent_callers_do_not_mix_results)

@@ -11,7 +11,7 @@ from harness.checks.routing import SAME_SESSION, SESSIONLESS_SPREAD, SESSIONS_SP
 from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario, variants
+from harness.suite.scenario import scenario, under_delays, variants
 from scenarios.requests import EVERYWHERE
 
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
@@ -177,3 +177,6 @@ async def test_sessions_stick_under_concurrent_callers(stack: Stack, prompts: Pr
             tasks.create_task(stack.generate(prompts.unique(8), session_ids=sessions, **ANSWER))
             for session in sessions:
                 tasks.create_task(stack.generate(prompts.unique(1), session_ids=[session], **ANSWER))
+
+
+test_sessions_stick_under_concurrent_callers_under_delays = under_delays(test_sessions_stick_under_concurrent_callers)

@@ -7,6 +7,7 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import are_numbers, of_reference
+from harness.checks.prompt_logprobs import OF_PROMPTS
 from harness.checks.sampling import independent
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
@@ -59,6 +60,21 @@ async def test_samples_take_every_parameter(stack: Stack, prompts: Prompts) -> N
         "allowed_token_ids": stack.vocabulary.plain[:64],
     }
     await stack.sample(prompts.one(), 4, temperature=1.0, max_tokens=16, **asked)
+
+
+@scenario(
+    task=0,
+    promise="sample() returns the log-probabilities of the prompt, and the most probable tokens there, if they were asked for",
+    needs={Capability.SAMPLE, Capability.PROMPT_LOGPROBS},
+    checks=[OF_PROMPTS],
+)
+async def test_log_probabilities_of_the_prompt(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient.sample: include_prompt_logprobs and topk_prompt_logprobs; "Tinker always returns exactly
+    top-k"."""
+    for prompt in prompts.unique(2):
+        await stack.sample(prompt, 2, prompt_logprobs=True, temperature=1.0, max_tokens=4)
+    await stack.sample(prompts.one(), 1, prompt_logprobs=True, topk_prompt_logprobs=3, temperature=1.0, max_tokens=4)
+    await stack.sample(prompts.one(), 1, temperature=1.0, max_tokens=4)
 
 
 @scenario(task=0, promise="samples are independent with a seed as well", needs=SAMPLE, checks=[independent()])

@@ -10,7 +10,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.contract.messages import Layout
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
 from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, EVERYWHERE, SPREAD, long, sessions, sync_and_answer
 
@@ -146,3 +146,8 @@ async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) ->
         await stack.sync_weights(1)
         await stack.digests()
     await stack.generate(prompts.unique(SPREAD), **ANSWER)
+
+
+test_sync_reaches_every_parameter_of_every_server_under_delays = under_delays(
+    test_sync_reaches_every_parameter_of_every_server
+)

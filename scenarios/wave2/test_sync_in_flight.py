@@ -12,7 +12,7 @@ from harness.checks.staleness import CURRENT_POLICY, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
 from scenarios.pauses import interrupted, pause_idle, pause_in_flight
 from scenarios.requests import ANSWER, long
 
@@ -68,3 +68,9 @@ async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts:
         await stack.sync_weights(1)
         await stack.reset_prefix_cache(reset_running_requests=True)
         await stack.digests()
+
+
+test_requests_that_wait_for_a_sync_meet_the_whole_version_under_delays = under_delays(
+    test_requests_that_wait_for_a_sync_meet_the_whole_version
+)
+test_syncs_in_chunks_between_answers_under_delays = under_delays(test_syncs_in_chunks_between_answers)

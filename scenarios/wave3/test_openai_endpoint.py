@@ -10,7 +10,7 @@ from fixtures.openai_client import openai_client, unless_refused
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
-from harness.checks.openai import envelope, usage
+from harness.checks.openai import REQUEST_IDS, envelope, usage
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.stopping import ends_as_asked
 from harness.checks.tokens import greedy
@@ -107,6 +107,19 @@ async def test_several_choices_of_a_chat(stack: Stack, prompts: Prompts) -> None
     """OpenAI API reference, chat completions: "n"."""
     async with openai_client(stack) as client:
         await chat(stack, client, prompts.conversations(1)[0], n=3, temperature=1.0)
+
+
+@scenario(
+    task=7,
+    promise="the id that the header X-Request-Id gives to a chat is that of its answer",
+    needs=ENDPOINT,
+    checks=[STATUS, REQUEST_IDS],
+)
+async def test_a_request_id_in_the_header(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server, Extra HTTP Headers: "x-request-id"."""
+    async with openai_client(stack) as client:
+        for number, messages in enumerate(prompts.conversations(2)):
+            await chat(stack, client, messages, extra_headers={"X-Request-Id": f"rollout-{number}"})
 
 
 @scenario(

@@ -13,7 +13,7 @@ from harness.checks.staleness import CURRENT_POLICY, FRESH_CACHE, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, under_delays
 from scenarios.pauses import interrupted, with_and_without
 from scenarios.requests import ANSWER, SPREAD, long, sessions
 
@@ -102,3 +102,8 @@ async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompt
     async with interrupted(stack, "keep", frozen, requests=len(batch), clear_cache=True):
         await stack.sync_weights(1)
     await stack.generate(batch, session_ids=named, **ANSWER)
+
+
+test_frozen_requests_keep_their_cache_through_a_sync_under_delays = under_delays(
+    test_frozen_requests_keep_their_cache_through_a_sync
+)

@@ -7,7 +7,7 @@ import pytest
 
 from harness.checks import conservation
 from harness.checks.conservation import CONSERVATION
-from harness.checks.instruments import INSTRUMENTS
+from harness.checks.instruments import INSTRUMENTS, NEVER_LATE
 from tests import traces
 from tests.checks.scene import STEP, Scene, without_observations
 
@@ -36,6 +36,13 @@ def test_a_blind_tap_is_untestable(scene):
     without_observations(scene)
     assert scene.judge(CONSERVATION).status == "untestable"
     assert scene.judge(INSTRUMENTS).status == "untestable"
+
+
+def test_a_schedule_under_which_nothing_was_late_is_untestable(scene):
+    scene.call("delay", {"seed": 1})
+    assert scene.judge(INSTRUMENTS).reason == NEVER_LATE
+    scene.seen.append(traces.observation("delay", at_ns=scene.now, what="request", seconds=0.01))
+    assert scene.judge(INSTRUMENTS).status == "pass"
 
 
 def test_a_scenario_without_such_calls_has_nothing_to_judge():

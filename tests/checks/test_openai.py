@@ -180,3 +180,15 @@ def test_a_raised_error_is_named_and_no_call_is_untestable():
             "completion() failed with ClientResponseError: not like this",
         )
         assert found(check)[0] == "untestable"
+
+
+@pytest.mark.parametrize(("got", "status"), [("chatcmpl-rollout-7", "pass"), ("chatcmpl-4f3a", "fail"), (None, "fail")])
+def test_the_id_of_a_request_is_that_of_its_answer(got, status):
+    call = chat()
+    call.request["headers"]["X-Request-Id"] = "rollout-7"
+    call.result["body"]["id"] = got
+    assert found(openai.REQUEST_IDS, chat(), call)[0] == status
+
+
+def test_without_a_request_that_has_an_id_nothing_is_judged():
+    assert found(openai.REQUEST_IDS, chat())[0] == "untestable"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from backends.miniature import model
+from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import Fact
+from harness.contract.messages import Generation, SampleRequest
 
 
 class _Tempered(Engine):
@@ -138,3 +141,40 @@ class LogprobsAlways(Engine):
         self.fired += done.logprobs is None
         done.logprobs = list(request.logprobs)
         return done
+
+
+@seeded("prompt_logprobs_wrong", "shifted", caught_by=["logprobs.prompt"], corrupts=Fact.LOGPROBS)
+class PromptLogprobsShifted(Client):
+    """Each prompt token gets the log-probability of its successor, and the last one its own."""
+
+    def prompt_logprobs(self, prompt: list[int], rows: list[model.Array]) -> list[float | None]:
+        self.fired += 1
+        first, *numbers = super().prompt_logprobs(prompt, rows)
+        return [first, *numbers[1:], *numbers[-1:]]
+
+
+@seeded("prompt_logprobs_wrong", "absent", caught_by=["logprobs.prompt"], corrupts=Fact.LOGPROBS)
+class PromptLogprobsLost(Client):
+    """Log-probabilities of the prompt are lost."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        self.fired += request.prompt_logprobs
+        return await super().sample(msgspec.structs.replace(request, prompt_logprobs=False))
+
+
+@seeded("prompt_logprobs_wrong", "one_too_many", caught_by=["logprobs.prompt"], corrupts=Fact.LOGPROBS)
+class PromptLogprobsOneTooMany(Client):
+    """The most probable tokens are not cut to the number asked for."""
+
+    def most_probable(self, row: model.Array, most: int) -> list[tuple[int, float]]:
+        self.fired += 1
+        return super().most_probable(row, most + 1)
+
+
+@seeded("prompt_logprobs_wrong", "unsorted", caught_by=["logprobs.prompt"], corrupts=Fact.LOGPROBS)
+class PromptLogprobsUnsorted(Client):
+    """The most probable tokens come in the order of their ids."""
+
+    def most_probable(self, row: model.Array, most: int) -> list[tuple[int, float]]:
+        self.fired += 1
+        return sorted(super().most_probable(row, most))

@@ -487,3 +487,21 @@ class RetryKeepsItsMinimum(RetryingClient):
             self.fired += bool(done.tokens)
             left["min_tokens"] = params["min_tokens"]
         return left
+
+
+@seeded(
+    "pause_returns_early",
+    "one_server_is_late",
+    caught_by=["driven", "fan_out", "frozen_while_paused", "pause_states"],
+    corrupts=Fact.PAUSES,
+)
+class PauseReturnsAfterAGrace(Client):
+    """pause(keep) waits for servers for a hundredth of a second at most, which is enough if no message is late."""
+
+    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
+        paused = asyncio.ensure_future(super().pause(mode, clear_cache=clear_cache))
+        if mode != "keep":
+            return await paused
+        await asyncio.wait({paused}, timeout=0.01)
+        self.fired += not paused.done()
+        return None
