@@ -43,6 +43,7 @@ def _parts(matrix: KillMatrix, report: Path | None) -> list[RenderableType]:
         _stacks(matrix.proofs),
         *(part for proof in matrix.proofs if proof.ledger for part in _ledger(proof.target, proof.ledger)),
         *_reds(matrix.problems),
+        *_hidden(matrix.proofs),
         *_part(matrix),
         Text(),
         Text(f"{seconds(matrix.seconds)}", style="dim"),
@@ -86,6 +87,15 @@ def _reds(problems: list[str]) -> list[RenderableType]:
     if len(problems) > SHOWN:
         lines.append(Text(f"  … and {len(problems) - SHOWN} more in the report", style="red"))
     return lines
+
+
+def _hidden(proofs: list[Proof]) -> list[RenderableType]:
+    """The faults that a dtype hides, one line per stack."""
+    return [
+        Text(one_line(f"{proof.target}: smaller than {proof.dtype}'s rounding, not driven: {', '.join(proof.hidden)}"))
+        for proof in proofs
+        if proof.hidden
+    ]
 
 
 def _part(matrix: KillMatrix) -> list[RenderableType]:

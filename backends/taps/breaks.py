@@ -355,7 +355,7 @@ def cut_short(rows: list[Row]) -> None:
         row.logprobs = None if row.logprobs is None else row.logprobs[:half]
 
 
-def shift_logprobs(by: float) -> Callable[[list[Row]], None]:
+def lower_logprobs(by: float) -> Callable[[list[Row]], None]:
     """Lower every log-probability by `by` nats."""
 
     def change(rows: list[Row]) -> None:
@@ -363,6 +363,11 @@ def shift_logprobs(by: float) -> Callable[[list[Row]], None]:
             row.logprobs = None if row.logprobs is None else [number - by for number in row.logprobs]
 
     return change
+
+
+def logprobs_of_the_token_before(rows: list[Row]) -> None:
+    for row in long(rows):
+        row.logprobs = None if row.logprobs is None else [*row.logprobs[:1], *row.logprobs[:-1]]
 
 
 def one_nan(rows: list[Row]) -> None:
@@ -426,8 +431,10 @@ BREAKS: dict[str, Break] = {
     "tokens_edited/a_lot": Break(editing_rows(edit_every_token)),
     "tokens_edited/a_little": Break(editing_rows(edit_one_token)),
     "output_cut_short": Break(editing_rows(cut_short)),
-    "logprobs_off_by_constant/a_lot": Break(editing_rows(shift_logprobs(0.5)), ops=GENERATE),
-    "logprobs_off_by_constant/a_little": Break(editing_rows(shift_logprobs(2e-3)), ops=GENERATE),
+    "logprobs_off_by_constant/a_lot": Break(editing_rows(lower_logprobs(0.5)), ops=GENERATE),
+    "logprobs_off_by_constant/a_little": Break(editing_rows(lower_logprobs(2e-2)), ops=GENERATE),
+    "logprobs_off_by_constant/a_hair": Break(editing_rows(lower_logprobs(2e-3)), ops=GENERATE),
+    "logprobs_shifted": Break(editing_rows(logprobs_of_the_token_before), ops=GENERATE),
     "logprobs_nan": Break(editing_rows(one_nan), ops=GENERATE),
     "header_dropped/session": Break(session_dropped, where="router"),
     "session_moves": Break(session_renamed, where="router"),

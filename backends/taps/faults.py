@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from harness.contract.faults import DRIVEN, NOTHING, Fact, Fault
 
 TOKENS = "tokens.test_greedy_tokens_and_logprobs_are_the_models"
+MANY = "tokens.test_logprobs_of_many_tokens"
 BATCHES = "ordering.test_batches_of_any_size"
 SAMPLES = "sample.test_samples_are_independent"
 CHOICES = "completion.test_a_batch_of_tokens"
@@ -31,7 +32,15 @@ BODY = ("completion.envelope", "completion.usage", "tokens.greedy", "stopping")
 """Checks of a completion's body. None of them judges a body that lacks requested choices or has extra ones."""
 
 
-def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: str, corrupts: Fact = NOTHING) -> Fault:
+def _fault(
+    fault: str,
+    breaks: str,
+    scenarios: str | Iterable[str],
+    caught_by: str,
+    corrupts: Fact = NOTHING,
+    *,
+    exact: bool = False,
+) -> Fault:
     """A fault by its id; `caught_by` may name several checks, separated by spaces."""
     name, _, variant = fault.partition("/")
     return Fault(
@@ -40,6 +49,7 @@ def _fault(fault: str, breaks: str, scenarios: str | Iterable[str], caught_by: s
         breaks=breaks,
         caught_by=frozenset(caught_by.split()),
         corrupts=corrupts,
+        exact=exact,
         scenarios=frozenset([scenarios] if isinstance(scenarios, str) else scenarios),
     )
 
@@ -65,17 +75,17 @@ _BOTH: tuple[Fault, ...] = (
         TOKENS,
         "tokens.greedy conservation",
     ),
+    _fault("logprobs_off_by_constant/a_lot", "log-probabilities are lower by 0.5 nats", MANY, "logprobs.mean"),
+    _fault("logprobs_off_by_constant/a_little", "log-probabilities are lower by 0.02 nats", MANY, "logprobs.mean"),
     _fault(
-        "logprobs_off_by_constant/a_lot",
-        "log-probabilities are lower by 0.5 nats",
-        TOKENS,
-        "logprobs.reference",
+        "logprobs_off_by_constant/a_hair",
+        "log-probabilities are lower by 0.002 nats",
+        {TOKENS, MANY},
+        "logprobs.reference logprobs.mean",
+        exact=True,
     ),
     _fault(
-        "logprobs_off_by_constant/a_little",
-        "log-probabilities are lower by 0.002 nats",
-        TOKENS,
-        "logprobs.reference",
+        "logprobs_shifted", "each token comes with the log-probability of the one before", TOKENS, "logprobs.reference"
     ),
     _fault(
         "logprobs_nan",

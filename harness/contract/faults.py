@@ -64,6 +64,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     caught_by: frozenset[str]
     corrupts: Fact = NOTHING
     """Facts that become false for other checks as well. If `NOTHING`, only the checks in `caught_by` may turn red."""
+    exact: bool = False
+    """True if it is smaller than what rounding does in 16 bits: it is driven in float32 only, and the matrix names it otherwise."""
     scenarios: frozenset[str] = frozenset()
     """Drive only these scenarios; if empty, drive all of the suite."""
     changes: frozenset[str] = frozenset()

@@ -196,6 +196,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[str, Judged]
     """All checks that were judged on the correct stack."""
     faults: list[FaultProof]
+    hidden: list[str] = []
+    """Faults that were not driven, because they are smaller than what rounding does in this dtype."""
     ledger: LedgerProof | None = None
     """The ledger's entries about it beside other faults; None if they were not asked for."""
     complete: bool = True
@@ -573,6 +575,7 @@ def prove_target(
     scenarios: Sequence[str],
     unable: Sequence[str] = (),
     dtype: str = "",
+    hidden: Sequence[str] = (),
     whole: bool,
     filtered: bool,
     commands: Mapping[str, str] | None = None,
@@ -601,6 +604,7 @@ def prove_target(
     return Proof(
         target=target,
         dtype=dtype,
+        hidden=list(hidden),
         whole=whole,
         scenarios=[] if control is None else [name for name in scenarios if name not in every_unable],
         unable=every_unable,

@@ -85,6 +85,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "parity prove"
 
     @property
+    def dtype_name(self) -> str:
+        """The dtype in which real stacks are proved."""
+        return self.dtype or DEFAULT_DTYPE[self.engine]
+
+    @property
     def filters(self) -> list[str]:
         """The filters, as on the command line."""
         return [f"--fault {pattern}" for pattern in self.faults] + [f"-k {self.expression}"] * bool(self.expression)
@@ -102,6 +107,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unable: tuple[str, ...]
     """Scenarios whose required capabilities the target does not declare."""
     whole: bool
+    hidden: tuple[str, ...] = ()
+    """Faults that the dtype hides (`Fault.exact`)."""
     entries: tuple[tuple[Seat, Tried], ...] = ()
     """Each topology with the scenarios of the ledger's entries."""
 
@@ -145,7 +152,9 @@ def plan(request: Request, target: Target) -> Plan:
     scenario that does not exist.
     """
     seeded = tuple(target.seeded().values())
-    faults = tuple(fault for fault in seeded if not request.faults or _matches(fault, request.faults))
+    matching_faults = [fault for fault in seeded if not request.faults or _matches(fault, request.faults)]
+    sharp = target.inline or request.dtype_name == "float32"
+    faults = tuple(fault for fault in matching_faults if sharp or not fault.exact)
     declared = catalogue.declared()
     if lost := sorted({name for fault in faults for name in fault.scenarios if name not in declared}):
         raise UsageError(
@@ -174,6 +183,7 @@ def plan(request: Request, target: Target) -> Plan:
         seats=tuple((seat, tuple(names)) for seat, names in seats.items()),
         unable=tuple(s.name for s in wanted if s not in able),
         whole=every and not request.filters,
+        hidden=tuple(fault.id for fault in matching_faults if fault not in faults),
         entries=tuple((Seat(target=target.name, topology=place), names) for place, names in tried),
     )
 
@@ -499,7 +509,8 @@ class Collected:
             plan={f.id: [name for _, names in planned.of(f) for name in names] for f in planned.faults},
             scenarios=planned.scenarios,
             unable=planned.unable,
-            dtype="" if planned.inline else self._request.dtype or DEFAULT_DTYPE[self._request.engine],
+            dtype="" if planned.inline else self._request.dtype_name,
+            hidden=planned.hidden,
             whole=planned.whole,
             filtered=bool(self._request.expression),
             commands={f.id: command(planned, f, self._request) for f in planned.faults},
