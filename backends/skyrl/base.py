@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import multiprocessing
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -194,6 +195,8 @@ class SkyRLStack(VllmStack):
         self.prepare_vllm()
         os.environ.update(RAY_VARIABLES)
         os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
+        if request.start == "ray":
+            multiprocessing.set_start_method("spawn", force=True)  # as SkyRL's entry points do
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
         if request.fault_taps:
             self.patches.append(FAULT_TAPS_PATCH)
@@ -278,7 +281,11 @@ class SkyRLStack(VllmStack):
 
     def _start_ray(self) -> None:
         import ray
+        from skyrl.train.utils import utils
 
+        if self.on_cpu:
+            utils.peer_access_supported = lambda **_sizes: False
+        os.environ |= utils.prepare_runtime_environment(self.cfg)
         workers = self.request.topology.world_size
         resources: dict[str, Any] = {"num_cpus": 2 * workers + 8}
         if self.on_cpu:
