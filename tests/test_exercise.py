@@ -6,6 +6,7 @@ import pytest
 
 from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.capability import Capability
+from harness.contract.messages import REQUEST_CAP
 from harness.contract.topology import Topology
 from harness.judging.exercise import due, exercised
 from harness.suite.scenario import Scenario
@@ -44,6 +45,16 @@ def test_a_quantized_sync_is_exercised_by_a_sync_and_an_answer():
     both = {Capability.WEIGHT_SYNC, Capability.QUANTIZED, Capability.QUANTIZED_SYNC}
     assert exercised(traces.trace(*calls, topology=Topology(quantization="fp8"), capabilities=[*both])) == both
     assert exercised(traces.trace(*calls, capabilities=[*both])) == {Capability.WEIGHT_SYNC}
+
+
+@pytest.mark.parametrize(("together", "shown"), [(True, {Capability.REQUEST_CAP}), (False, set())])
+def test_the_cap_is_exercised_by_more_requests_than_it_allows_at_once(together, shown):
+    rows = [[n] for n in range(REQUEST_CAP)]
+    second = 50 if together else 100
+    calls = [
+        traces.generate(rows, [[1]] * len(rows), started_ns=start, ended_ns=start + 90) for start in (0, second, second)
+    ]
+    assert exercised(traces.trace(*calls, capabilities=[Capability.REQUEST_CAP])) == shown
 
 
 @pytest.mark.parametrize(("transport", "shown"), [("ipc", {Capability.CUDA_IPC}), ("broadcast", set())])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from itertools import accumulate
 from typing import Any
 
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
-from harness.contract.messages import capabilities_of
+from harness.contract.messages import REQUEST_CAP, capabilities_of
 from harness.judging.judge import NEXT_STEP
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import Conformance, Verdict
@@ -58,9 +59,18 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
             found.add(Capability.QUANTIZED_SYNC)
     if any(call.method == "sync_weights" for call in own):
         found |= {Capability.NATIVE_WEIGHT_SYNC} & promised
+    if _asked_at_once(own) > REQUEST_CAP * len(trace.header.servers):
+        found |= {Capability.REQUEST_CAP} & promised
     if any(worker["transport"] == "ipc" for worker in _workers(own)):
         found.add(Capability.CUDA_IPC)
     return found | _of_adapters(own, answered)
+
+
+def _asked_at_once(own: list[Call]) -> int:
+    """Most rows of generate() that were asked for and not yet answered at any time."""
+    rows = [(len(c.request.get("prompt_token_ids") or ()), c) for c in own if c.method == "generate"]
+    changes = [(c.started_ns, n) for n, c in rows] + [(c.ended_ns, -n) for n, c in rows]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def _workers(own: list[Call]) -> Iterable[dict[str, Any]]:
