@@ -327,9 +327,9 @@ class FullPrecision(Engine):
         self.fired += quantization is not None
 
 
-@seeded("sleeps_to_sync", caught_by=["no_sleep"])
+@seeded("sleeps_to_sync", caught_by=["driven", "no_sleep"])
 class SleepsToSync(Client):
-    """Engines sleep and wake up before each weight sync, under every placement."""
+    """Engines sleep and wake up before each weight sync, under every placement. A late message may meet a sleeping one."""
 
     async def sync_weights(self, version: int, chunks: int, layout: Layout = "single") -> None:
         self.fired += 1
