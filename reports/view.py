@@ -100,7 +100,8 @@ def given_way(judgement: Judgement) -> list[str]:
         lines.append(f"{count} to these stacks, {hiding} of them can hide a difference")
     if judgement.gate is not None and (left_out := judgement.gate.left_out):
         count = many(len(left_out), "bullet")
-        lines.append(f"{count} judged without scenarios that neither stack offers: {'; '.join(left_out)}")
+        ids = ", ".join(one.partition(" ")[0] for one in left_out)
+        lines.append(f"{count} judged without scenarios that neither stack offers: {ids}")
     return lines
 
 
