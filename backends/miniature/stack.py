@@ -185,10 +185,9 @@ class Miniature:
     async def kill_server(self, request: KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
 
-    async def delay(self, request: DelayRequest) -> Empty:
+    async def delay(self, request: DelayRequest) -> None:
         for engine in self.engines:
             engine.follow(request.seed)
-        return Empty()
 
     # --- data plane
 

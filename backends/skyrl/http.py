@@ -87,7 +87,7 @@ class HttpStack(SkyRLStack):
         if self.release.own_router:
             os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
             self.patches.append(KEEP_ALIVE_PATCH)
-        if not self.release.own_router:
+        else:
             os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(REQUEST_CAP)
             self.notes.append(CAP_NOTE)
         if self.request.start == "fork" and not self.remote:

@@ -255,9 +255,8 @@ class VllmStack:
             servers[server] = servers.get(server, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
 
-    async def delay(self, request: DelayRequest) -> Empty:
+    async def delay(self, request: DelayRequest) -> None:
         self.tap.order(request.seed)
-        return Empty()
 
     async def swap(self, request: SwapRequest) -> SwapResult:
         if self._swaps is None:

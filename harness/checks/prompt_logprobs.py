@@ -68,7 +68,7 @@ def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
     asking, facts, worst = _asking(rows), 0, 0.0
     if not asking:
         return untestable("no call asked for log-probabilities of its prompt")
-    unasked = [row for row in rows if row.index == 0 and row not in asking]
+    unasked = [row for row in rows if row.index == 0 and not row.call.request["prompt_logprobs"]]
     wrong = [(UNASKED, row.shown()) for row in unasked if (row.call.result or {}).get("prompt_logprobs") is not None]
     faults: dict[str, float] = {}
     for row in asking:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from harness.checks.base import Check, Evidence, Finding, Tap, failed, passed, untestable
 from harness.contract.messages import REQUEST_CAP
+from harness.records.recording import most_at_once
 
 TOO_MANY = "more requests were in flight at once than the client may send"
 NEVER_FULL = "there were never as many requests in flight as the client may send"
@@ -14,9 +13,7 @@ NEVER_FULL = "there were never as many requests in flight as the client may send
 def _judge(evidence: Evidence) -> Finding:
     executions = {one.prompt: one for one in evidence.executions}.values()  # `conservation` judges repeated ones
     most = REQUEST_CAP * len(evidence.header.servers)
-    ends = [(one.ended_ns, -1) for one in executions if one.ended_ns is not None]
-    counts = accumulate(change for _, change in sorted([*ends, *((one.started_ns, 1) for one in executions)]))
-    peak = max(counts, default=0)
+    peak = most_at_once((one.started_ns, one.ended_ns) for one in executions)
     if peak > most:
         return failed(len(executions), TOO_MANY, [{"in flight": peak, "at most": most}], peak=peak, cap=most)
     return passed(len(executions), peak=peak, cap=most) if peak == most else untestable(NEVER_FULL)

@@ -25,7 +25,7 @@ from harness.judging.facets import deterministic, error_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
 from harness.judging.sides import Difference, Facet, covered, given_up, overlaps
-from harness.records.recording import Call, Observation, ScenarioTrace
+from harness.records.recording import Call, Observation, ScenarioTrace, most_at_once
 from harness.records.verdict import Concern
 
 REQUESTS = "engines.requests"
@@ -280,15 +280,9 @@ def _runs(evidence: Evidence, calls: Collection[int]) -> list[_Run]:
 
 def _peak(runs: Sequence[_Run], *, each: bool) -> int:
     """Most executions that ran at once, in all or at one server."""
-    events = sorted(
-        (at, step, run.server if each else "") for run in runs for at, step in ((run.from_ns, 1), (run.to_ns, -1))
-    )
-    now: Counter[str] = Counter()
-    most = 0
-    for _, step, server in events:
-        now[server] += step
-        most = max(most, now[server])
-    return most
+    places: set[str | None] = {run.server for run in runs} if each else {None}
+    at_each = ([(run.from_ns, run.to_ns) for run in runs if place in (None, run.server)] for place in places)
+    return max(map(most_at_once, at_each), default=0)
 
 
 def _why_fewer(runs: Sequence[_Run]) -> tuple[Why, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from itertools import accumulate
 from typing import Any
 
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
 from harness.contract.messages import REQUEST_CAP, capabilities_of
 from harness.judging.judge import NEXT_STEP
-from harness.records.recording import Call, ScenarioTrace
+from harness.records.recording import Call, ScenarioTrace, most_at_once
 from harness.records.verdict import Conformance, Verdict
 from harness.suite.scenario import Scenario
 
@@ -41,9 +40,8 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
     found: set[Capability] = set()
     promised = set(trace.header.capabilities)
     met = [c for c in answered if _overlaps(aborts, c)]
-    partial = [c for c in met if "abort" in (c.result or {}).get("stop_reasons", ())]
-    retried = [c for c in met if c not in partial]
-    if partial:
+    retried = [c for c in met if "abort" not in (c.result or {}).get("stop_reasons", ())]
+    if len(retried) < len(met):
         found.add(Capability.PARTIAL_ANSWERS)
     if retried:
         found |= {Capability.RETRY_ABORTED} & promised
@@ -68,9 +66,10 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
 
 def _asked_at_once(own: list[Call]) -> int:
     """Most rows of generate() that were asked for and not yet answered at any time."""
-    rows = [(len(c.request.get("prompt_token_ids") or ()), c) for c in own if c.method == "generate"]
-    changes = [(c.started_ns, n) for n, c in rows] + [(c.ended_ns, -n) for n, c in rows]
-    return max(accumulate(change for _, change in sorted(changes)), default=0)
+    generates = [call for call in own if call.method == "generate"]
+    return most_at_once(
+        (call.started_ns, call.ended_ns) for call in generates for _ in call.request.get("prompt_token_ids") or ()
+    )
 
 
 def _workers(own: list[Call]) -> Iterable[dict[str, Any]]:

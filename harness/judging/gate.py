@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -126,10 +127,10 @@ def _known(verdicts: Sequence[Verdict], ledger: Ledger) -> Iterable[str]:
 
 def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
     """Bullets without evidence, task by task. Tasks without evidence for any bullet are listed together, with their waves."""
-    engine = judgement.run.engine
+    engine, nobodys = judgement.run.engine, _nobodys(judgement)
     untouched: list[Task] = []
     for task in plan.task:
-        bare = [bullet.id for bullet in task.bullet if not _evident(bullet, judgement)]
+        bare = [bullet.id for bullet in task.bullet if not _evident(bullet, judgement, nobodys)]
         if len(bare) == len(task.bullet):
             untouched.append(task)
         elif bare:
@@ -144,15 +145,14 @@ def _unproven(judgement: Judgement, plan: Plan) -> Iterable[str]:
         )
 
 
-def _evident(bullet: Bullet, judgement: Judgement) -> bool:
+def _evident(bullet: Bullet, judgement: Judgement, nobodys: AbstractSet[str]) -> bool:
     """True if every scenario of the bullet was judged on the candidate and compared with the baseline.
 
     Scenarios that neither stack offers are left out: removing the baseline loses nothing there."""
     run = judgement.run
     if not (run.candidate and run.baseline):
         return False
-    nobodys = _nobodys(bullet, judgement)
-    left = tuple(name for name in bullet.scenarios if name not in nobodys)
+    left = tuple(name for name in bullet.scenarios if name.partition("@")[0] not in nobodys)
     if not left:
         return False
     bullet = msgspec.structs.replace(bullet, scenarios=left)
@@ -165,17 +165,19 @@ def _evident(bullet: Bullet, judgement: Judgement) -> bool:
 
 
 def _left_out(judgement: Judgement, plan: Plan) -> Iterable[str]:
+    nobodys = _nobodys(judgement)
     for bullet in (bullet for task in plan.task for bullet in task.bullet):
-        if (judgement.run.candidate and judgement.run.baseline) and (nobodys := _nobodys(bullet, judgement)):
-            yield f"{bullet.id} without {', '.join(nobodys)}"
+        if lacking := [name for name in bullet.scenarios if name.partition("@")[0] in nobodys]:
+            yield f"{bullet.id} without {', '.join(lacking)}"
 
 
-def _nobodys(bullet: Bullet, judgement: Judgement) -> list[str]:
-    """The bullet's scenarios that neither stack offers."""
-    asked = [v for v in judgement.verdicts if v.target in (judgement.run.candidate, judgement.run.baseline)]
-    offered = {v.scenario for v in asked if v.status != Conformance.MISSING}
-    nobodys = {v.scenario for v in asked} - offered
-    return [name for name in bullet.scenarios if name.partition("@")[0] in nobodys]
+def _nobodys(judgement: Judgement) -> set[str]:
+    """The scenarios that neither stack of the comparison offers."""
+    run = judgement.run
+    if not (run.candidate and run.baseline):
+        return set()
+    asked = [v for v in judgement.verdicts if v.target in (run.candidate, run.baseline)]
+    return {v.scenario for v in asked} - {v.scenario for v in asked if v.status != Conformance.MISSING}
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -7,7 +7,8 @@ One file holds everything that was driven on one start of one target in one topo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +77,12 @@ class CallError(msgspec.Struct, frozen=True, kw_only=True):
 SAYING = 80
 """Characters of a message in a reason."""
 _VARIES = re.compile(r"https?://\S+|(?<!\w)(?:/[\w.@-]+){2,}|\b(?=\w*\d)[0-9a-f]{8}[0-9a-f-]*\b|\d+(?:\.\d+)*")
+
+
+def most_at_once(spans: Iterable[tuple[int, int | None]]) -> int:
+    """Most of these spans (start and end in ns) that are open at one time. What has no end stays open."""
+    changes = [change for start, end in spans for change in ((start, 1), *([] if end is None else [(end, -1)]))]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def saying(kind: str, message: str, status: int | None = None) -> str:
