@@ -78,6 +78,20 @@ def test_status_and_body_agree():
         assert traces.judge(STATUS, call({}, answer, status)).status == "fail"
 
 
+def test_the_fields_of_an_error_agree():
+    error = {"message": "no", "type": "NotFoundError", "param": "model", "code": 404}
+    for good in ({"type": "Not Found"}, {"type": "invalid_request_error"}, {"param": None}):
+        assert traces.judge(STATUS, call({}, json.dumps({"error": error | good}), 404)).status == "pass"
+    for bad, reason in (
+        ({"type": "BadRequestError"}, "an error body's type names another status than its code"),
+        ({"type": None}, "an error body has no type"),
+        ({"message": " "}, "an error body has no message"),
+        ({"param": 3}, "the param of an error body is no text"),
+        ({"code": "404"}, "an error body names another code than its status"),
+    ):
+        assert traces.judge(STATUS, call({}, json.dumps({"error": error | bad}), 404)).reason == reason
+
+
 def test_every_answer_is_judged():
     error = {"error": {"message": "no", "type": "NotFoundError", "code": 404}}
     wrong = [call({}, json.dumps(error)), call({}, "", 404), call({"stream": True}, STREAM, 500, headers=SSE)]

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -316,4 +317,4 @@ def sampling_params(body: dict[str, Any]) -> dict[str, Any]:
 
 def error_body(message: str, code: int) -> dict[str, Any]:
     """vLLM's ErrorResponse."""
-    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": code}}
+    return {"error": {"message": message, "type": HTTPStatus(code).phrase, "param": None, "code": code}}

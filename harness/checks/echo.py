@@ -143,7 +143,7 @@ CONTROL_ARGUMENTS: dict[str, dict[str, Any]] = {
 """Arguments that are compared at the engine, with the engine's defaults (vLLM, AsyncLLM)."""
 
 OFFERED_BY = {"clear_cache": Capability.PAUSE_CLEAR_CACHE}
-"""Arguments that only stacks with this capability pass on."""
+"""Arguments that only stacks with this capability pass on. pause(keep) keeps the cache on each stack (SkyRL 0.2.0, PauseMode.KEEP)."""
 
 
 def reached(evidence: Evidence, call: Call) -> list[Any]:
@@ -159,7 +159,8 @@ def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
         for call in (c for c in evidence.calls(method) if c.error is None):
             for control in reached(evidence, call):
                 for name, default in defaults.items():
-                    if (needed := OFFERED_BY.get(name)) and needed not in evidence.header.capabilities:
+                    needed = None if call.request.get("mode") == "keep" else OFFERED_BY.get(name)
+                    if needed and needed not in evidence.header.capabilities:
                         continue  # the caller cannot set it, and the contract does not define the engine's default
                     yield (
                         call,

@@ -1,7 +1,8 @@
-"""The OpenAI address as a user's client sees it: status and body agree, streams end, log-probabilities are the model's."""
+"""The OpenAI address as a user's client sees it: status and body of errors agree, streams end, log-probabilities are the model's."""
 
 from __future__ import annotations
 
+import http
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -50,8 +51,35 @@ def _status(call: Any) -> str | None:
         return "an error came with the status of a success" if is_error(body) else None
     if not is_error(body):
         return "an error came without an OpenAI error body"
-    inner = body["error"] if isinstance(body.get("error"), dict) else body
-    return None if inner.get("code") == status else "an error body names another code than its status"
+    return _error_fields(body["error"] if isinstance(body.get("error"), dict) else body, status)
+
+
+def _error_fields(error: dict[str, Any], status: int) -> str | None:
+    """What is wrong with the fields of an error body (vLLM, ErrorInfo); None if nothing is."""
+    if error.get("code") != status:
+        return "an error body names another code than its status"
+    lacking = [name for name in ("message", "type") if not (isinstance(error.get(name), str) and error[name].strip())]
+    if lacking:
+        return f"an error body has no {lacking[0]}"
+    if not isinstance(error.get("param"), str | None):
+        return "the param of an error body is no text"
+    return (
+        "an error body's type names another status than its code"
+        if _named(error["type"]) not in (None, status)
+        else None
+    )
+
+
+def _named(kind: str) -> int | None:
+    """The status that an error's type names: "Bad Request" and vLLM's "BadRequestError" name 400. None for other types."""
+    return _STATUSES.get(_letters(kind))
+
+
+def _letters(phrase: str) -> str:
+    return "".join(filter(str.isalpha, phrase.lower())).removesuffix("error")
+
+
+_STATUSES = {_letters(status.phrase): status.value for status in http.HTTPStatus if status >= CLIENT_ERROR}
 
 
 STATUS = Check(

@@ -107,3 +107,5 @@ def test_an_argument_that_the_stack_does_not_offer_is_left_open():
     assert scene.judge(ECHO, capabilities=offered).reason == "pause() changed clear_cache on the way"
     offered.remove(Capability.PAUSE_CLEAR_CACHE)
     assert scene.judge(ECHO, capabilities=offered).status == "pass"
+    scene.control("pause", mode="keep", clear_cache=False, arguments={"mode": "keep"})
+    assert scene.judge(ECHO, capabilities=offered).reason == "pause() changed clear_cache on the way"

@@ -126,5 +126,5 @@ class NeverRecovers(Endpoint):
     async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._failed:
             self.fired += 1
-            return {"error": {"message": "the model is not there", "type": "NotFoundError", "code": 503}}
+            return {"error": {"message": "the model is not there", "type": "Service Unavailable", "code": 503}}
         return await super().answer(path, body)
