@@ -17,12 +17,14 @@ from harness.suite.coverage import State, state_of
 from harness.suite.plan import Plan
 from reports import reproduce
 from reports.pictures import Pictures
-from reports.tables import CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
+from reports.tables import CHANGED, CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
 from reports.text import many, one_line, seconds, shown, sides, told_apart, visible
 from reports.text import number as figure
 from reports.view import (
     anchor,
     bounds,
+    changed,
+    changes,
     count,
     divergences,
     explained,
@@ -60,6 +62,8 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             rows=[row for row in rows if row.exercised],
             bare=[row.task for row in rows if not row.exercised],
             divergences=found,
+            changes=changes(judgement),
+            changed=changed(judgement),
             exposures=exposures(judgement),
             severities=severities(judgement),
             anchored={v.id for d in found for v in d.verdicts},
@@ -75,7 +79,14 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures 
             repetition=repetition(count(judgement)),
             pictures=pictures or Pictures(),
             trainings=trainings(judgement),
-            tables={"noise": NOISE, "exposed": EXPOSED, "gaps": GAPS, "open": OPEN, "concessions": CONCESSIONS},
+            tables={
+                "changed": CHANGED,
+                "noise": NOISE,
+                "exposed": EXPOSED,
+                "gaps": GAPS,
+                "open": OPEN,
+                "concessions": CONCESSIONS,
+            },
         )
     )
 

@@ -13,11 +13,13 @@ from harness.records.verdict import Judgement, LedgerProblem, Verdict
 from harness.suite.coverage import State
 from harness.suite.plan import Plan
 from reports import reproduce
-from reports.tables import EXPOSED, GAPS, NOISE, Column, cells
+from reports.tables import CHANGED, EXPOSED, GAPS, NOISE, Column, cells
 from reports.text import exact, many, one_line, shortened
 from reports.view import (
     Divergence,
     bounds,
+    changed,
+    changes,
     count,
     divergences,
     explained,
@@ -47,7 +49,13 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     """The text of report.md, below `LIMIT`. It counts the blocks that do not fit and refers to report.html."""
     found = divergences(judgement)
     end = _end(judgement)
-    blocks = [_gate(judgement), _table(judgement, plan), *_security(judgement), *_training(judgement)]
+    blocks = [
+        _gate(judgement),
+        _table(judgement, plan),
+        *_security(judgement),
+        *_changes(judgement),
+        *_training(judgement),
+    ]
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
@@ -186,6 +194,14 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
                 f"  {one_line(str(key))}: {shortened(exact(value))}"
                 for key, value in around_the_difference(item).items()
             )
+
+
+def _changes(judgement: Judgement) -> Iterable[str]:
+    """A table of what a caller of the client has to change; nothing if nothing."""
+    found = changes(judgement)
+    for said in changed(judgement) if found else ():
+        lines = [f"<details><summary>{text(said)}</summary>\n", *_rows(CHANGED[:-1], found)]
+        yield "\n".join([*lines, "", "</details>\n"])
 
 
 def _security(judgement: Judgement) -> Iterable[str]:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import msgspec
 
-from harness.records.verdict import Exposure, Gap, NoiseFloor, Verdict
+from harness.records.verdict import Change, Exposure, Gap, NoiseFloor, Verdict
 from harness.suite.concessions import EVERY_STACK
 from reports.text import number
 from reports.view import chance, weakest_fault
@@ -60,6 +60,21 @@ EXPOSED = (
     Column("By", lambda row: ", ".join(row[1].by)),
 )
 """A row is a verdict and an exposure that it found."""
+
+
+def _change(head: str, of: Callable[[Change], str]) -> Column:
+    return Column(head, lambda row: of(row[1]))
+
+
+CHANGED = (
+    _change("Change", lambda change: change.how),
+    _change("Name", lambda change: change.name),
+    _change("On the baseline", lambda change: change.baseline or "not there"),
+    _change("On the candidate", lambda change: change.candidate or "not there"),
+    _change("What a caller does", lambda change: change.do or "no entry says it: this is red"),
+    _change("Released source", lambda change: change.source),
+)
+"""A row is a verdict and a change that it found."""
 
 
 OPEN = (

@@ -17,6 +17,7 @@ from reports.tables import NOISE, cells
 from reports.text import many, number, one_line, seconds, shortened
 from reports.view import (
     Divergence,
+    changed,
     count,
     divergences,
     explained,
@@ -202,7 +203,7 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
     ]
     if repeated := repetition(counts):
         lines.append(Text(repeated))
-    lines += [Text(one_line(said)) for said in (*open_causes(judgement), *given_way(judgement))]
+    lines += [Text(one_line(said)) for said in (*changed(judgement), *open_causes(judgement), *given_way(judgement))]
     if took:
         lines.append(Text(took, style="dim"))
     if report is not None:

@@ -9,9 +9,11 @@ from typing import final
 
 import msgspec
 
+from harness.judging.census import CENSUS
 from harness.records.verdict import (
     WORST_FIRST,
     Cause,
+    Change,
     Conformance,
     Exposure,
     Gap,
@@ -79,6 +81,26 @@ def open_causes(judgement: Judgement) -> list[str]:
     explained = [one for one in judgement.open_causes if one.source]
     said = [*bare, f"{many(len(explained), 'cause')} with an entry ({sum(one.verdicts for one in explained)})"]
     return [f"Open differences, verdicts by cause: {', '.join(said)}"]
+
+
+def changes(judgement: Judgement) -> list[tuple[Verdict, Change]]:
+    """Everything that a caller of the baseline's client has to change, each with the verdict that found it. First what no entry
+    explains."""
+    found = [(verdict, change) for verdict in judgement.verdicts for change in verdict.changes]
+    return sorted(found, key=lambda row: bool(row[1].do))
+
+
+def changed(judgement: Judgement) -> list[str]:
+    """One line on what a caller has to change; nothing without a census of both clients."""
+    censuses = [verdict for verdict in judgement.verdicts if verdict.check == CENSUS]
+    if not censuses:
+        return []
+    found = [change for _, change in changes(judgement)]
+    counts = Counter(str(change.how) for change in found)
+    bare = sum(not change.do for change in found)
+    same = sum(int(verdict.numbers.get("same", 0)) for verdict in censuses)
+    said = [f"{same} the same", *(f"{times} {how}" for how, times in counts.most_common())]
+    return [f"Client, what a caller meets: {', '.join(said)}" + (f"; {bare} without an entry" if bare else "")]
 
 
 def held_entries(judgement: Judgement) -> list[str]:

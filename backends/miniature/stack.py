@@ -13,11 +13,13 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import DEVICE_BYTES, Engine
 from backends.miniature.generator import Generator
+from backends.miniature.interface import Interface
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract.capability import Capability
 from harness.contract.messages import (
+    CensusResult,
     DelayRequest,
     Description,
     DetokenizeRequest,
@@ -65,7 +67,7 @@ from harness.contract.messages import (
     WorldSizeResult,
 )
 from harness.contract.topology import Placement, Topology
-from harness.driving import probing, raw
+from harness.driving import census, probing, raw
 from harness.records.reference import ExpertShard
 
 
@@ -75,6 +77,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     engine: type[Engine] = Engine
     router: type[Router] = Router
     client: type[Client] = Client
+    interface: type[Interface] = Interface
     generator: type[Generator] = Generator
     endpoint: type[Endpoint] = Endpoint
     trainer: type[Trainer] = Trainer
@@ -91,6 +94,7 @@ class Miniature:
         self.engines: list[Engine] = []
         self.router: Router
         self.client: Client
+        self.interface: Interface
         self.generator: Generator
         self.endpoint: Endpoint
         self.trainer: Trainer
@@ -125,6 +129,7 @@ class Miniature:
         self.client = parts.client()
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
+        self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")
         self.generator = parts.generator()
         self.endpoint = parts.endpoint()
@@ -158,8 +163,7 @@ class Miniature:
         return frozenset(capability for capability, here in offered.items() if not here)
 
     async def teardown(self, _request: Empty) -> None:
-        for engine in self.engines:
-            engine.stop()
+        await self.interface.teardown()
 
     def dead(self) -> str | None:
         """For the host: why the stack cannot answer any more; None if it can."""
@@ -172,6 +176,7 @@ class Miniature:
         others: tuple[Any, ...] = (
             self.router,
             self.client,
+            self.interface,
             self.trainer,
             self.generator,
             self.endpoint,
@@ -192,18 +197,24 @@ class Miniature:
     # --- data plane
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        return await self.client.generate(request)
+        return await self.interface.generate(request)
 
     async def sample(self, request: SampleRequest) -> Generation:
-        return await self.client.sample(request)
-
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
-            body=await self.client.chat_completion(self.client.identified(dict(request.body), request.headers))
+        return await self.interface.sample(
+            request.prompt_token_ids,
+            request.num_samples,
+            request.sampling_params,
+            request.session_id,
+            prompt_logprobs=request.prompt_logprobs,
+            topk_prompt_logprobs=request.topk_prompt_logprobs,
         )
 
+    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+        payload = {"json": dict(request.body), "headers": request.headers}
+        return OpenAIResponse(body=await self.interface.chat_completion(payload))
+
     async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(body=await self.client.completion(dict(request.body)))
+        return OpenAIResponse(body=await self.interface.completion({"json": dict(request.body)}))
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         self.endpoint.client = self.client
@@ -222,19 +233,19 @@ class Miniature:
     # --- control plane
 
     async def pause(self, request: PauseRequest) -> None:
-        await self.client.pause(request.mode, clear_cache=request.clear_cache)
+        await self.interface.pause_generation(request.mode, request.clear_cache)
 
     async def resume(self, _request: Empty) -> None:
-        await self.client.everywhere("resume_generation")
+        await self.interface.resume_generation()
 
     async def sleep(self, request: SleepRequest) -> None:
-        await self.client.everywhere("sleep", level=request.level)
+        await self.interface.sleep(request.level)
 
     async def wake_up(self, request: WakeUpRequest) -> None:
-        await self.client.everywhere("wake_up", tags=request.tags)
+        await self.interface.wake_up(request.tags)
 
     async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
-        await self.client.everywhere("reset_prefix_cache", reset_running_requests=request.reset_running_requests)
+        await self.interface.reset_prefix_cache(request.reset_running_requests)
 
     async def health(self, _request: Empty) -> HealthResult:
         return HealthResult(healthy=self.router.healthy())
@@ -252,7 +263,7 @@ class Miniature:
 
     async def sync_weights(self, request: SyncWeightsRequest) -> None:
         if request.fail_after_chunks is None:
-            await self.client.sync_weights(request.version, request.chunks, request.layout)
+            await self.interface.update_named_weights(request)
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
 
@@ -284,6 +295,7 @@ class Miniature:
     async def pickle_client(self, _request: Empty) -> None:
         self.client = pickle.loads(pickle.dumps(self.client))
         self.client.connect(self.router, self.engines)
+        self.interface = type(self.interface)(self.client)
 
     # --- observation
 
@@ -337,6 +349,9 @@ class Miniature:
         for name, _ in live:
             servers[name] = servers.get(name, 0) + 1
         return InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
+
+    async def census(self, _request: Empty) -> CensusResult:
+        return self.interface._census([*census.keys(Topology, "topology", Topology.__struct_fields__)])
 
     async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
         async def ask(request: HttpRequest) -> HttpResponse:

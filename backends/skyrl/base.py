@@ -27,6 +27,7 @@ from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.messages import (
+    CensusResult,
     Description,
     Empty,
     GenerateRequest,
@@ -52,13 +53,24 @@ from harness.contract.messages import (
     TrainResult,
     WakeUpRequest,
 )
-from harness.driving import allowance, probing
+from harness.driving import allowance, census, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
 
 RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0", "RAY_DEDUP_LOGS": "0"}
 """For every run: no telemetry."""
 
+PACKAGE = "skyrl.backends.skyrl_train"
+CONFIGURATION = "generator.inference_engine"
+"""Path of the section of SkyRL's configuration for its engines."""
+ENTRY = "skyrl.train.entrypoints.main_base"
+"""Module of SkyRL's entry point, which makes engines and client from the configuration."""
+TRAINERS_CODE = (
+    f"{PACKAGE}.weight_sync.broadcast_strategy",
+    f"{PACKAGE}.weight_sync.cuda_ipc_strategy",
+    f"{PACKAGE}.workers.worker",
+)
+"""Modules of the trainer's side of a weight sync, which both stacks have."""
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
 """Variables for how long SkyRL waits for its servers and router, and vLLM for its engine. Both default to ten minutes."""
 
@@ -446,6 +458,20 @@ class SkyRLStack(VllmStack):
         await self.on_workers("parity_forget_adapters")
 
     # --- observation
+
+    def reads_configuration(self) -> Sequence[str]:
+        """Source code of this stack that reads the section of the configuration for engines (`census.read_by`)."""
+        raise NotImplementedError
+
+    async def census(self, _request: Empty) -> CensusResult:
+        return await asyncio.to_thread(self._census)
+
+    def _census(self) -> CensusResult:
+        from skyrl.backends.skyrl_train import weight_sync
+
+        read = census.read_by((*self.reads_configuration(), *TRAINERS_CODE))
+        keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
+        return census.of(self.client, types=vars(weight_sync), keys=keys)
 
     async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
         described = await self._describe()

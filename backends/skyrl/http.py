@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from backends.skyrl import endpoint
-from backends.skyrl.base import SkyRLStack
+from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultProxy
@@ -276,6 +276,13 @@ class HttpStack(SkyRLStack):
         unpatched = copy.copy(self.cfg.generator.inference_engine)
         unpatched.router_init_kwargs = {}
         return {port: build_router_args(unpatched, server_urls=self._urls).host}
+
+    def reads_configuration(self) -> Sequence[str]:
+        modules = ["remote_inference_client", "server_group", "utils", *([] if self.release.own_groups else ["setup"])]
+        return (
+            *(f"{PACKAGE}.inference_servers.{name}" for name in modules),
+            f"{ENTRY}:BasePPOExp._get_new_inference_client",
+        )
 
     # --- data plane
 

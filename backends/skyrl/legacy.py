@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from backends.skyrl import endpoint, exposed, forked, lora
-from backends.skyrl.base import SkyRLStack, generation
+from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, generation
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultyEngine
@@ -328,6 +328,14 @@ class LegacyStack(SkyRLStack):
             return await self._endpoint.http(self.client, request)
         async with httpx.AsyncClient() as direct:
             return await endpoint.passed_on(direct, self._endpoint_url, request)
+
+    def reads_configuration(self) -> Sequence[str]:
+        return (
+            f"{PACKAGE}.inference_engines.inference_engine_client",
+            f"{ENTRY}:create_ray_wrapped_inference_engines_from_config",
+            f"{ENTRY}:create_remote_inference_engines_from_config",
+            f"{ENTRY}:BasePPOExp._get_legacy_inference_client",
+        )
 
     async def sample(self, request: SampleRequest) -> Generation:
         return generation(

@@ -421,6 +421,30 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
     canaries: dict[str, bool]
 
 
+OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key"]
+
+
+class Offer(Message, frozen=True, kw_only=True):
+    """One thing that a caller of the stack's client meets, as text that is the same from run to run."""
+
+    name: str
+    """"generate", "generate(input_batch)", "PauseMode.KEEP"; a configuration key by its path. "client" is the client's constructor."""
+    kind: OfferKind
+    """A field is one of a type that the client's methods name. An exception is raised by the client's own code."""
+    form: str = ""
+    """Of a method "async", "sync", "async generator" or "generator"; of a parameter how it is given (`inspect.Parameter.kind`)."""
+    type: str = ""
+    """The annotation, of a method that of its result. Empty if there is none."""
+    default: str | None = None
+    """None: there is none, and a parameter without one has to be given."""
+
+
+class CensusResult(Message, frozen=True, kw_only=True):
+    """The public surface of the client, by introspection in the stack's own process."""
+
+    offers: list[Offer]
+
+
 class KillServerRequest(Message, frozen=True, kw_only=True):
     server: str
 
@@ -616,6 +640,8 @@ METHODS: dict[str, Method] = {
         Method("in_flight", Empty, InFlightResult, plane=Plane.OUT_OF_BAND, polled=True),
         # Which addresses are bound, and what each HTTP address does for a caller without credentials.
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
+        # What a caller of the client meets: methods, attributes, types, exceptions, and the configuration keys that the stack reads.
+        Method("census", Empty, CensusResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
         # Makes messages wait at the engines. Each that waited is an observation.
         Method("delay", DelayRequest, Empty, Capability.DELAYS, plane=Plane.OUT_OF_BAND),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
+    CensusResult,
     DelayRequest,
     DetokenizeRequest,
     DetokenizeResult,
@@ -300,6 +301,10 @@ class Calls(ABC):
     async def probe_security(self) -> ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", Empty(), ProbeSecurityResult)
+
+    async def census(self) -> CensusResult:
+        """What a caller of the client meets."""
+        return await self._call("census", Empty(), CensusResult)
 
     async def delay(self, seed: int | None) -> None:
         """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""

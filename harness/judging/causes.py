@@ -64,6 +64,8 @@ class Why(StrEnum):
     """Both stacks refuse the call, with errors of different classes or statuses."""
     CLIENT_METHOD = "other-client-method"
     """The clients offer the call under different names, or with different arguments."""
+    CLIENT = "client-changes"
+    """The clients are different classes. ``scenarios/client_changes.toml`` explains each change of the census."""
     NO_CLIENT_METHOD = "no-client-method"
     """One client has no method for the call: its adapter finds the answer elsewhere."""
     OTHER_FIELDS = "results-without-a-common-field"

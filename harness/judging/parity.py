@@ -19,13 +19,14 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
-from harness.judging import engine_facets
+from harness.judging import census, engine_facets
 from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, lay_side_by_side
+from harness.machine.targets import released
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import UNEXPLAINED, Concern, Conformance, NoiseFloor, Parity, Verdict
 from harness.suite.scenario import Scenario
@@ -115,7 +116,7 @@ def compare(
             reason = f"the baseline {baseline.reason}"
             return [about(c.name, Parity.ADDED, reason) for c in scenario.checks]
         case Judged(), Judged():
-            verdicts = _checks(about, baseline, candidate)
+            verdicts = [*_checks(about, baseline, candidate), *_census(about, baseline, candidate)]
             if baseline.conforms and candidate.conforms:
                 verdicts.extend(_facets(about, baseline, candidate, twin, noise))
             elif baseline.driven and candidate.driven:
@@ -285,6 +286,39 @@ def _evaluation(about: _About, baseline: Judged, candidate: Judged, twin: Scenar
             source='SkyRL #1014, task 1: "Evaluation accuracy is at least that of the legacy path"',
         )
     ]
+
+
+def _census(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]:
+    """What a caller of the client has to change; empty unless both stacks have a census. Judged whatever the checks say."""
+    ours, theirs = census.offered(baseline.evidence.trace), census.offered(candidate.evidence.trace)
+    if ours is None or theirs is None:
+        return []
+    of_release = released((one.target, one.evidence.header.packages) for one in (baseline, candidate))
+    pair = "~".join(of_release.get(one.target) or one.target for one in (baseline, candidate))
+    found = census.compare(ours, theirs, [entry for entry in census.shipped() if entry.pair == pair])
+    counts = Counter(str(change.how) for change in found.changes)
+    reasons = [
+        f"{how} and without an entry: {', '.join(change.name for change in found.unexplained if change.how == how)}"
+        for how in dict.fromkeys(change.how for change in found.unexplained)
+    ]
+    reasons += [f"an entry explains what is not there: {', '.join(found.stale)}"] if found.stale else []
+    details: dict[str, Any] = {
+        "facts": found.same + len(found.changes),
+        "numbers": {"same": float(found.same)} | {how: float(count) for how, count in counts.items()},
+        "changes": found.changes,
+        "fault": "a caller of the baseline's client breaks with the candidate's, and nobody has said how",
+        "source": 'scenarios/client_changes.toml; the HTTP client\'s own docstring, "Replaces InferenceEngineInterface"',
+    }
+    if reasons:
+        blame = Blame.STACK if found.unexplained else Blame.HARNESS
+        shown = [{"name": one.name, "baseline": one.baseline, "candidate": one.candidate} for one in found.unexplained]
+        details |= {"reasons": reasons if len(reasons) > 1 else [], "evidence": shown[:3]}
+        return [about(census.CENSUS, Parity.REGRESSION, "; ".join(reasons), blame, **details)]
+    if found.changes:
+        reason = f"a caller has to change {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"
+        causes = {str(Why.CLIENT): len(found.changes)}
+        return [about(census.CENSUS, Parity.OPEN, reason, causes=causes, **details)]
+    return [about(census.CENSUS, Parity.PARITY, **details)]
 
 
 def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None) -> list[Verdict]:

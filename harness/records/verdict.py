@@ -126,6 +126,37 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """Routes with the status of their answer, or addresses."""
 
 
+class How(StrEnum):
+    """What becomes of something that the baseline's client offers."""
+
+    GONE = "gone"
+    RENAMED = "renamed"
+    """The candidate has it under another name."""
+    DEFAULT = "other default"
+    FORM = "other signature"
+    """Async instead of sync, or an argument that is given in another way."""
+    TYPE = "other type"
+    """Another annotation, of the thing itself or of a method's result."""
+    REQUIRED = "new requirement"
+    """A method of both clients has an argument more that has to be given."""
+    MEANING = "other meaning"
+    """The same signature does something else: a scenario shows it."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Something of the baseline's client that a caller has to change for the candidate's."""
+
+    name: str
+    how: How
+    baseline: str = ""
+    """What the baseline offers there, as text. Empty if nothing."""
+    candidate: str = ""
+    do: str = ""
+    """What the caller has to do. Empty if no entry of ``scenarios/client_changes.toml`` says it: that is red."""
+    source: str = ""
+    """File and line of the released source, from the entry."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One statement about one check (or one compared facet) of one scenario."""
 
@@ -167,6 +198,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Both sides and the smallest input seen. Model output is data from outside: renderers escape it."""
     exposures: list[Exposure] = []
     """What the check found open, red or not."""
+    changes: list[Change] = []
+    """Of the census: everything that a caller has to change."""
     fault: str = ""
     """The fault that the check exists for."""
     source: str = ""

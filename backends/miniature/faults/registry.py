@@ -13,6 +13,7 @@ from backends.miniature.client import Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
+from backends.miniature.interface import Interface
 from backends.miniature.router import Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
@@ -22,6 +23,7 @@ Part = (
     type[Engine]
     | type[Router]
     | type[Client]
+    | type[Interface]
     | type[Trainer]
     | type[Generator]
     | type[Endpoint]
@@ -72,7 +74,7 @@ def _changes(part: Part) -> frozenset[str]:
 def parts(fault: str, correct: Any) -> Any:
     """The correct parts with one replaced by this fault. Raises KeyError for an unknown fault."""
     broken = _PARTS[fault]
-    kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client}
+    kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client, "interface": Interface}
     kinds |= {"trainer": Trainer, "generator": Generator, "endpoint": Endpoint, "staleness": StalenessManager}
     for field, kind in kinds.items():
         if issubclass(broken, kind):

@@ -1,0 +1,181 @@
+"""What a caller of a stack's client meets, by introspection in the stack's own process. Adapters of every stack use it.
+
+Everything is text without addresses, so that two runs of one release say the same. Names that begin with an underscore are not
+public.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, is_typeddict
+
+import msgspec
+
+from harness.contract.messages import CensusResult, Offer
+
+CONSTRUCTOR = "client"
+"""Name of the client's constructor: clients of different stacks are different classes."""
+_QUALIFIED = re.compile(r"\b(?:\w+\.)+(?=\w)")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_OLD_NAMES = re.compile(r"\b(Dict|List|Tuple|Set|Type)\b(?=\[)")
+_CONFIGURATION = ("ie_cfg", "inference_engine", "inference_engine_cfg", "engine_cfg")
+"""Names under which code holds an engine's configuration."""
+
+
+def of(client: Any, *, types: Mapping[str, Any], keys: Iterable[Offer] = ()) -> CensusResult:
+    """The census of this client. `types`: names that its module has for type checkers only → their types."""
+    kind = type(client)
+    methods = [*_methods(client)]
+    known = {**types, **vars(sys.modules[kind.__module__])}
+    named = _types(methods, known, kind.__module__.partition(".")[0])
+    attributes = _attributes(client, {offer.name for offer in methods})
+    return CensusResult(offers=[*methods, *attributes, *named, *_raised(kind), *keys])
+
+
+def keys(configuration: type, path: str, read: Iterable[str]) -> Iterator[Offer]:
+    """Those of the configuration's fields that `read` names, under "path.field"."""
+    wanted = set(read)
+    for offer in _fields(configuration):
+        name = offer.name.partition(".")[2]
+        if name in wanted:
+            yield msgspec.structs.replace(offer, name=f"{path}.{name}", kind="key")
+
+
+def read_by(readers: Iterable[str]) -> Iterator[str]:
+    """Fields of an engine's configuration that this source code reads. A reader is a module, or "module:Class.function" of it.
+    The code is read and not imported."""
+    for reader in readers:
+        module, _, place = reader.partition(":")
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"{module} has no source code here")
+        tree: ast.AST = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        for name in filter(None, place.split(".")):
+            tree = next(node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                holder = ast.unparse(node.value)
+                if holder.rpartition(".")[2] in _CONFIGURATION:
+                    yield node.attr
+
+
+def _methods(client: Any) -> Iterator[Offer]:
+    kind = type(client)
+    yield from _method(CONSTRUCTOR, kind)
+    for name in _public(dir(kind)):
+        if isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod) or inspect.isfunction(
+            inspect.getattr_static(kind, name)
+        ):
+            yield from _method(name, getattr(client, name))
+
+
+def _method(name: str, function: Callable[..., Any]) -> Iterator[Offer]:
+    signature = inspect.signature(function)
+    result = "" if name == CONSTRUCTOR else _text(signature.return_annotation)
+    yield Offer(name=name, kind="method", form=_form(inspect.unwrap(function)), type=result)
+    for parameter in signature.parameters.values():
+        if not parameter.name.startswith("_"):
+            given = parameter.default is not inspect.Parameter.empty
+            yield Offer(
+                name=f"{name}({str(parameter.replace(annotation=inspect.Parameter.empty)).partition('=')[0]})",
+                kind="parameter",
+                form=parameter.kind.description,
+                type=_text(parameter.annotation),
+                default=_value(parameter.default) if given else None,
+            )
+
+
+def _form(function: Callable[..., Any]) -> str:
+    if inspect.isasyncgenfunction(function):
+        return "async generator"
+    if inspect.iscoroutinefunction(function):
+        return "async"
+    return "generator" if inspect.isgeneratorfunction(function) else "sync"
+
+
+def _attributes(client: Any, methods: set[str]) -> Iterator[Offer]:
+    kind = type(client)
+    said = {name: hint for base in reversed(kind.__mro__) for name, hint in inspect.get_annotations(base).items()}
+    for name in _public({*dir(kind), *vars(client)} - methods):
+        static = inspect.getattr_static(kind, name, None)
+        if isinstance(static, property):
+            hint = inspect.signature(static.fget).return_annotation if static.fget else inspect.Parameter.empty
+            yield Offer(name=name, kind="attribute", form="property", type=_text(hint))
+        elif name in vars(client):
+            yield Offer(name=name, kind="attribute", type=_text(said.get(name, type(vars(client)[name]))))
+        elif static is not None:  # None takes an inherited method away, as __hash__ = None does
+            yield Offer(name=name, kind="attribute", form="of the class", type=type(static).__name__)
+
+
+def _types(methods: Iterable[Offer], known: Mapping[str, Any], package: str) -> Iterator[Offer]:
+    """The fields of each type of the client's own package that its methods name, and of the types that these name."""
+    todo = [offer.type for offer in methods if not offer.name.startswith(f"{CONSTRUCTOR}(")]
+    seen: set[type] = set()
+    while todo:
+        for name in re.findall(r"\w+", todo.pop(0)):
+            found = known.get(name)
+            if not isinstance(found, type) or found in seen or found.__module__.partition(".")[0] != package:
+                continue
+            seen.add(found)
+            fields = [*_fields(found)]
+            yield from fields
+            todo += [field.type for field in fields]
+
+
+def _fields(kind: type) -> Iterator[Offer]:
+    """Fields of a data type, members of an enumeration; an exception itself. Nothing for other classes."""
+    if issubclass(kind, enum.Enum):
+        for member in kind:
+            yield Offer(name=f"{kind.__name__}.{member.name}", kind="field", default=_value(member.value))
+    elif issubclass(kind, BaseException):
+        yield Offer(name=kind.__name__, kind="exception")
+    elif is_typeddict(kind):
+        for name, hint in inspect.get_annotations(kind).items():
+            form = "required" if name in kind.__required_keys__ else "optional"  # type: ignore[attr-defined]
+            yield Offer(name=f"{kind.__name__}.{name}", kind="field", form=form, type=_text(hint))
+    elif dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            given = default is not dataclasses.MISSING
+            yield _field(kind, field.name, field.type, _value(default) if given else None)
+    elif issubclass(kind, msgspec.Struct):
+        for one in msgspec.structs.fields(kind):
+            default = one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
+            yield _field(kind, one.name, one.type, None if default is msgspec.NODEFAULT else _value(default))
+
+
+def _field(kind: type, name: str, hint: Any, default: str | None) -> Offer:
+    return Offer(name=f"{kind.__name__}.{name}", kind="field", type=_text(hint), default=default)
+
+
+def _raised(kind: type) -> Iterator[Offer]:
+    """The classes of the exceptions that the code of the client's module raises by name."""
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    calls = [ast.unparse(one.func) for one in raised if isinstance(one, ast.Call)]
+    for name in sorted({name for name in calls if re.fullmatch(r"(\w+\.)*[A-Z]\w*", name)}):
+        yield Offer(name=f"raises {name.rpartition('.')[2]}", kind="exception")
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _text(annotation: Any) -> str:
+    if annotation is inspect.Signature.empty:
+        return ""
+    said = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    plain = _QUALIFIED.sub("", _ADDRESS.sub("", said)).replace("'", "").replace('"', "")
+    return _OLD_NAMES.sub(lambda found: found[0].lower(), plain)
+
+
+def _value(value: Any) -> str:
+    return _ADDRESS.sub("", repr(value))

@@ -1,0 +1,152 @@
+"""What a caller has to change when the candidate's client replaces the baseline's. Pure but for `load`.
+
+Each thing that the baseline offers is the same, or a `Change`. A change that no entry of ``scenarios/client_changes.toml`` explains is
+red. So is an entry whose change is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+import msgspec
+
+from harness.contract import data
+from harness.contract.errors import UsageError
+from harness.contract.messages import CensusResult, Offer
+from harness.judging.ledger import SOURCE
+from harness.records.recording import ScenarioTrace
+from harness.records.verdict import Change, How
+
+CENSUS = "client.census"
+"""Facet of what the two clients offer."""
+Offers = Mapping[str, Offer]
+"""Name → what is offered under it."""
+
+
+@final
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A change that is understood. The file's head explains the fields."""
+
+    pair: str
+    how: How
+    names: list[str]
+    do: str
+    source: str
+    to: str = ""
+    scenario: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    change: list[Entry] = []
+
+
+@final
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What the comparison of two clients found."""
+
+    same: int
+    """Number of things that the caller keeps."""
+    changes: list[Change]
+    stale: list[str]
+    """Names of entries whose change is not there."""
+
+    @property
+    def unexplained(self) -> list[Change]:
+        return [change for change in self.changes if not change.do]
+
+
+def load(path: Path | None = None) -> list[Entry]:
+    """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
+    found = data.read(path, "client_changes.toml", _File, holds="changes of a client").change
+    named = [(entry.pair, name) for entry in found for name in entry.names]
+    wrong = [f"{name} of {pair} twice" for pair, name in dict.fromkeys(named) if named.count((pair, name)) > 1]
+    wrong += [f"{entry.names}: no file and line in its source" for entry in found if not SOURCE.fullmatch(entry.source)]
+    wrong += [f"{entry.names}: `to` is for one renamed name" for entry in found if _misnamed(entry)]
+    wrong += [f"{entry.names}: no scenario" for entry in found if (entry.how is How.MEANING) != bool(entry.scenario)]
+    if wrong:
+        raise UsageError(f"{path or 'client_changes.toml'}: {'; '.join(wrong)}", next_step="its head explains an entry")
+    return found
+
+
+def _misnamed(entry: Entry) -> bool:
+    return not (len(entry.names) == 1 and entry.to) if entry.how is How.RENAMED else bool(entry.to)
+
+
+@functools.cache
+def shipped() -> list[Entry]:
+    """The entries that ship with the scenarios."""
+    return load()
+
+
+def offered(trace: ScenarioTrace) -> Offers | None:
+    """What the stack's client offers; None without a census."""
+    results = [call.result for call in trace.calls if call.method == "census" and call.result is not None]
+    found = [offer for result in results for offer in msgspec.convert(result, CensusResult).offers]
+    return {offer.name: offer for offer in found} if found else None
+
+
+def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Found:
+    """`entries`: those of this pair of stacks."""
+    by_name = {name: entry for entry in entries for name in entry.names}
+    renamed = {name: entry.to for name, entry in by_name.items() if entry.how is How.RENAMED and entry.to in candidate}
+    judged = [*_lost(baseline, candidate, renamed, by_name)]
+    changes = [*filter(None, judged), *_required(baseline, candidate, renamed)]
+    explained = [_explained(change, by_name.get(change.name)) for change in changes]
+    used = {change.name for change in explained if change.do}
+    return Found(same=judged.count(None), changes=explained, stale=[name for name in by_name if name not in used])
+
+
+def _explained(change: Change, entry: Entry | None) -> Change:
+    if entry is None or entry.how is not change.how:
+        return change
+    return msgspec.structs.replace(change, do=entry.do, source=entry.source)
+
+
+def _lost(
+    baseline: Offers, candidate: Offers, renamed: Mapping[str, str], entries: Mapping[str, Entry]
+) -> Iterator[Change | None]:
+    """One per thing that the baseline offers; None if it is the same. Arguments of a method that is gone are left out."""
+    for name, ours in baseline.items():
+        owner = name.partition("(")[0]
+        at = renamed.get(name) or renamed.get(owner, owner) + name.removeprefix(owner)
+        theirs = candidate.get(at)
+        if theirs is None and owner != name and renamed.get(owner, owner) not in candidate:
+            continue
+        how = How.RENAMED if name in renamed else _how(ours, theirs)
+        if how is None and name in entries and entries[name].how is How.MEANING:
+            how = How.MEANING
+        yield None if how is None else Change(name=name, how=how, baseline=_said(ours), candidate=_said(theirs))
+
+
+def _how(ours: Offer, theirs: Offer | None) -> How | None:
+    if theirs is None:
+        return How.GONE
+    if (ours.kind, ours.form) != (theirs.kind, theirs.form):
+        return How.FORM
+    if ours.default != theirs.default:
+        return How.DEFAULT
+    return How.TYPE if ours.type != theirs.type else None
+
+
+def _required(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> Iterator[Change]:
+    """Arguments of the candidate alone that a caller has to give."""
+    methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind == "method"}
+    there = {*baseline, *renamed.values()}
+    for name, theirs in candidate.items():
+        must = theirs.kind == "parameter" and theirs.default is None and not name.partition("(")[2].startswith("*")
+        if must and name not in there and name.partition("(")[0] in methods:
+            yield Change(name=name, how=How.REQUIRED, candidate=_said(theirs))
+
+
+def _said(offer: Offer | None) -> str:
+    """ "async generate → InferenceEngineOutput", "num_engines: int = 1"."""
+    if offer is None:
+        return ""
+    arrow = " → " if offer.kind == "method" else ": "
+    said = " ".join(filter(None, (offer.form if offer.kind in ("method", "attribute") else "", offer.name)))
+    return (
+        said + (arrow + offer.type if offer.type else "") + (f" = {offer.default}" if offer.default is not None else "")
+    )

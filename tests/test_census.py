@@ -1,0 +1,283 @@
+"""A census tells the same each time, and two of them tell everything that a caller has to change."""
+
+import dataclasses
+import enum
+import functools
+
+import msgspec
+import pytest
+
+from backends.miniature.client import Client
+from backends.miniature.faults import interface
+from backends.miniature.interface import Interface
+from harness.contract.errors import UsageError
+from harness.contract.messages import CensusResult, Offer
+from harness.driving import census
+from harness.judging.census import CENSUS, Entry, compare, load, offered, shipped
+from harness.judging.noise import noise_floors
+from harness.judging.parity import compare as side_by_side
+from harness.records.verdict import How
+from harness.running import catalogue
+from tests import test_parity as parity
+from tests import traces
+
+RELEASED = "skyrl/client.py:12: what it does"
+
+
+def by_name(result):
+    return {offer.name: offer for offer in result.offers}
+
+
+# --- introspection
+
+
+class Mode(enum.Enum):
+    KEEP = "keep"
+
+
+@dataclasses.dataclass
+class Batch:
+    rows: "list[int]"
+    mode: Mode = Mode.KEEP
+    more: dict = dataclasses.field(default_factory=dict)
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    async def inner(*args, **given):
+        return await function(*args, **given)
+
+    return inner
+
+
+class Base:
+    def inherited(self, *rest, **named) -> None: ...
+
+
+class Shown(Base):
+    gone = None
+
+    def __init__(self, address: str, *, retries: int = 3):
+        self.address = address
+        self._retries = retries
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @wrapped
+    async def generate(self, batch: Batch, session: "str | None" = None) -> "Batch":
+        raise Broken("no")
+
+    async def stream(self):
+        yield 1
+
+    def _private(self): ...
+
+
+def test_everything_public_is_named_with_its_form_and_nothing_else():
+    found = by_name(census.of(Shown("here"), types={}))
+    assert {
+        name: (o.kind, o.form, o.type, o.default) for name, o in found.items() if not name.startswith("raises")
+    } == {
+        "client": ("method", "sync", "", None),
+        "client(address)": ("parameter", "positional or keyword", "str", None),
+        "client(retries)": ("parameter", "keyword-only", "int", "3"),
+        "generate": ("method", "async", "Batch", None),
+        "generate(batch)": ("parameter", "positional or keyword", "Batch", None),
+        "generate(session)": ("parameter", "positional or keyword", "str | None", "None"),
+        "inherited": ("method", "sync", "None", None),
+        "inherited(*rest)": ("parameter", "variadic positional", "", None),
+        "inherited(**named)": ("parameter", "variadic keyword", "", None),
+        "stream": ("method", "async generator", "", None),
+        "address": ("attribute", "", "str", None),
+        "size": ("attribute", "property", "int", None),
+        "Batch.rows": ("field", "", "list[int]", None),
+        "Batch.mode": ("field", "", "Mode", "<Mode.KEEP: 'keep'>"),
+        "Batch.more": ("field", "", "dict", "{}"),
+        "Mode.KEEP": ("field", "", "", "'keep'"),
+    }
+    assert found["raises Broken"].kind == "exception"
+
+
+def test_two_clients_say_the_same():
+    assert census.of(Interface(Client()), types={}) == census.of(Interface(Client()), types={})
+
+
+def test_no_default_shows_an_address():
+    class Odd:
+        def call(self, of=object()): ...  # noqa: B008 - the point
+
+    assert by_name(census.of(Odd(), types={}))["call(of)"].default == "<object object>"
+
+
+def test_configuration_keys_are_those_that_the_code_reads(tmp_path, monkeypatch):
+    (tmp_path / "a_stack.py").write_text(
+        "def start(cfg):\n    ie_cfg = cfg.generator.inference_engine\n    ie_cfg.more = 1\n    return ie_cfg.rows\n"
+        "def other(inference_engine_cfg):\n    return inference_engine_cfg.mode\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [*census.read_by(["a_stack:start"])] == ["rows"]
+    keys = census.keys(Batch, "generator.inference_engine", census.read_by(["a_stack"]))
+    assert [(key.name, key.default) for key in keys] == [
+        ("generator.inference_engine.rows", None),
+        ("generator.inference_engine.mode", "<Mode.KEEP: 'keep'>"),
+    ]
+
+
+def test_a_reader_that_is_gone_has_a_name():
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        [*census.read_by(["no_such_module"])]
+
+
+# --- comparing
+
+
+CORRECT = by_name(census.of(Interface(Client()), types={}))
+
+
+def test_a_client_compared_with_itself_is_all_the_same():
+    found = compare(CORRECT, CORRECT, [])
+    assert (found.same, found.changes, found.stale) == (len(CORRECT), [], [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "changes"),
+    [
+        (interface.MethodGone, [("dp_size", How.GONE)]),
+        (interface.AsyncInsteadOfSync, [("tp_size", How.FORM)]),
+        (interface.ParameterGone, [("init_weight_update_communicator(init_info)", How.GONE)]),
+        (
+            interface.ParameterRenamed,
+            [("chat_completion(request_payload)", How.GONE), ("chat_completion(payload)", How.REQUIRED)],
+        ),
+        (
+            interface.OneMoreArgument,
+            [("pause_generation(mode)", How.DEFAULT), ("pause_generation(clear_cache)", How.DEFAULT)],
+        ),
+        (
+            interface.OtherDefault,
+            [
+                ("sample(session_id)", How.DEFAULT),
+                ("sample(prompt_logprobs)", How.GONE),
+                ("sample(topk_prompt_logprobs)", How.GONE),
+            ],
+        ),
+    ],
+)
+def test_each_seeded_fault_is_its_own_change_and_no_other(broken, changes):
+    found = compare(CORRECT, by_name(census.of(broken(Client()), types={})), [])
+    assert [(change.name, change.how) for change in found.unexplained] == changes
+
+
+def entry(how, *names, **more):
+    return Entry(pair="a~b", how=how, names=list(names), do="Change it", source=RELEASED, **more)
+
+
+def offers(*names, **about):
+    return {name: Offer(name=name, kind="method", form="async", **about) for name in names}
+
+
+def test_an_entry_explains_its_change_and_only_as_what_it_is():
+    gone = compare(offers("pause", "stay"), offers("stay"), [entry(How.GONE, "pause")])
+    assert (gone.same, gone.unexplained, [change.do for change in gone.changes]) == (1, [], ["Change it"])
+    other = compare(offers("pause"), {}, [entry(How.DEFAULT, "pause")])
+    assert [change.name for change in other.unexplained] == ["pause"]
+    assert other.stale == ["pause"]
+
+
+def test_a_renamed_method_keeps_its_arguments_under_the_new_name():
+    argument = {"pause(mode)": Offer(name="pause(mode)", kind="parameter", default="'keep'")}
+    there = {"hold(mode)": Offer(name="hold(mode)", kind="parameter", default="'abort'")}
+    renamed = entry(How.RENAMED, "pause", to="hold")
+    found = compare(offers("pause") | argument, offers("hold") | there, [renamed])
+    assert [(change.name, change.how) for change in found.changes] == [
+        ("pause", How.RENAMED),
+        ("pause(mode)", How.DEFAULT),
+    ]
+
+
+def test_a_new_name_that_is_not_there_either_leaves_the_old_one_gone():
+    found = compare(offers("pause"), {}, [entry(How.RENAMED, "pause", to="hold")])
+    assert [(change.name, change.how) for change in found.unexplained] == [("pause", How.GONE)]
+
+
+def test_another_meaning_needs_its_entry_and_both_names():
+    said = entry(How.MEANING, "pause", scenario="x")
+    assert [change.how for change in compare(offers("pause"), offers("pause"), [said]).changes] == [How.MEANING]
+    assert compare(offers("pause"), {}, [said]).stale == ["pause"]
+
+
+def test_another_result_type_is_a_change():
+    found = compare(offers("pause", type="None"), offers("pause", type="dict"), [])
+    assert [change.how for change in found.changes] == [How.TYPE]
+
+
+def test_arguments_of_a_method_that_is_gone_are_not_named_again():
+    argument = {"pause(mode)": Offer(name="pause(mode)", kind="parameter")}
+    assert [change.name for change in compare(offers("pause") | argument, {}, []).changes] == ["pause"]
+
+
+# --- verdicts
+
+
+def with_census(kind, target, status="pass"):
+    call = traces.call("census", {}, msgspec.to_builtins(CensusResult(offers=list(kind.values()))))
+    return parity.side(traces.trace(call, target=target), status)
+
+
+def verdict_of(theirs, status="pass"):
+    left, right = with_census(CORRECT, "stack:old"), with_census(theirs, "stack:new", status)
+    return next(v for v in side_by_side(parity.SCENARIO, left, right, None, noise_floors([])) if v.check == CENSUS)
+
+
+@pytest.mark.parametrize("status", ["pass", "fail"])
+def test_what_is_gone_without_an_entry_is_red_whatever_the_checks_say(status):
+    found = verdict_of({name: offer for name, offer in CORRECT.items() if name != "teardown"}, status)
+    assert found.red
+    assert (found.status, found.reason) == ("regression", "gone and without an entry: teardown")
+    assert [(change.name, change.do) for change in found.changes] == [("teardown", "")]
+
+
+def test_the_same_client_is_parity():
+    found = verdict_of(CORRECT)
+    assert (found.status, found.facts, found.changes) == ("parity", len(CORRECT), [])
+
+
+# --- the shipped entries
+
+
+def test_every_entry_names_a_scenario_that_exists_and_a_line_of_the_release():
+    assert {entry.scenario for entry in shipped() if entry.scenario} <= {*catalogue.declared()}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('how = "gone"\nsource = "no line"', "no file and line"),
+        (f'how = "renamed"\nsource = "{RELEASED}"', "`to` is for one renamed name"),
+        (f'how = "other meaning"\nsource = "{RELEASED}"', "no scenario"),
+        (f'how = "lost"\nsource = "{RELEASED}"', "Invalid enum value"),
+    ],
+)
+def test_a_malformed_entry_is_refused_by_name(tmp_path, line, said):
+    file = tmp_path / "changes.toml"
+    file.write_text(f'[[change]]\npair = "a~b"\nnames = ["x"]\ndo = "Change it"\n{line}\n')
+    with pytest.raises(UsageError, match=said):
+        load(file)
+
+
+def test_a_name_has_one_entry(tmp_path):
+    file = tmp_path / "changes.toml"
+    one = f'[[change]]\npair = "a~b"\nhow = "gone"\nnames = ["x"]\ndo = "Change it"\nsource = "{RELEASED}"\n'
+    file.write_text(one + one)
+    with pytest.raises(UsageError, match="x of a~b twice"):
+        load(file)
+
+
+def test_a_trace_without_a_census_has_none():
+    assert offered(parity.side(traces.trace()).evidence.trace) is None
