@@ -68,7 +68,6 @@ def _change(head: str, of: Callable[[Change], str]) -> Column:
 
 CHANGED = (
     _change("Change", lambda change: change.how),
-    _change("Name", lambda change: change.name),
     _change("On the baseline", lambda change: change.baseline or "not there"),
     _change("On the candidate", lambda change: change.candidate or "not there"),
     _change("What a caller does", lambda change: change.do or "no entry says it: this is red"),

@@ -24,10 +24,12 @@ from harness.contract.errors import UsageError
 from harness.judging.ledger import Ledger
 from harness.records.verdict import (
     Cause,
+    Change,
     Concession,
     Exposure,
     GapCurve,
     Gate,
+    How,
     Judgement,
     Margin,
     NoiseFloor,
@@ -380,6 +382,24 @@ def test_every_format_names_open_differences_by_cause(tmp_path):
     assert page.index("no entry: it counts against the gate") < page.index("x.py:1: it has none")
     assert "a, b, c and 2 more" in page
     assert 'id="open"' not in written(synthetic.judgement(), tmp_path)["report.html"]
+
+
+def test_every_format_lists_what_a_caller_has_to_change(tmp_path):
+    known = Change(name="size", how=How.GONE, baseline="sync size", do="Count the servers", source="x.py:1: no size")
+    new = Change(name="sample(payload)", how=How.REQUIRED, candidate="sample(payload): dict")
+    fields = {"baseline": LEGACY, "status": "regression", "changes": [known, new], "numbers": {"same": 7.0}}
+    found = synthetic.verdict("census", "the_client", "client.census", HTTP, **fields)
+    shown = msgspec.structs.replace(synthetic.judgement(), verdicts=[found])
+    contents = written(shown, tmp_path)
+    told = "Client, what a caller meets: 7 the same, 1 new requirement, 1 gone; 1 without an entry"
+    assert told in re.sub(r"\s+", " ", in_terminal(shown))
+    for name in ("report.md", "report.html"):
+        page = html.unescape(contents[name])
+        for said in (told, "Count the servers", "sample(payload): dict", "no entry says it: this is red"):
+            assert said in page, (name, said)
+    assert "x.py:1: no size" in contents["report.html"]
+    assert read_report(tmp_path / "report.json").verdicts[0].changes == [known, new]
+    assert 'id="client"' not in written(synthetic.judgement(), tmp_path)["report.html"]
 
 
 def test_every_format_shows_the_gap_between_trainer_and_rollouts_by_step(tmp_path):
