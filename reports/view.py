@@ -397,6 +397,26 @@ def exposures(judgement: Judgement) -> list[tuple[Verdict, Exposure]]:
     return sorted(found, key=lambda item: (order.index(item[1].severity), item[0].target, item[1].where))
 
 
+def field_effects(judgement: Judgement) -> dict[str, list[tuple[str, dict[str, str], bool]]]:
+    """Scenario → rows of (field, stack → what became of it with which values, True if the stacks differ), those first."""
+    told: dict[str, dict[str, dict[str, dict[str, list[str]]]]] = {}
+    for verdict in judgement.verdicts:
+        for one in verdict.effects:
+            by_field = told.setdefault(verdict.scenario, {}).setdefault(one.field, {})
+            by_field.setdefault(verdict.target, {}).setdefault(one.effect, []).append(one.given)
+    found = {}
+    for scenario, fields in sorted(told.items()):
+        rows = []
+        for field, by_target in sorted(fields.items()):
+            words = {
+                target: "; ".join(f"{effect}: {', '.join(sorted(kinds))}" for effect, kinds in sorted(effects.items()))
+                for target, effects in by_target.items()
+            }
+            rows.append((field, words, len(set(words.values())) > 1))
+        found[scenario] = sorted(rows, key=lambda row: not row[2])
+    return found
+
+
 def severities(judgement: Judgement) -> str:
     """ "2 critical, 1 high": the number of exposures per severity; empty if there are none."""
     counted = Counter(exposure.severity for _, exposure in exposures(judgement))

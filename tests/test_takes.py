@@ -92,4 +92,4 @@ def test_a_take_that_is_red_keeps_no_margin_of_those_that_passed():
 def test_the_baseline_is_driven_once_more_for_its_twin(changes: dict, driven: tuple[int, int]):
     options = Options(baseline="old", candidate="new", engine="cpu", **changes)
     assert (options.takes("old"), options.takes("new")) == driven
-    assert options.takes("old", spoils=True) == options.repeat, "a twin is not worth a start"
+    assert options.takes("old", once=True) == options.repeat, "a twin is not worth a start"

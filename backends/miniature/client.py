@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.miniature import model, tokenizer, trainer
+from backends.miniature import model, parameters, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import Router
 from backends.policies import megatron
@@ -109,6 +109,8 @@ class Client:
     async def sample(self, request: SampleRequest) -> Generation:
         """SkyRL #934: independent continuations on one server, seeded with seed + i as vLLM seeds its n choices."""
         params, seed = request.sampling_params, request.sampling_params.get("seed")
+        if said := parameters.wrong(params):
+            raise BadRequest(said)
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
         calls = [self.row(request.session_id, request.prompt_token_ids, one, engine=engine) for one in each]
@@ -154,6 +156,8 @@ class Client:
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
+        if said := parameters.wrong(body):
+            return error_body(said, 400)
         adapter = self.adapter_of(body["model"])
         session, params = body.get("session_id"), sampling_params(body)
         seed, copies = params.get("seed"), body.get("n") or 1

@@ -15,7 +15,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.miniature import model, tokenizer
+from backends.miniature import model, parameters, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
 from harness.contract.delays import delay_s
@@ -211,6 +211,7 @@ class Engine:
         if self.asleep:
             raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
         self.refuse_wrong(prompt, params, adapter)
+        params = parameters.settled(params)
         request = Request(f"{self.name}-{next(self._requests)}", prompt, params, adapter=adapter, prior=prior)
         self.tell(
             "request",
@@ -235,17 +236,8 @@ class Engine:
             raise BadRequest(
                 f"the prompt has {len(prompt)} tokens, more than the maximum context length of {self.max_model_len} allows"
             )
-        temperature, most, top_p = (
-            params.get("temperature", 1.0),
-            params.get("max_tokens", 16),
-            params.get("top_p", 1.0),
-        )
-        if not isinstance(temperature, int | float) or temperature < 0:
-            raise BadRequest("temperature must be a number that is not negative")
-        if not isinstance(most, int) or most < 1:
-            raise BadRequest("max_tokens must be at least 1")
-        if not isinstance(top_p, int | float) or not 0 < top_p <= 1:
-            raise BadRequest("top_p must be in (0, 1]")
+        if said := parameters.wrong(params):
+            raise BadRequest(said)
         if adapter is not None and adapter not in self.adapters:
             raise BadRequest(f"there is no adapter {adapter}")
 

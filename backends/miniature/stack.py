@@ -14,6 +14,7 @@ from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import DEVICE_BYTES, Engine
 from backends.miniature.generator import Generator
 from backends.miniature.interface import Interface
+from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
@@ -46,6 +47,7 @@ from harness.contract.messages import (
     OpenAIResponse,
     PauseRequest,
     ProbeSecurityResult,
+    RequestSchemasResult,
     ResetPrefixCacheRequest,
     RolloutRequest,
     SampleRequest,
@@ -170,6 +172,13 @@ class Miniature:
         return next((engine.crash for engine in self.engines if engine.crash), None)
 
     # --- breaking it
+
+    async def request_schemas(self, _request: Empty) -> RequestSchemasResult:
+        bodies = {"type": "object", "properties": PARAMETERS}
+        params = {"type": "object", "properties": {name: one for name, one in PARAMETERS.items() if name != "n"}}
+        return RequestSchemasResult(
+            calls={"generate": params, "sample": params, "completion": bodies, "chat_completion": bodies}
+        )
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Rebuild the stack with this fault's part."""

@@ -19,7 +19,7 @@ import msgspec
 
 from backends.policies import quantized
 from backends.taps import swaps
-from backends.vllm import patches
+from backends.vllm import patches, schemas
 from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.probes import BATCH_INVARIANT
@@ -37,6 +37,7 @@ from harness.contract.messages import (
     KillServerRequest,
     ObserveRequest,
     ObserveResult,
+    RequestSchemasResult,
     ServerDescription,
     StartRequest,
     SwapRequest,
@@ -257,6 +258,9 @@ class VllmStack:
 
     async def delay(self, request: DelayRequest) -> None:
         self.tap.order(request.seed)
+
+    async def request_schemas(self, _request: Empty) -> RequestSchemasResult:
+        return RequestSchemasResult(calls=await asyncio.to_thread(schemas.of_requests))
 
     async def swap(self, request: SwapRequest) -> SwapResult:
         if self._swaps is None:

@@ -266,7 +266,7 @@ def asked_rows(call: Call) -> int:
         body = call.request["body"]
         prompt = body.get("prompt") if call.method == "completion" else None
         batched = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
-        return (len(prompt) if batched and prompt else 1) * int(body.get("n") or 1)
+        return (len(prompt) if batched and prompt else 1) * matching.copies_of(body)
     return len(call.request.get("prompt_token_ids") or call.request.get("prompts") or ())
 
 

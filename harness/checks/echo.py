@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,9 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 SAMPLING_EPSILON = 1e-5
 """Below this temperature vLLM samples greedily and ignores top_p, top_k and min_p (vLLM, SamplingParams)."""
 
+FLOAT32 = 2**-23
+"""Relative distance of neighbouring float32 numbers."""
+
 GREEDY_OVERRIDES = frozenset({"top_p", "top_k", "min_p"})
 
 _Accepts = Callable[[Row, Any, Any], bool]
@@ -64,7 +68,7 @@ TRANSLATIONS: dict[str, tuple[str, _Accepts]] = {
     ),
     "temperature": (
         "vLLM raises temperatures between 0 and 0.01 to 0.01",
-        lambda _row, given, seen: seen == (max(given, 0.01) if given > 0 else given),
+        lambda _row, given, seen: _same(max(given, 0.01) if given > 0 else given, seen),
     ),
     "top_k": ("-1 and 0 both mean all tokens", lambda _row, given, seen: max(given, 0) == max(seen, 0)),
     "stop": ("a single stop string is a list of one", lambda _row, given, seen: _as_list(given) == _as_list(seen)),
@@ -92,16 +96,25 @@ def _logprobs(row: Row, given: Any) -> set[Any]:
     return {1 if given is True else given}
 
 
+def _same(given: Any, seen: Any) -> bool:
+    """Equal, and for numbers with a fraction equal as float32: vllm-router reads them as such, and engines compute in it."""
+    if isinstance(given, float) and isinstance(seen, float):
+        return math.isclose(given, seen, rel_tol=FLOAT32)
+    return bool(given == seen)
+
+
 def _bias(value: Any) -> dict[int, float]:
     return {int(token): max(-100.0, min(100.0, float(bias))) for token, bias in (value or {}).items()}
 
 
-def _parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
+def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, True if right) for every sampling parameter that the caller gave."""
     ends = set(evidence.header.vocabulary.ends)
     temperature = row.params.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON
     for field, given in row.params.items():
+        if field == "max_tokens" and row.params.get("max_completion_tokens") is not None:
+            continue  # the newer name of the two counts (vLLM, ChatCompletionRequest)
         at = "max_tokens" if field == "max_completion_tokens" else field
         if given is None or (greedy and field in GREEDY_OVERRIDES):
             continue
@@ -118,10 +131,10 @@ def _parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[
 
 def _right(row: Row, field: str, given: Any, seen: Any) -> bool:
     if field not in TRANSLATIONS:
-        return bool(given == seen)
+        return _same(given, seen)
     try:
         return TRANSLATIONS[field][1](row, given, seen)
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return False  # the caller gave a type that the field cannot hold, so another value took effect
 
 
@@ -180,7 +193,7 @@ def _judge(evidence: Evidence) -> Finding | None:
     for row in found.rows:
         for execution in found.of(row)[:1]:
             facts += 1  # the prompt, by which rows are matched
-            for field, given, seen, right in _parameters(evidence, row, execution):
+            for field, given, seen, right in parameters(evidence, row, execution):
                 facts += 1
                 if not right:
                     wrong.append(

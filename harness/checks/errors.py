@@ -47,7 +47,7 @@ def names_error(label: str, *says: str) -> Check:
 
 
 def _wrong(call: Call, says: tuple[str, ...]) -> str | None:
-    kind, message, status = _error(call)
+    kind, message, status = error_of(call)
     if kind is None:
         rows = (call.result or {}).get("response_ids")
         empty = isinstance(rows, list) and not any(rows)
@@ -63,7 +63,7 @@ def _wrong(call: Call, says: tuple[str, ...]) -> str | None:
     return next((reason for reason, present in faults.items() if present), None)
 
 
-def _error(call: Call) -> tuple[str | None, str, int | None]:
+def error_of(call: Call) -> tuple[str | None, str, int | None]:
     """Kind, message and status of the call's error; kind is None if it succeeded."""
     if call.error is not None:
         return call.error.kind, call.error.message, call.error.status

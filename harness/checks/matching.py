@@ -24,6 +24,20 @@ WITH_ROWS = tuple(name for name, method in METHODS.items() if method.answers is 
 """Calls whose result has one response per row. `http` calls of OpenAI routes are read as the OpenAI calls."""
 
 
+SHAPING = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "tools",
+        "truncate_prompt_tokens",
+    }
+)
+"""Fields of an OpenAI body that make another prompt of the same input (vLLM documentation, OpenAI-Compatible Server)."""
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One response that a caller asked for.
 
@@ -249,10 +263,9 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
             number += 1
 
 
-def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
+def usual_prompts(call: Call, book: ReferenceBook) -> list[tuple[int, ...] | None]:
+    """The prompts of an OpenAI call whose body has no field that shapes them. None: the oracle was not asked."""
     asked = call.request["body"]
-    answer = None if call.error is not None or call.result is None else call.result["body"]
-    failed = answer is None or is_error(answer)
     prompts: list[tuple[int, ...] | None]
     if call.method == "chat_completion":
         messages = asked.get("messages")
@@ -265,8 +278,23 @@ def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
             else (tuple(p) if isinstance(p, list) and all(isinstance(token, int) for token in p) else None)
             for p in _prompts(asked.get("prompt"))
         ]
-    wanted = asked.get("n")
-    copies = wanted if isinstance(wanted, int) and wanted > 0 and not failed else 1  # a refused body may ask for any n
+    return prompts
+
+
+def copies_of(body: dict[str, Any]) -> int:
+    """Choices per prompt that an OpenAI body asks for; 1 if its "n" is no such number, which the stack has to refuse."""
+    wanted = body.get("n")
+    return wanted if isinstance(wanted, int) and wanted > 0 else 1
+
+
+def _openai_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
+    asked = call.request["body"]
+    answer = None if call.error is not None or call.result is None else call.result["body"]
+    failed = answer is None or is_error(answer)
+    prompts = usual_prompts(call, book)
+    if any(asked.get(name) is not None for name in SHAPING):
+        prompts = [None] * len(prompts)
+    copies = 1 if failed else copies_of(asked)
     choices = {} if failed else {c.get("index", at): c for at, c in enumerate((answer or {}).get("choices") or ())}
     usage = ((answer or {}).get("usage") or {}).get("completion_tokens")
     session = asked.get("session_id")

@@ -206,7 +206,7 @@ class Parity:
 
         def at(item: pytest.Item) -> tuple[int, bool]:
             place, scenario = _place(item), declaration(getattr(item, "obj", None))
-            return -1 if place is None else order.index(place), scenario is not None and scenario.spoils
+            return -1 if place is None else order.index(place), scenario is not None and scenario.once
 
         items.sort(key=at)
         try:

@@ -314,6 +314,13 @@ class UnloadLoraRequest(Message, frozen=True, kw_only=True):
     name: str
 
 
+class RequestSchemasResult(Message, frozen=True, kw_only=True):
+    """Call → JSON Schema of what its caller may ask for, as the stack's own types say it (out of band): the sampling parameters of
+    generate() and sample(), the body of an OpenAI call. Fields of the harness's or the engine's own use are left out."""
+
+    calls: dict[str, dict[str, Any]]
+
+
 class DigestsResult(Message, frozen=True, kw_only=True):
     """server → worker rank → parameter → "sha256-prefix:shape:dtype", as the workers hold them (out of band)."""
 
@@ -630,6 +637,7 @@ METHODS: dict[str, Method] = {
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("request_schemas", Empty, RequestSchemasResult, plane=Plane.OUT_OF_BAND),
         # Removes every adapter from the engines, for the clean room of stacks with `LORA`.
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
         Method("digests", Empty, DigestsResult, plane=Plane.OUT_OF_BAND),

@@ -32,6 +32,7 @@ from harness.contract.messages import (
     PauseMode,
     PauseRequest,
     ProbeSecurityResult,
+    RequestSchemasResult,
     ResetPrefixCacheRequest,
     RolloutRequest,
     SampleRequest,
@@ -298,6 +299,10 @@ class Calls(ABC):
 
     # --- probing and breaking, out of band
 
+    async def request_schemas(self) -> dict[str, dict[str, Any]]:
+        """Call → JSON Schema of its public request, out of band."""
+        return (await self._call("request_schemas", Empty(), RequestSchemasResult)).calls
+
     async def probe_security(self) -> ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", Empty(), ProbeSecurityResult)
@@ -316,6 +321,10 @@ class Calls(ABC):
         self._spoil("kill_server")
         self._killed = True
         await self._call("kill_server", KillServerRequest(server=server), Empty)
+
+    def give_up(self) -> None:
+        """The stack no longer answers. The next scenario gets a fresh start of it."""
+        self._spoiled = True
 
     def _spoil(self, how: str) -> None:
         """Mark the stack as unusable for the next scenario. Raises ValueError if the scenario does not declare spoils=True."""

@@ -218,16 +218,12 @@ def _find(
     capabilities: frozenset[Capability], seed: int, number: int, wanted: Callable[[Workload], bool]
 ) -> Workload | None:
     """The smallest workload that is `wanted`, from the seed's workload of that number on; None if not even that one is."""
-    try:
-        from hypothesis import HealthCheck, Phase, find, settings
-        from hypothesis.errors import NoSuchExample
+    from hypothesis import HealthCheck, Phase, find, settings
+    from hypothesis.errors import NoSuchExample
 
-        from harness.exploring.strategies import LONGEST
-        from harness.exploring.strategies import workloads as strategy
-    except ModuleNotFoundError as e:
-        raise UsageError(
-            f"exploring needs {e.name}, which is not installed", next_step="pip install 'rollout-parity[explore]'"
-        ) from e
+    from harness.exploring.strategies import LONGEST
+    from harness.exploring.strategies import workloads as strategy
+
     quiet = settings(
         max_examples=2,  # Hypothesis begins with the simplest of all; what it draws third is like what it drew second
         database=None,

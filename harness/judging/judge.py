@@ -184,6 +184,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         concerns=finding.concerns,
         margin=finding.margin,
         exposures=finding.exposures,
+        effects=finding.effects,
         cause=finding.cause,
     )
 

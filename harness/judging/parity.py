@@ -19,7 +19,7 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
-from harness.judging import census, engine_facets
+from harness.judging import census, effects, engine_facets
 from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
@@ -230,8 +230,10 @@ def _facets(
     about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace | None, noise: Sequence[NoiseFloor]
 ) -> list[Verdict]:
     floor = next((n for n in noise if n.check == LOGPROBS), None)
-    found = lay_side_by_side(baseline.evidence, candidate.evidence, twin, floor.bound if floor else 0.0)
-    facets = found.facets | engine_facets.compare(baseline.evidence, candidate.evidence, twin, found.pairing)
+    both = (baseline.evidence, candidate.evidence)
+    aside = effects.apart(*both)
+    found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
+    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside) | effects.compare(*both)
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found.pairing))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
@@ -246,9 +248,11 @@ def _beside_failures(
 ) -> list[Verdict]:
     """Outputs that differ although no failed check found them wrong. Equal ones earn nothing: both sides may be wrong alike."""
     floor = next((n for n in noise if n.check == LOGPROBS), None)
-    both, aside = (baseline.evidence, candidate.evidence), (baseline.concerns, candidate.concerns)
+    both = (baseline.evidence, candidate.evidence)
+    apart = effects.apart(*both)
+    aside = ({*baseline.concerns, *apart[0]}, {*candidate.concerns, *apart[1]})
     found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
-    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside)
+    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside) | effects.compare(*both)
     fails = [
         f"the {role} fails {', '.join(side.broken)}"
         for role, side in (("baseline", baseline), ("candidate", candidate))

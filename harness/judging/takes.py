@@ -30,9 +30,10 @@ def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
         evidence.append({"takes": f"{worst.status} in {alike} of {takes} takes"})
     margins = [v.margin for v in same if v.margin is not None]
     margin = widest(margins) if worst.margin is not None else None
+    effects = list({msgspec.json.encode(one): one for v in same for one in v.effects}.values())
     exposures = list({msgspec.json.encode(one): one for v in same for one in v.exposures}.values())
     return msgspec.structs.replace(
-        worst, evidence=evidence, takes=takes, alike=alike, margin=margin, exposures=exposures
+        worst, evidence=evidence, takes=takes, alike=alike, margin=margin, exposures=exposures, effects=effects
     )
 
 

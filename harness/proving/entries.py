@@ -87,7 +87,7 @@ def to_try(
     end the stack are left out.
     """
     found: dict[str, tuple[Topology, dict[str, set[str]]]] = {}
-    for scenario in (one for one in scenarios if not one.spoils):
+    for scenario in (one for one in scenarios if not one.once):
         for entry in ledger.entries:
             place = scenario.driven_in(engines)[0]
             ids = {fault.id for fault in faults if _may_turn(fault, entry, reads)}

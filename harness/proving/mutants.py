@@ -638,7 +638,7 @@ def seats_of(request: Request, target: Target) -> list[tuple[Seat, tuple[str, ..
     able = [
         scenario
         for scenario in matching(request.expression, catalogue.declared().values())
-        if scenario.needs <= target.capabilities and not scenario.spoils
+        if scenario.needs <= target.capabilities and not scenario.once
     ]
     seats: dict[Seat, list[str]] = {}
     for scenario in able:

@@ -118,9 +118,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, fault: Fault | None) -> tuple[tuple[Seat, tuple[str, ...]], ...]:
         """The seats and scenarios of a fault; None is the control, which has those of all faults."""
-        if fault is None or not fault.scenarios:
+        if fault is None:
             return self.seats
-        chosen = ((seat, tuple(name for name in names if name in fault.scenarios)) for seat, names in self.seats)
+        declared = catalogue.declared()
+        chosen = ((seat, tuple(name for name in names if declared[name].proves(fault))) for seat, names in self.seats)
         return tuple((seat, names) for seat, names in chosen if names)
 
 
@@ -163,9 +164,7 @@ def plan(request: Request, target: Target) -> Plan:
         )
     selected = matching(request.expression, declared.values())
     narrowed = tuple(f for f in faults if not f.scenarios or f.scenarios & {s.name for s in selected})
-    every = any(not fault.scenarios for fault in narrowed)
-    named = {name for fault in narrowed for name in fault.scenarios}
-    wanted = [s for s in selected if every or s.name in named]
+    wanted = [s for s in selected if any(s.proves(fault) for fault in narrowed)]
     able = [s for s in wanted if s.needs <= target.capabilities]
     seats: dict[Seat, list[str]] = {}
     for scenario in able:
@@ -182,7 +181,7 @@ def plan(request: Request, target: Target) -> Plan:
         faults=narrowed,
         seats=tuple((seat, tuple(names)) for seat, names in seats.items()),
         unable=tuple(s.name for s in wanted if s not in able),
-        whole=every and not request.filters,
+        whole=any(not fault.scenarios for fault in narrowed) and not request.filters,
         hidden=tuple(fault.id for fault in matching_faults if fault not in faults),
         entries=tuple((Seat(target=target.name, topology=place), names) for place, names in tried),
     )
@@ -426,9 +425,9 @@ def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:
     for seat, names in planned.seats:
         yield lap(session, seat, names, None)
         for fault in planned.faults:
-            here = [n for n in names if not fault.scenarios or n in fault.scenarios]
-            if here:
-                yield lap(session, seat, here, fault)
+            chosen = dict(planned.of(fault)).get(seat)
+            if chosen:
+                yield lap(session, seat, chosen, fault)
     for seat, tried in planned.entries:
         ids = set().union(*tried.values())
         for one in (None, *(fault for fault in planned.faults if fault.id in ids)):

@@ -157,6 +157,35 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """File and line of the released source, from the entry."""
 
 
+class Effect(StrEnum):
+    """What became of a field of a request. As usual: nothing that was observed differs from the request without the field, since
+    the value is the default, or the field is for something else than the engine."""
+
+    TOOK_EFFECT = "took effect"
+    AS_USUAL = "as usual"
+    REFUSED = "refused"
+    """By an error that names the field."""
+    REFUSED_NAMELESS = "refused without its name"
+    DROPPED = "dropped"
+    """The engine ran the request as without the field."""
+    CHANGED = "changed"
+    """The engine got another value."""
+    UNTOLD = "not told"
+    """No answer came, and none to an earlier request either."""
+    BROKE = "broke"
+    """A server error, an error without a name, or no answer in time."""
+
+
+class FieldEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of one call's request, with one kind of value (`fixtures.request_fields`)."""
+
+    call: str
+    field: str
+    given: str
+    """"negative", "of type string", …"""
+    effect: Effect
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One statement about one check (or one compared facet) of one scenario."""
 
@@ -200,6 +229,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the check found open, red or not."""
     changes: list[Change] = []
     """Of the census: everything that a caller has to change."""
+
+    effects: list[FieldEffect] = []
+    """What became of each field of a request."""
     fault: str = ""
     """The fault that the check exists for."""
     source: str = ""

@@ -126,9 +126,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             if asked and self.engine == "cpu":
                 raise UsageError(f"{name} needs a GPU, and this run is on --engine cpu", next_step=f"leave {name} out")
 
-    def takes(self, target: str, *, spoils: bool = False) -> int:
-        """Takes of a scenario on a target. The baseline gets at least two, the second for its twin, unless that costs a start."""
-        twin = self.compares and self.twin and target == self.baseline and not spoils
+    def takes(self, target: str, *, once: bool = False) -> int:
+        """Takes of a scenario on a target. The baseline gets at least two, the second for its twin, unless the scenario runs once."""
+        twin = self.compares and self.twin and target == self.baseline and not once
         return max(self.repeat, 2 if twin else 1)
 
 
@@ -289,7 +289,7 @@ class Session:
         if scenario.needs <= self._target(seat.target).capabilities:
             self._sit(seat)
             if self._recorder is not None and scenario.needs <= set(self._recorder.header.capabilities):
-                for take in range(1, self.options.takes(seat.target, spoils=scenario.spoils) + 1):
+                for take in range(1, self.options.takes(seat.target, once=scenario.once) + 1):
                     self._take(scenario, seat, take, body)
                     self._ask_the_oracle(scenario, self._recorder.index.trace(scenario.name, take))
         with self.timed("judge"):

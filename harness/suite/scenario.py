@@ -12,6 +12,7 @@ import msgspec
 
 from harness.checks.base import Check
 from harness.contract.capability import Capability
+from harness.contract.faults import Fault, family
 from harness.contract.topology import Topology, colocated, in_order, topology
 
 
@@ -35,6 +36,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """True if the promise is about where the engines live: `--colocate` does not move it."""
     spoils: bool = False
     """True if it breaks the stack, so that the next scenario needs a fresh start. It is driven last, and once."""
+    bulk: bool = False
+    """True if it sends hundreds of requests for a check of its own. `parity prove` drives it under that check's faults only."""
+
+    @property
+    def once(self) -> bool:
+        """True if it is driven last, and without a twin."""
+        return self.spoils or self.bulk
+
+    def proves(self, fault: Fault) -> bool:
+        """True if `parity prove` drives it under this fault."""
+        chosen = not fault.scenarios or self.name in fault.scenarios
+        return chosen and (not self.bulk or bool({family(check.name) for check in self.checks} & fault.caught_by))
 
     def driven_in(self, engines: int, wanted: Iterable[str] = (), *, colocate: bool = False) -> list[Topology]:
         """Its topologies, or only the wanted ones. `engines` is the number of engines if the table leaves it open.
@@ -63,14 +76,15 @@ def scenario(
     deadline_s: float = 60.0,
     fixed_placement: bool = False,
     spoils: bool = False,
+    bulk: bool = False,
 ) -> Callable[[F], F]:
     """Declare a test function as a scenario.
 
     `task` is its task of the plan, `promise` one sentence. `checks` judge its recording (at least one). On a stack
     without the capabilities `needs` it is `missing`. `topologies` are where it is driven (names of
     ``scenarios/topologies.toml``); `fixed_placement`: True if the promise is about these places. `deadline_s` limits
-    driving as a whole. `spoils`: True if the next scenario needs a fresh start (always with `KILL_SERVER`). The
-    function's docstring names the source of the promise.
+    driving as a whole. `spoils`: True if the next scenario needs a fresh start (always with `KILL_SERVER`). `bulk` as in
+    `Scenario`. The function's docstring names the source of the promise.
 
     Raises ValueError for a scenario without checks, docstring or topology, which could not go red, or with a check
     twice; UsageError for an unknown topology.
@@ -109,6 +123,7 @@ def scenario(
                 source=source,
                 fixed_placement=fixed_placement,
                 spoils=spoils or Capability.KILL_SERVER in needed,
+                bulk=bulk,
             ),
         )
         return function

@@ -1,0 +1,57 @@
+"""The sampling parameters of the miniature, as JSON Schemas, and their check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOKENS = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0, "maximum": 100}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "n": {"type": "integer", "minimum": 1, "maximum": 16},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 1e6},
+    "top_p": {"type": "number", "minimum": 1e-6, "maximum": 1},
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "seed": {"type": ["integer", "null"]},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "min_tokens": {"type": "integer", "minimum": 0},
+    "stop": {"type": ["string", "array", "null"], "items": {"type": "string"}},
+    "stop_token_ids": TOKENS,
+    "allowed_token_ids": TOKENS,
+    "include_stop_str_in_output": {"type": "boolean"},
+    "skip_special_tokens": {"type": "boolean"},
+    "ignore_eos": {"type": "boolean"},
+}
+"""Name → its type and range. Other parameters are recorded, and change nothing."""
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "array": (list,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def wrong(params: dict[str, Any]) -> str | None:
+    """Why the first wrong parameter is refused, with its name; None if all are right."""
+    return next((said for name, value in params.items() if (said := _wrong(name, value, PARAMETERS.get(name)))), None)
+
+
+def _wrong(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:
+    if rule is None or value is None:
+        return None  # null: as if it were left out
+    named = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+    kinds = tuple(kind for one in named for kind in _TYPES[one])
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        return f"{name} must be of type {' or '.join(named)}"
+    if "minimum" in rule and not isinstance(value, list) and not rule["minimum"] <= value <= rule.get("maximum", value):
+        return f"{name} must be at least {rule['minimum']}, and at most {rule.get('maximum', 'anything')}"
+    if isinstance(value, list) and (said := next((s for v in value if (s := _wrong(name, v, rule["items"]))), None)):
+        return said
+    return None
+
+
+def settled(params: dict[str, Any]) -> dict[str, Any]:
+    """Right parameters as vLLM's engine takes them: null is left out, a seed of -1 is none, a temperature above 0 is at least 0.01."""
+    given = {name: value for name, value in params.items() if value is not None and (name, value) != ("seed", -1)}
+    return given | ({"temperature": 0.01} if 0 < given.get("temperature", 1.0) < 0.01 else {})

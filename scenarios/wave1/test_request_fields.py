@@ -1,0 +1,126 @@
+"""Every field of a request with values of every kind, as the stack's own schema lists them, one field at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from fixtures.prompts import Prompts
+from fixtures.request_fields import Case, of_its_type, of_other_types
+from harness.checks.request_fields import AS_IT_IS, REQUEST_FIELDS
+from harness.contract.capability import Capability
+from harness.contract.errors import NotOffered
+from harness.contract.messages import HttpRequest
+from harness.driving.stack import Stack
+from harness.suite.scenario import variants
+
+PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
+INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
+"""Left out: what is continued, which other scenarios vary, and the search that runs many requests in place of one."""
+ORDER = 1
+"""Seed of the order, in which records come last: they break most. Values of one field do not follow each other: after some server
+errors in a row a router takes the server for dead."""
+PATIENCE_S = 1.0
+"""A request that takes longer goes on beside the next ones. Each has a prompt of its own, so that none is taken for another."""
+MOST_LATE = 6
+"""With more requests than these unanswered at a time a stack hangs: the rest is not asked."""
+LAST_S = 90.0
+"""Time for the last answers. A client may ask again for half a minute."""
+
+Values = Callable[[dict[str, Any], frozenset[str]], Iterator[Case]]
+Send = Callable[[Stack, Prompts], Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]]
+
+
+def by_generate(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+    prompt = prompts.one()
+    return lambda params, label: stack.generate([prompt], label=label, **params)
+
+
+def by_sample(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+    prompt = prompts.one()
+    return lambda params, label: stack.sample(prompt, 1, label=label, **params)
+
+
+def by_chat(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+    asked = {"model": stack.model_name, "messages": prompts.conversations(1)[0]}
+    return lambda params, label: stack.chat_completion(asked | params, label=label)
+
+
+def by_completion(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+    asked = {"model": stack.model_name, "prompt": prompts.one()}
+    return lambda params, label: stack.completion(asked | params, label=label)
+
+
+def by_http(path: str) -> Send:
+    def by_address(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+        asked: dict[str, Any] = {"model": stack.model_name}
+        asked |= {"messages": prompts.conversations(1)[0]} if path.startswith("/v1/chat") else {"prompt": prompts.one()}
+        headers = {"content-type": "application/json"}
+        return lambda params, label: stack.http(
+            HttpRequest(path=path, headers=headers, body=json.dumps(asked | params)), label=label
+        )
+
+    return by_address
+
+
+async def offered(stack: Stack, call: Coroutine[Any, Any, Any]) -> None:
+    """Make the call; a value that asks for a capability which the stack does not declare is not sent."""
+    with contextlib.suppress(NotOffered):
+        await stack.attempt(call)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "test_generate": {"send": by_generate, "call": "generate"},
+    "test_sample": {"send": by_sample, "call": "sample", "needs": {Capability.SAMPLE}},
+    "test_chat_completion": {"send": by_chat, "call": "chat_completion", "needs": {Capability.CHAT_COMPLETION}},
+    "test_completion": {"send": by_completion, "call": "completion", "needs": {Capability.COMPLETION}},
+    "test_a_chat_at_the_address": {
+        "send": by_http("/v1/chat/completions"),
+        "call": "chat_completion",
+        "needs": {Capability.HTTP_ENDPOINT},
+    },
+    "test_a_completion_at_the_address": {
+        "send": by_http("/v1/completions"),
+        "call": "completion",
+        "needs": {Capability.HTTP_ENDPOINT},
+    },
+}
+
+
+@variants(
+    {
+        **{name: {**way, "values": of_its_type} for name, way in WAYS.items()},
+        **{f"{name}_of_other_types": {**way, "values": of_other_types} for name, way in WAYS.items()},
+    },
+    task=0,
+    promise="every field of a request takes effect at the engine, or is refused by an error that names it",
+    checks=[REQUEST_FIELDS],
+    deadline_s=240,
+    bulk=True,
+)
+async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, values: Values) -> None:
+    """vLLM documentation, SamplingParams and OpenAI-Compatible Server: the fields, their types and ranges; SkyRL API reference,
+    InferenceEngineInput.sampling_params."""
+    schema = (await stack.request_schemas())[call]
+    await send(stack, prompts)(PARAMS, AS_IT_IS)
+    cases = list(values(schema, INPUT))
+    random.Random(ORDER).shuffle(cases)
+    cases.sort(key=lambda case: isinstance(case.value, dict))
+    asked: list[asyncio.Task[Any]] = []
+    for case in cases:
+        params = {**PARAMS, case.field: case.value}
+        asked.append(asyncio.create_task(offered(stack, send(stack, prompts)(params, case.label))))
+        await asyncio.wait(asked[-1:], timeout=PATIENCE_S)
+        if sum(not task.done() for task in asked) > MOST_LATE:
+            break
+    done, late = await asyncio.wait(asked, timeout=LAST_S if len(asked) == len(cases) else 0)
+    if late:
+        stack.give_up()
+    for task in late:
+        task.cancel()
+    for task in done:
+        task.result()

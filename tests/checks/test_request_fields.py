@@ -1,0 +1,71 @@
+"""Fields of requests: what took effect, was refused by name, was dropped, changed, or broke the stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.request_fields import AS_IT_IS, REQUEST_FIELDS
+from harness.records.verdict import Effect
+from tests import traces
+from tests.checks.scene import STEP, Scene
+from tests.traces import error
+
+PLAIN = {"max_tokens": 4, "temperature": 1.0}
+
+
+def asked(*cases) -> Scene:
+    """A plain request, and each case: (label, given, at the engine or an error)."""
+    scene = Scene()
+    plain = (AS_IT_IS, {}, {})
+    for number, (label, given, became) in enumerate((plain, *cases)):
+        prompt = [10, 11, 12 + number]
+        answer = scene.reference.greedy(prompt, 4)
+        started = scene.pass_time()
+        if isinstance(became, dict):
+            scene.seen += traces.executed(
+                prompt, answer, params=PLAIN | became, from_ns=scene.pass_time(), step_ns=STEP
+            )
+        scene.pass_time(7)
+        times = {"started_ns": started, "ended_ns": scene.now, "label": label}
+        failed = {} if isinstance(became, dict) else {"error": became}
+        scene.calls.append(
+            traces.generate([prompt], None if failed else [answer], params=PLAIN | given, **times, **failed)
+        )
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("given", "became", "effect"),
+    [
+        ({"top_k": 5}, {"top_k": 5}, Effect.TOOK_EFFECT),
+        ({"top_k": 0}, {}, Effect.AS_USUAL),
+        ({"top_k": None}, {}, Effect.AS_USUAL),
+        ({"top_k": 5}, {}, Effect.DROPPED),
+        ({"top_k": 5}, {"top_k": 7}, Effect.CHANGED),
+        ({"top_k": 5}, {"top_k": 5, "min_p": 0.5}, Effect.TOOK_EFFECT),
+        ({"top_k": -7}, error("ValueError", "top_k must be at least -1"), Effect.REFUSED),
+        ({"top_k": -7}, error("ValueError", "bad value"), Effect.REFUSED_NAMELESS),
+        ({"top_k": -7}, error("ServerError", "top_k", status=500), Effect.BROKE),
+        ({"top_k": -7}, error("Exception", "top_k"), Effect.BROKE),
+        ({"top_k": -7}, error("ValueError", ""), Effect.BROKE),
+        ({"top_k": -7}, error("CallTimedOut", "top_k"), Effect.BROKE),
+    ],
+)
+def test_what_became_of_a_field(given, became, effect):
+    scene = asked(("top_k: some value", given, became))
+    found = scene.judge(REQUEST_FIELDS)
+    assert [one.effect for one in found.effects] == [effect]
+    assert (found.status == "fail") == (effect in (Effect.REFUSED_NAMELESS, Effect.BROKE))
+
+
+def test_after_a_request_without_an_answer_nothing_is_told_of_others():
+    gave_up = error("Cancelled", "the scenario gave up waiting")
+    found = asked(("seed: one", {"seed": 1}, gave_up), ("top_k: one", {"top_k": 1}, gave_up)).judge(REQUEST_FIELDS)
+    assert [one.effect for one in found.effects] == [Effect.BROKE, Effect.UNTOLD]
+    assert found.reason == "generate() answers no more after a value that its engine does not bear"
+
+
+def test_nothing_is_told_if_the_plain_request_failed():
+    scene = asked(("seed: one", {"seed": 1}, {"seed": 1}))
+    scene.change(scene.calls[-2], result=None, error=error())
+    assert scene.judge(REQUEST_FIELDS).status == "untestable"

@@ -1,0 +1,72 @@
+"""Values for the fields of requests: of every kind that the schema admits, of every other type, the same each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.request_fields import UNKNOWN, of_its_type, of_other_types
+
+SCHEMA = {
+    "properties": {
+        "count": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9}, {"type": "null"}]},
+        "ratio": {"type": "number"},
+        "words": {"type": "array", "items": {"type": "string"}},
+        "either": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+        "level": {"enum": ["low", "high"]},
+        "record": {"$ref": "#/$defs/Record"},
+        "map": {"type": "object", "additionalProperties": {"type": "number"}},
+        "free": {},
+    },
+    "$defs": {
+        "Record": {
+            "type": "object",
+            "properties": {"size": {"type": "integer"}, "again": {"$ref": "#/$defs/Record"}},
+            "required": ["size"],
+        }
+    },
+}
+
+
+def values(field, cases=of_its_type):
+    return {case.kind: case.value for case in cases(SCHEMA) if case.field == field}
+
+
+def test_the_ends_of_a_type_and_values_of_it():
+    found = values("count")
+    assert {"null", "zero", "one", "negative", "huge"} < found.keys()
+    drawn = [value for kind, value in found.items() if kind.startswith("drawn")]
+    assert drawn
+    assert all(isinstance(value, int) and 1 <= value <= 9 for value in drawn)
+
+
+def test_a_union_has_the_ends_of_each_type():
+    assert {"empty string", "short string", "empty array"} < values("either").keys()
+
+
+def test_records_have_what_they_require():
+    drawn = [value for kind, value in values("record").items() if kind.startswith("drawn")]
+    assert drawn
+    assert all(isinstance(value["size"], int) for value in drawn)
+
+
+def test_an_enumeration_has_its_values():
+    assert {"low", "high"} <= {str(value) for value in values("level").values()}
+
+
+@pytest.mark.parametrize(
+    ("field", "kinds"),
+    [
+        ("count", {"string", "number", "boolean", "array", "object"}),
+        ("ratio", {"string", "boolean", "array", "object"}),
+        ("words", {"string", "number", "boolean", "object"}),
+        ("either", {"number", "boolean", "object"}),
+        ("free", set()),
+    ],
+)
+def test_values_of_every_other_type(field, kinds):
+    assert values(field, of_other_types).keys() == {f"of type {kind}" for kind in kinds}
+
+
+def test_the_same_each_time_and_without_what_is_left_out():
+    assert list(of_its_type(SCHEMA)) == list(of_its_type(SCHEMA))
+    assert {case.field for case in of_its_type(SCHEMA, frozenset(SCHEMA["properties"]))} == {UNKNOWN}
