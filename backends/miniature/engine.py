@@ -289,7 +289,8 @@ class Engine:
             assert request.node is not None
             token = self.choose(request)
             made[request.id] = [token]
-            request.logprobs.append(self.logprob(request, token))
+            if request.wants_logprobs:
+                request.logprobs.append(self.logprob(request, token))
             request.experts.append(self.routed(request.node.experts))
             request.tokens.append(token)
             request.reason = self.ended(request)

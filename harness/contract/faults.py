@@ -69,8 +69,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: frozenset[str] = frozenset()
     """Drive only these scenarios; if empty, drive all of the suite."""
     changes: frozenset[str] = frozenset()
-    """Qualified names of the functions that it changes ("Engine.draw"). A scenario in which the correct stack calls none of them is
-    not driven: the fault cannot change it. If empty, they are unknown and every scenario is driven."""
+    """Qualified names of the functions that it changes ("Engine.draw"), or the sampling parameters that it ignores
+    ("sampling_params.top_k"). A scenario in which the correct stack meets none of them is not driven: the fault cannot change it. If
+    empty, they are unknown and every scenario is driven."""
 
     @property
     def id(self) -> str:

@@ -259,7 +259,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault | None
     seats: tuple[tuple[Seat, tuple[str, ...]], ...]
     watch: frozenset[str] = frozenset()
-    """Functions whose calls are watched in each scenario."""
+    """What faults change; each scenario says which of it its drive meets."""
 
     @property
     def may_be_narrowed(self) -> bool:
@@ -299,6 +299,12 @@ def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
         sys.setprofile(None)
 
 
+def sampling_params(traces: Iterable[ScenarioTrace]) -> frozenset[str]:
+    """The sampling parameters of the requests that reached an engine, named as in `Fault.changes`."""
+    seen = (each for trace in traces for each in trace.observations if each.kind.endswith("request"))
+    return frozenset(f"sampling_params.{name}" for each in seen for name in each.data["sampling_params"])
+
+
 def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, watch: Set[str] = frozenset()) -> Lap:
     """Drive scenarios on a seat under a fault, or under none. `Lap.called` says which scenarios call functions of `watch`."""
     began = time.monotonic()
@@ -313,8 +319,9 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, 
             for name in names:
                 scenario = catalogue.declared()[name]
                 verdicts += session.drive(scenario, seat, catalogue.body(name))
-                called[name] = always | since()
-                timings |= pace.timings(session.driven(scenario, seat))
+                traces = session.driven(scenario, seat)
+                called[name] = always | since() | (sampling_params(traces) if watch else frozenset())
+                timings |= pace.timings(traces)
             fired = session.inject(seat, None)
     except StackError as e:
         error = f"{type(e).__name__}: {e.message}"

@@ -41,8 +41,18 @@ MANY = 6
 """Number of requests that count as load on a server."""
 
 
-def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], corrupts: Fact = NOTHING) -> Callable[[T], T]:
-    """Register a part as a fault; its docstring says what breaks. A `RetryingClient` breaks the miniature that retries."""
+def seeded(
+    name: str,
+    variant: str = "",
+    *,
+    caught_by: Iterable[str],
+    corrupts: Fact = NOTHING,
+    changes: frozenset[str] = frozenset(),
+) -> Callable[[T], T]:
+    """Register a part as a fault; its docstring says what breaks. A `RetryingClient` breaks the miniature that retries.
+
+    `changes` is as in `Fault`; if empty, it is the functions that the part replaces.
+    """
 
     def register(part: T) -> T:
         fault = Fault(
@@ -51,7 +61,7 @@ def seeded(name: str, variant: str = "", *, caught_by: Iterable[str], corrupts: 
             breaks=" ".join((part.__doc__ or "").split()),
             caught_by=frozenset(caught_by),
             corrupts=corrupts,
-            changes=_changes(part),
+            changes=changes or _changes(part),
         )
         (RETRY_FAULTS if issubclass(part, RetryingClient) else FAULTS).append(fault)
         _PARTS[fault.id] = part
@@ -64,7 +74,8 @@ def _changes(part: Part) -> frozenset[str]:
     """Functions of the correct part that the fault replaces. Empty if it changes anything else, such as the constructor."""
     correct = next(base for base in part.__mro__ if not base.__module__.startswith(__package__))
     replaced = {name for base in part.__mro__[: part.__mro__.index(correct)] for name in vars(base)}
-    originals = [getattr_static(correct, name, None) for name in replaced - {"__doc__", "__module__"}]
+    about_the_class = {name for name in replaced if name.startswith("__") and name != "__init__"}
+    originals = [getattr_static(correct, name, None) for name in replaced - about_the_class]
     there = [original for original in originals if original is not None]
     if not all(isinstance(original, FunctionType) and original.__name__ != "__init__" for original in there):
         return frozenset()

@@ -32,7 +32,9 @@ def _ignoring(name: str, variant: str, caught_by: list[str], corrupts: Fact = NO
     """Register an engine fault that samples under `instead` if the request gives these parameters."""
     told = ", ".join(f"{field} {value}" for field, value in instead.items())
     body = {"instead": instead, "__doc__": f"Engines are given sampling parameters and sample with {told}."}
-    seeded(name, variant, caught_by=caught_by, corrupts=corrupts)(type(f"Ignores_{name}_{variant}", (_Ignores,), body))
+    given = frozenset(f"sampling_params.{field}" for field in instead)
+    part = type(f"Ignores_{name}_{variant}", (_Ignores,), body)
+    seeded(name, variant, caught_by=caught_by, corrupts=corrupts, changes=given)(part)
 
 
 _ignoring("parameter_ignored", "temperature", ["tokens.greedy"], corrupts=Fact.ANSWERS, temperature=1.0)
