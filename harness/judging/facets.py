@@ -36,10 +36,11 @@ _OWN_TO_A_CALL = frozenset({"id", "created", "request_id", "system_fingerprint"}
 
 
 def deterministic(call: Call) -> bool:
-    """True if the call must give the same output twice: greedy, or seeded. Without a temperature vLLM samples."""
+    """True if the call must give the same output twice: greedy, or seeded. Without a temperature vLLM samples; a seed of -1 is
+    none."""
     asked = call.request.get("body") if call.method in CHOICES else None
     params = asked if asked is not None else call.request.get("sampling_params") or {}
-    return params.get("temperature") == 0 or params.get("seed") is not None
+    return params.get("temperature") == 0 or params.get("seed") not in (None, -1)
 
 
 def error_of(call: Call) -> dict[str, Any] | None:
