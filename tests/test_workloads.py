@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -276,13 +275,6 @@ def test_what_cannot_be_explored_is_a_named_error(words, says):
     done = run("--examples", "1", *words)
     assert isinstance(done.exception, UsageError)
     assert says in str(done.exception)
-
-
-def test_without_hypothesis_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    explore._drawn.cache_clear()
-    with pytest.raises(UsageError, match=r"rollout-parity\[explore\]"):
-        next(sequences(frozenset(), 1, SEED))
 
 
 def test_workloads_are_values():

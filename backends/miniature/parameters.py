@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-TOKENS = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0, "maximum": 100}}
+from backends.miniature.model import VOCABULARY
+
+TOKENS = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0, "maximum": VOCABULARY - 1}}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "n": {"type": "integer", "minimum": 1, "maximum": 16},
     "temperature": {"type": "number", "minimum": 0, "maximum": 1e6},

@@ -9,6 +9,8 @@ from backends.miniature.interface import Interface
 from harness.contract.messages import CensusResult, Generation, Offer, SessionId
 
 CAUGHT = ["documented_interface"]
+SEEN = frozenset({"Interface._census"})
+"""What a fault of the surface changes: what a caller sees of it."""
 
 
 class _Changed(Interface):
@@ -19,14 +21,14 @@ class _Changed(Interface):
         return super()._census(keys)
 
 
-@seeded("interface_changed", "method_gone", caught_by=CAUGHT)
+@seeded("interface_changed", "method_gone", caught_by=CAUGHT, changes=SEEN)
 class MethodGone(_Changed):
     """The client has no dp_size()."""
 
     dp_size = None  # type: ignore[assignment]
 
 
-@seeded("interface_changed", "default", caught_by=CAUGHT)
+@seeded("interface_changed", "default", caught_by=CAUGHT, changes=SEEN)
 class OtherDefault(_Changed):
     """Samples without a session share the session 0."""
 
@@ -41,7 +43,7 @@ class OtherDefault(_Changed):
         return await super().sample(prompt_token_ids, num_samples, sampling_params, session_id, **more)
 
 
-@seeded("interface_changed", "async", caught_by=CAUGHT)
+@seeded("interface_changed", "async", caught_by=CAUGHT, changes=SEEN)
 class AsyncInsteadOfSync(_Changed):
     """tp_size() has to be awaited."""
 
@@ -49,7 +51,7 @@ class AsyncInsteadOfSync(_Changed):
         return super().tp_size()
 
 
-@seeded("interface_changed", "parameter_gone", caught_by=CAUGHT)
+@seeded("interface_changed", "parameter_gone", caught_by=CAUGHT, changes=SEEN)
 class ParameterGone(_Changed):
     """init_weight_update_communicator() takes no argument."""
 
@@ -57,7 +59,7 @@ class ParameterGone(_Changed):
         return await super().init_weight_update_communicator(None)
 
 
-@seeded("interface_changed", "parameter_renamed", caught_by=CAUGHT)
+@seeded("interface_changed", "parameter_renamed", caught_by=CAUGHT, changes=SEEN)
 class ParameterRenamed(_Changed):
     """chat_completion() calls its argument by another name."""
 
@@ -65,7 +67,7 @@ class ParameterRenamed(_Changed):
         return await super().chat_completion(payload)
 
 
-@seeded("interface_changed", "new_requirement", caught_by=CAUGHT)
+@seeded("interface_changed", "new_requirement", caught_by=CAUGHT, changes=SEEN)
 class OneMoreArgument(_Changed):
     """pause_generation() has to be told its mode, and whether it clears the cache."""
 

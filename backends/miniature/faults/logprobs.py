@@ -136,11 +136,10 @@ class LogprobsMissing(Engine):
 class LogprobsAlways(Engine):
     """Answers contain log-probabilities that were not requested."""
 
-    def output(self, request: Request) -> Output:
-        done = super().output(request)
-        self.fired += done.logprobs is None
-        done.logprobs = list(request.logprobs)
-        return done
+    def arrive(self, request: Request) -> None:
+        self.fired += not request.wants_logprobs
+        request.params.setdefault("logprobs", 0)
+        super().arrive(request)
 
 
 @seeded("prompt_logprobs_wrong", "shifted", caught_by=["logprobs.prompt"], corrupts=Fact.LOGPROBS)
