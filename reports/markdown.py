@@ -22,6 +22,7 @@ from reports.view import (
     changes,
     count,
     divergences,
+    effect_counts,
     explained,
     exposures,
     gap_rows,
@@ -53,6 +54,7 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
         _gate(judgement),
         _table(judgement, plan),
         *_security(judgement),
+        *_fields(judgement),
         *_changes(judgement),
         *_training(judgement),
     ]
@@ -202,6 +204,11 @@ def _changes(judgement: Judgement) -> Iterable[str]:
     for said in changed(judgement) if found else ():
         lines = [f"<details><summary>{text(said)}</summary>\n", *_rows(CHANGED[:-1], found)]
         yield "\n".join([*lines, "", "</details>\n"])
+
+
+def _fields(judgement: Judgement) -> Iterable[str]:
+    """What became of the fields of requests, a line for each stack. The table is in report.html."""
+    yield from (f"{one_line(name)}, fields of requests: {said}.\n" for name, said in effect_counts(judgement).items())
 
 
 def _security(judgement: Judgement) -> Iterable[str]:

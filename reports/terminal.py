@@ -20,6 +20,7 @@ from reports.view import (
     changed,
     count,
     divergences,
+    effect_counts,
     explained,
     exposures,
     given_way,
@@ -58,6 +59,7 @@ def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[Render
         *_reds([d for d in found if d.red], judgement.run),
         *_ledger(judgement),
         *_security(judgement),
+        *_fields(judgement),
         *_training(judgement),
         *_noise(judgement),
         *_gate(judgement),
@@ -140,6 +142,12 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
         lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
         lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
     return lines + [Text(one_line(said)) for said in held_entries(judgement)]
+
+
+def _fields(judgement: Judgement) -> list[RenderableType]:
+    counts = effect_counts(judgement)
+    lines = [_line((f"{one_line(target)}, fields of requests: ", "bold"), said) for target, said in counts.items()]
+    return [Text(), *lines] if lines else []
 
 
 def _security(judgement: Judgement) -> list[RenderableType]:

@@ -15,6 +15,7 @@ from harness.records.verdict import (
     Cause,
     Change,
     Conformance,
+    Effect,
     Exposure,
     Gap,
     GapCurve,
@@ -415,6 +416,18 @@ def field_effects(judgement: Judgement) -> dict[str, list[tuple[str, dict[str, s
             rows.append((field, words, len(set(words.values())) > 1))
         found[scenario] = sorted(rows, key=lambda row: not row[2])
     return found
+
+
+def effect_counts(judgement: Judgement) -> dict[str, str]:
+    """Stack → "412 took effect, 90 dropped, …": what became of the fields of its requests, in the order of `Effect`."""
+    told: dict[str, Counter[str]] = {}
+    for verdict in judgement.verdicts:
+        told.setdefault(verdict.target, Counter()).update(one.effect for one in verdict.effects if not verdict.baseline)
+    return {
+        target: ", ".join(f"{counted[effect]} {effect}" for effect in Effect if counted[effect])
+        for target, counted in told.items()
+        if counted
+    }
 
 
 def severities(judgement: Judgement) -> str:

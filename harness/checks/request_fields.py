@@ -30,10 +30,11 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     """Each case with what became of its field, in order of time. Empty if no field can be judged."""
     plain = evidence.calls(label=AS_IT_IS)
     cases = [call for call in evidence.calls() if call.label is not None and ": " in call.label]
-    if not plain or any(_error(call) is not None for call in plain):
-        return []
     ran = {row.call.id: (row, *found.of(row)[:1]) for found in [assignment(evidence)] for row in found.rows}
-    usual = _usual(plain[0], ran)
+    at_engine = [part for call in plain for part in ran.get(call.id, ()) if isinstance(part, Execution)]
+    if not at_engine or _error(plain[0]) is not None:
+        return []
+    usual = at_engine[0].sampling_params, set(_places(plain[0].result))
     late = _unanswered(cases)[1:]
     found = []
     for call in cases:
@@ -50,7 +51,7 @@ def _unanswered(cases: Iterable[Call]) -> list[Call]:
 def _judge(evidence: Evidence) -> Finding:
     found = effects(evidence)
     if not found:
-        return untestable("the request without any further field failed, or no field was asked for")
+        return untestable("the request without any further field failed or was not seen, or no field was asked for")
     unanswered = _unanswered(call for call, _ in found)
     wrong = []
     for call, one in found:
@@ -76,12 +77,6 @@ def _error(call: Call) -> tuple[str, str, int | None] | None:
     """Kind, message and status; None if the call succeeded."""
     kind, message, status = error_of(call)
     return None if kind is None else (kind, message, status)
-
-
-def _usual(plain: Call, ran: dict[int, tuple[Any, ...]]) -> tuple[dict[str, Any], set[str]]:
-    """What the engine got without any further field, and the form of the result."""
-    at_engine = [part for part in ran.get(plain.id, ()) if isinstance(part, Execution)]
-    return at_engine[0].sampling_params if at_engine else {}, set(_places(plain.result))
 
 
 def _effect(

@@ -69,3 +69,10 @@ def test_nothing_is_told_if_the_plain_request_failed():
     scene = asked(("seed: one", {"seed": 1}, {"seed": 1}))
     scene.change(scene.calls[-2], result=None, error=error())
     assert scene.judge(REQUEST_FIELDS).status == "untestable"
+
+
+def test_nothing_is_told_if_no_engine_was_seen_to_run_the_plain_request():
+    assert asked(("seed: one", {"seed": 1}, {"seed": 1})).judge(REQUEST_FIELDS).status == "pass"
+    blind = asked()
+    blind.seen = [seen for seen in blind.seen if seen.data.get("prompt_token_ids") != [10, 11, 12]]
+    assert blind.judge(REQUEST_FIELDS).status == "untestable"
