@@ -29,9 +29,8 @@ def of_requests() -> dict[str, dict[str, Any]]:
 def _sampling_params() -> dict[str, Any]:
     from vllm import SamplingParams
 
-    schema = msgspec.json.schema(
-        SamplingParams, schema_hook=lambda _: {}
-    )  # {}: of any type, where JSON has none for it
+    # {}: of any type, where JSON has none for it
+    schema = msgspec.json.schema(SamplingParams, schema_hook=lambda _: {})
     inner = schema["$defs"].pop(SamplingParams.__name__)
     public = {name: one for name, one in inner["properties"].items() if name not in OWN and not name.startswith("_")}
     return {"type": "object", "properties": public, "$defs": schema["$defs"]}

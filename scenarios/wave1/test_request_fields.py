@@ -32,31 +32,33 @@ LAST_S = 90.0
 """Time for the last answers. A client may ask again for half a minute."""
 
 Values = Callable[[dict[str, Any], frozenset[str]], Iterator[Case]]
-Send = Callable[[Stack, Prompts], Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]]
+Ask = Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]
+"""(parameters, label) → the call."""
+Send = Callable[[Stack, Prompts], Ask]
 
 
-def by_generate(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+def by_generate(stack: Stack, prompts: Prompts) -> Ask:
     prompt = prompts.one()
     return lambda params, label: stack.generate([prompt], label=label, **params)
 
 
-def by_sample(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+def by_sample(stack: Stack, prompts: Prompts) -> Ask:
     prompt = prompts.one()
     return lambda params, label: stack.sample(prompt, 1, label=label, **params)
 
 
-def by_chat(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+def by_chat(stack: Stack, prompts: Prompts) -> Ask:
     asked = {"model": stack.model_name, "messages": prompts.conversations(1)[0]}
     return lambda params, label: stack.chat_completion(asked | params, label=label)
 
 
-def by_completion(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+def by_completion(stack: Stack, prompts: Prompts) -> Ask:
     asked = {"model": stack.model_name, "prompt": prompts.one()}
     return lambda params, label: stack.completion(asked | params, label=label)
 
 
 def by_http(path: str) -> Send:
-    def by_address(stack: Stack, prompts: Prompts) -> Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]:
+    def by_address(stack: Stack, prompts: Prompts) -> Ask:
         asked: dict[str, Any] = {"model": stack.model_name}
         asked |= {"messages": prompts.conversations(1)[0]} if path.startswith("/v1/chat") else {"prompt": prompts.one()}
         headers = {"content-type": "application/json"}

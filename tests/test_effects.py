@@ -1,0 +1,34 @@
+"""What became of fields on two stacks: only what is right on both is compared, and what differs is set aside elsewhere."""
+
+from __future__ import annotations
+
+from harness.checks.base import Evidence
+from harness.judging import effects
+from harness.judging.causes import Why
+from tests import traces
+from tests.checks.test_request_fields import asked
+from tests.traces import error
+
+REFUSED = error("ValueError", "top_k must be at least -1")
+
+
+def evidence(became) -> Evidence:
+    scene = asked(("top_k: five", {"top_k": 5}, became), ("min_p: a half", {"min_p": 0.5}, {"min_p": 0.5}))
+    return Evidence(traces.trace(*scene.calls, observations=scene.seen), scene.reference)
+
+
+def test_a_value_that_one_stack_refuses_is_one_difference_and_set_aside():
+    left, right = evidence({"top_k": 5}), evidence(REFUSED)
+    facet = effects.compare(left, right)[effects.EFFECTS]
+    assert (facet.facts, [(d.place, d.why) for d in facet.differences]) == (2, [("top_k: five", (Why.VALUE_REFUSED,))])
+    assert [len(side) for side in effects.apart(left, right)] == [1, 1]
+
+
+def test_what_is_wrong_on_one_stack_is_set_aside_and_not_compared():
+    left, right = evidence({"top_k": 5}), evidence({})
+    assert effects.compare(left, right)[effects.EFFECTS].facts == 1
+    assert [len(side) for side in effects.apart(left, right)] == [1, 1]
+
+
+def test_equal_stacks_have_nothing_apart():
+    assert effects.apart(evidence(REFUSED), evidence(REFUSED)) == (set(), set())
