@@ -208,7 +208,10 @@ def _changes(judgement: Judgement) -> Iterable[str]:
 
 def _fields(judgement: Judgement) -> Iterable[str]:
     """What became of the fields of requests, a line for each stack. The table is in report.html."""
-    yield from (f"{one_line(name)}, fields of requests: {said}.\n" for name, said in effect_counts(judgement).items())
+    yield from (
+        f"{one_line(name)}, fields of requests and forms of arguments: {said}.\n"
+        for name, said in effect_counts(judgement).items()
+    )
 
 
 def _security(judgement: Judgement) -> Iterable[str]:

@@ -146,7 +146,10 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
 
 def _fields(judgement: Judgement) -> list[RenderableType]:
     counts = effect_counts(judgement)
-    lines = [_line((f"{one_line(target)}, fields of requests: ", "bold"), said) for target, said in counts.items()]
+    lines = [
+        _line((f"{one_line(target)}, fields of requests and forms of arguments: ", "bold"), said)
+        for target, said in counts.items()
+    ]
     return [Text(), *lines] if lines else []
 
 

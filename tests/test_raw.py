@@ -204,7 +204,7 @@ def test_a_recording_has_it_and_older_ones_are_read_without(tmp_path):
     found = {call.method: call.raw for call in trace.own_calls}
     assert {method: [one.method for one in said] for method, said in found.items()} == {
         "generate": ["generate"],
-        "sync_weights": ["sync_weights"],
+        "sync_weights": ["update_named_weights"],
         "digests": [],
     }
     line = msgspec.json.encode(trace.own_calls[0])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from backends.miniature.client import Client
 from harness.contract.messages import (
@@ -18,19 +22,24 @@ from harness.contract.messages import (
 from harness.driving import census
 
 
+def _plain(given: Any) -> Any:
+    """A copy of Python's own types only. Raises TypeError, naming the type, for values that JSON does not know."""
+    return json.loads(json.dumps(given))
+
+
 class Interface:
     """SkyRL API reference, InferenceEngineInterface."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
         self.fired = 0
 
     def _census(self, keys: list[Offer]) -> CensusResult:
         """What a caller meets here."""
         return census.of(self, types={}, keys=keys)
 
-    async def generate(self, input_batch: GenerateRequest) -> Generation:
-        return await self._client.generate(input_batch)
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        return await self.client.generate(msgspec.convert(_plain(input_batch), GenerateRequest))
 
     async def sample(
         self,
@@ -42,51 +51,52 @@ class Interface:
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
     ) -> Generation:
-        return await self._client.sample(
+        return await self.client.sample(
             SampleRequest(
-                prompt_token_ids=prompt_token_ids,
-                num_samples=num_samples,
-                sampling_params=sampling_params,
-                session_id=session_id,
+                prompt_token_ids=_plain(prompt_token_ids),
+                num_samples=_plain(num_samples),
+                sampling_params=_plain(sampling_params),
+                session_id=_plain(session_id),
                 prompt_logprobs=prompt_logprobs,
                 topk_prompt_logprobs=topk_prompt_logprobs,
             )
         )
 
     async def chat_completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
-        body = self._client.identified(request_payload["json"], request_payload["headers"])
-        return await self._client.chat_completion(body)
+        payload = _plain(request_payload)
+        body = self.client.identified(payload["json"], payload["headers"])
+        return await self.client.chat_completion(body)
 
     async def completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
-        return await self._client.completion(request_payload["json"])
+        return await self.client.completion(_plain(request_payload)["json"])
 
     async def pause_generation(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        await self._client.pause(mode, clear_cache=clear_cache)
+        await self.client.pause(mode, clear_cache=clear_cache)
 
     async def resume_generation(self) -> None:
-        await self._client.everywhere("resume_generation")
+        await self.client.everywhere("resume_generation")
 
     async def sleep(self, level: int = 2) -> None:
-        await self._client.everywhere("sleep", level=level)
+        await self.client.everywhere("sleep", level=level)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        await self._client.everywhere("wake_up", tags=tags)
+        await self.client.everywhere("wake_up", tags=tags)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
-        await self._client.everywhere("reset_prefix_cache", reset_running_requests=reset_running_requests)
+        await self.client.everywhere("reset_prefix_cache", reset_running_requests=reset_running_requests)
 
     async def init_weight_update_communicator(self, init_info: Any) -> None:
         """There is no group to join."""
 
     async def update_named_weights(self, request: SyncWeightsRequest) -> None:
-        await self._client.sync_weights(request.version, request.chunks, request.layout)
+        await self.client.sync_weights(request.version, request.chunks, request.layout)
 
     async def teardown(self) -> None:
-        for engine in self._client.engines:
+        for engine in self.client.engines:
             engine.stop()
 
     def tp_size(self) -> int:
-        return len(self._client.engines[0].workers)
+        return len(self.client.engines[0].workers)
 
     def pp_size(self) -> int:
         return 1

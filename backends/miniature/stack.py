@@ -128,6 +128,7 @@ class Miniature:
             engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
+        raw.watch(parts.interface)
         self.client = parts.client()
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
@@ -206,7 +207,7 @@ class Miniature:
     # --- data plane
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        return await self.interface.generate(request)
+        return await self.interface.generate(msgspec.structs.asdict(request))
 
     async def sample(self, request: SampleRequest) -> Generation:
         return await self.interface.sample(
@@ -302,9 +303,9 @@ class Miniature:
         await self.staleness.trained(request.global_step)
 
     async def pickle_client(self, _request: Empty) -> None:
-        self.client = pickle.loads(pickle.dumps(self.client))
+        self.interface = pickle.loads(pickle.dumps(self.interface))
+        self.client = self.interface.client
         self.client.connect(self.router, self.engines)
-        self.interface = type(self.interface)(self.client)
 
     # --- observation
 

@@ -68,6 +68,8 @@ def _plain(value: Any) -> Any:
         return {"bytes": len(value)}
     if isinstance(value, set | frozenset | tuple):
         return list(value)
+    if type(value).__module__ == "numpy":
+        return value.tolist()
     if type(value).__name__ == "LoRARequest":
         return {"name": value.lora_name, "tensors": _tensors_of(Path(value.lora_path))}
     return f"<{type(value).__name__}>"

@@ -452,6 +452,19 @@ class CensusResult(Message, frozen=True, kw_only=True):
     offers: list[Offer]
 
 
+class FormRequest(Message, frozen=True, kw_only=True):
+    """From now on a method of the stack's client gets one of its arguments in this form, where it has it
+    (`harness.records.argument_forms`). "as it is": the forms of its arguments are listed. None: neither."""
+
+    form: str | None = None
+
+
+class FormResult(Message, frozen=True, kw_only=True):
+    """The forms that the arguments of the last call with "as it is" can have: "place: form". Empty if its client is not watched."""
+
+    forms: list[str]
+
+
 class KillServerRequest(Message, frozen=True, kw_only=True):
     server: str
 
@@ -648,6 +661,8 @@ METHODS: dict[str, Method] = {
         Method("in_flight", Empty, InFlightResult, plane=Plane.OUT_OF_BAND, polled=True),
         # Which addresses are bound, and what each HTTP address does for a caller without credentials.
         Method("probe_security", Empty, ProbeSecurityResult, plane=Plane.OUT_OF_BAND),
+        # Answered by the host itself, for every stack whose client it watches.
+        Method("form", FormRequest, FormResult, plane=Plane.OUT_OF_BAND),
         # What a caller of the client meets: methods, attributes, types, exceptions, and the configuration keys that the stack reads.
         Method("census", Empty, CensusResult, plane=Plane.OUT_OF_BAND),
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),

@@ -15,6 +15,8 @@ from harness.contract.messages import (
     DeviceMemoryResult,
     DigestsResult,
     Empty,
+    FormRequest,
+    FormResult,
     GenerateRequest,
     Generation,
     GymOutput,
@@ -72,6 +74,8 @@ class Calls(ABC):
         """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
         self._delayed = False
         """True while messages to the engines are delayed."""
+        self._formed = False
+        """True while arguments of the client's methods are given in another form."""
         self._may_spoil = False
         """True if the current scenario declares that it breaks the stack."""
         self._spoiled = False
@@ -315,6 +319,12 @@ class Calls(ABC):
         """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
         self._delayed = seed is not None
         await self._call("delay", DelayRequest(seed=seed), Empty)
+
+    async def form(self, form: str | None) -> list[str]:
+        """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that
+        was made with "as it is". None ends that."""
+        self._formed = form is not None
+        return (await self._call("form", FormRequest(form=form), FormResult)).forms
 
     async def kill_server(self, server: str) -> None:
         """Kill a server's processes. The next scenario gets a fresh start of the stack."""

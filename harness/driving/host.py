@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import msgspec
 
 from harness.contract.errors import Blame, NotOffered, StackDied, StackError
-from harness.contract.messages import METHODS, Description, Empty, KillServerRequest, Message
+from harness.contract.messages import METHODS, Description, Empty, FormRequest, FormResult, KillServerRequest, Message
 from harness.contract.vocabulary import Vocabulary
 from harness.driving import raw
 from harness.records.recording import Raw
@@ -110,7 +110,8 @@ class Host:
         if method not in CALLS:
             return {"error": ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")}
         request_type, result_type = CALLS[method]
-        function = getattr(self._adapter, method, None)
+        own: Any = self._form
+        function = own if method == "form" else getattr(self._adapter, method, None)
         if function is None:
             return {"error": ErrorReply(error="NotOffered", kind="NotOffered", message=method)}
         try:
@@ -132,6 +133,9 @@ class Host:
     def _reply(self, **content: Message | ErrorReply | list[Raw]) -> bytes:
         dead = self._dead()
         return msgspec.json.encode({**content, "died": dead} if dead else content)
+
+    async def _form(self, request: FormRequest) -> FormResult:
+        return FormResult(forms=raw.ask_for(request.form))
 
     async def _unless_dead(self, work: Awaitable[Message | None], method: str) -> Message | None:
         if self._died is None or method in ("teardown", "observe", "in_flight"):

@@ -2,11 +2,13 @@
 
 An adapter names the class of its client once (`watch`). The host collects the notes of each call (`noting`). Only forms are kept:
 types, keys and lengths, no values. A watched method returns the client's own object. What a client asks of itself is not noted.
+A scenario may ask for the arguments in another form (`ask_for`, `harness.records.argument_forms`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +16,8 @@ from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
 
+from harness.records import argument_forms
+from harness.records.argument_forms import AS_IT_IS
 from harness.records.forms import Forms
 from harness.records.recording import Raw
 
@@ -24,6 +28,10 @@ class Notes:
     def __init__(self) -> None:
         self._arguments: dict[str, dict[str, None]] = {}
         self._forms: dict[str, Forms] = {}
+        self.formed: dict[str, str] = {}
+        """Method → the form that was asked for and that an argument got."""
+        self.changed: dict[str, list[str]] = {}
+        """Method → arguments that have another content after the call."""
 
     def add(self, method: str, arguments: Iterable[str]) -> Forms:
         """Note a call. Returns the forms of this method's results, to add to."""
@@ -32,7 +40,13 @@ class Notes:
 
     def noted(self) -> list[Raw]:
         return [
-            Raw(method=method, arguments=list(self._arguments[method]), forms=forms.found())
+            Raw(
+                method=method,
+                arguments=list(self._arguments[method]),
+                forms=forms.found(),
+                formed=self.formed.get(method),
+                changed=self.changed.get(method, []),
+            )
             for method, forms in sorted(self._forms.items())
         ]
 
@@ -41,6 +55,19 @@ _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 """Of the contract's call that runs; None outside of one."""
 _inside: ContextVar[frozenset[str]] = ContextVar("inside", default=frozenset())
 """Names of the watched objects within whose methods this task runs."""
+
+
+_asked: str | None = None
+"""The form that is asked for, of the next calls. With `AS_IT_IS` their forms are listed, and what a call changes in them is noted."""
+_listed: list[str] = []
+"""The forms that the arguments of the last call with `AS_IT_IS` have."""
+
+
+def ask_for(form: str | None) -> list[str]:
+    """Give the next calls an argument in this form. Returns the forms of the last call that was made with `AS_IT_IS`."""
+    global _asked  # noqa: PLW0603 - the watched classes belong to the process too
+    _asked = form
+    return list(_listed)
 
 
 @contextlib.contextmanager
@@ -82,6 +109,16 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     method = f"{name}.{function.__name__}" if name else function.__name__
 
+    def in_form(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        notes = _notes.get()
+        if _asked in (None, AS_IT_IS) or notes is None or name in _inside.get():
+            return args, given
+        formed = argument_forms.formed(signature, args, given, str(_asked))
+        if formed is None:
+            return args, given
+        notes.formed[method] = str(_asked)
+        return formed
+
     @contextlib.contextmanager
     def noted(args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
         """Calls within the block are the client's own. The block says what was returned."""
@@ -90,6 +127,10 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
             yield lambda _: None
             return
         forms = notes.add(method, _names(signature, args, given))
+        before = None
+        if _asked == AS_IT_IS:
+            _listed[:] = argument_forms.places(signature, args, given)
+            before = copy.deepcopy((args[1:], given))
         token = _inside.set(inside | {name})
         try:
             yield forms.returned
@@ -97,6 +138,8 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
             forms.raised(e)
             raise
         finally:
+            if before is not None and before != (args[1:], given):
+                notes.changed[method] = _names_of_others(signature, args, given, before)
             with contextlib.suppress(ValueError):  # a task that is thrown away ends in another context
                 _inside.reset(token)
 
@@ -104,6 +147,7 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def awaited(*args: Any, **given: Any) -> Any:
+            args, given = in_form(args, given)
             with noted(args, given) as returned:
                 result = await function(*args, **given)
                 returned(result)
@@ -113,12 +157,21 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
+        args, given = in_form(args, given)
         with noted(args, given) as returned:
             result = function(*args, **given)
             returned(result)
             return result
 
     return called
+
+
+def _names_of_others(
+    signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any], before: tuple[Any, Any]
+) -> list[str]:
+    """Names of the arguments that are not as they were `before`."""
+    now, then = (signature.bind(args[0], *a, **g).arguments for a, g in ((args[1:], given), before))
+    return [name for name in list(now)[1:] if now[name] != then[name]]
 
 
 def _names(signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> Iterator[str]:

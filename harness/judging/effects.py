@@ -1,4 +1,4 @@
-"""What became of the fields of requests on two stacks, side by side. Pure.
+"""What became of the fields of requests, and of arguments in other forms, on two stacks side by side. Pure.
 
 Only what is right on both sides is compared here. What one of them drops, changes or cannot bear is red by itself.
 """
@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.checks import request_fields
+from harness.checks import call_forms, request_fields
 from harness.checks.base import Evidence
 from harness.judging.causes import Why
 from harness.judging.sides import Facet
 from harness.records.recording import Call
-from harness.records.verdict import Concern, Effect
+from harness.records.verdict import Concern, Effect, FieldEffect
 
 EFFECTS = "requests.effects"
 RIGHT = frozenset({Effect.TOOK_EFFECT, Effect.AS_USUAL, Effect.REFUSED})
 
 
+def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
+    """A scenario asks for fields or for forms."""
+    return request_fields.effects(evidence) or call_forms.effects(evidence)
+
+
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:
     """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate."""
-    theirs = {(one.field, one.given): (call, one.effect) for call, one in request_fields.effects(candidate)}
-    for call, one in request_fields.effects(baseline):
+    theirs = {(one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
+    for call, one in _effects(baseline):
         if (found := theirs.get((one.field, one.given))) is not None:
             yield f"{one.field}: {one.given}", (call, found[0]), (one.effect, found[1])
 

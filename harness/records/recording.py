@@ -101,6 +101,10 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     """Names of those that were given, without their values."""
     forms: dict[str, str]
     """Place → form (`harness.records.forms`) over all calls of the method; at place "" also "raises module.Class"."""
+    formed: str | None = None
+    """The form that a scenario asked for and that an argument got (`harness.records.argument_forms`)."""
+    changed: list[str] = []
+    """Arguments whose content the call changed. Looked at only where a scenario asks for forms."""
 
 
 class ScenarioStart(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="scenario_start"):

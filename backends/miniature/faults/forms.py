@@ -1,0 +1,55 @@
+"""Clients that take arguments of one type only, or that change what their caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.miniature.faults.registry import seeded
+from backends.miniature.interface import Interface
+from harness.contract.messages import Generation
+
+
+@seeded("argument_form", "taken_for_another", caught_by=["call_forms", "echo"])
+class OnlyLists(Interface):
+    """Stop tokens that are not a list are taken for none."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        params = input_batch["sampling_params"]
+        if "stop_token_ids" in params and type(params["stop_token_ids"]) is not list:
+            self.fired += 1
+            params = {name: value for name, value in params.items() if name != "stop_token_ids"}
+        return await super().generate({**input_batch, "sampling_params": params})
+
+
+@seeded("argument_form", "refused", caught_by=["call_forms"])
+class NoSubclass(Interface):
+    """A dict of another class is refused."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        if type(input_batch) is not dict:
+            self.fired += 1
+            raise TypeError("input_batch has to be a dict")
+        return await super().generate(input_batch)
+
+
+@seeded("argument_form", "breaks", caught_by=["call_forms"])
+class Breaks(Interface):
+    """A tuple of prompts fails with an error that says nothing."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        if isinstance(input_batch["prompt_token_ids"], tuple):
+            self.fired += 1
+            raise RuntimeError
+        return await super().generate(input_batch)
+
+
+@seeded("argument_changed", caught_by=["kept_arguments"])
+class TakesOut(Interface):
+    """The session is taken out of the caller's own body."""
+
+    async def chat_completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().chat_completion(request_payload)
+        if request_payload["json"].pop("session_id", None) is not None:
+            self.fired += 1
+        return answer

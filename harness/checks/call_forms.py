@@ -1,0 +1,110 @@
+"""The arguments of a call in every form: it is as usual, or refused by name. The caller's own objects stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
+from harness.checks.errors import LATE, NAMELESS, error_of
+from harness.checks.matching import assignment, queries
+from harness.contract.faults import ROWS, Fact
+from harness.records.argument_forms import ADMITTED, AS_IT_IS
+from harness.records.recording import Call
+from harness.records.verdict import Effect, FieldEffect
+
+OWN_TO_A_REQUEST = frozenset({"seed"})
+
+
+@kept
+def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
+    """Each call whose arguments got another form, with what became of it, in order of time. Empty if no form can be judged."""
+    found = assignment(evidence)
+    ran = {row.call.id: found.of(row)[0] for row in found.rows if found.of(row)}
+    plain = [call for call in evidence.calls(label=AS_IT_IS) if call.error is None and call.id in ran]
+    if not plain:
+        return []
+    usual = ran[plain[0].id]
+    return [
+        (call, _effect(call, asked, ran.get(call.id), usual)) for call in evidence.calls() for asked in _formed(call)
+    ]
+
+
+def _formed(call: Call) -> list[str]:
+    """The form that an argument of this call really got."""
+    return [raw.formed for raw in call.raw or () if raw.formed is not None and raw.formed == call.label]
+
+
+def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution) -> FieldEffect:
+    place, _, form = asked.rpartition(": ")
+    kind, message, status = error_of(call)
+    if kind is None:
+        same = ran is not None and _meant(ran) == _meant(usual)
+        effect = Effect.AS_USUAL if same else Effect.CHANGED
+    elif kind in {*NAMELESS, LATE} or not message.strip() or (status is not None and status >= 500):
+        effect = Effect.BROKE
+    else:
+        effect = Effect.REFUSED_NAMELESS if form in ADMITTED else Effect.REFUSED
+    return FieldEffect(call=call.method, field=place, given=form, effect=effect)
+
+
+def _meant(execution: Execution) -> tuple[Any, ...]:
+    """What a request is beside its prompt, by which it was found: the server of its session, its parameters."""
+    params = {name: value for name, value in execution.sampling_params.items() if name not in OWN_TO_A_REQUEST}
+    return execution.server, params
+
+
+REASONS = {
+    Effect.CHANGED: "{call}() means something else with {field} given {given}",
+    Effect.BROKE: "{call}() answers {field} given {given} as a server error, without any name, or not in time",
+    Effect.REFUSED_NAMELESS: "{call}() refuses {field} given {given}, which its annotation admits",
+}
+
+
+def _judge(evidence: Evidence) -> Finding:
+    found = effects(evidence)
+    if not found:
+        return untestable("the call with usual arguments failed, was not seen at an engine, or no form was asked for")
+    wrong = []
+    for call, one in found:
+        if one.effect in REASONS:
+            reason = REASONS[one.effect].format(call=one.call, field=one.field, given=one.given)
+            wrong.append((reason, {"call": call.id, "got": " ".join(map(str, error_of(call)))[:300]}))
+    return msgspec.structs.replace(concluded(len(found), wrong), effects=[one for _, one in found])
+
+
+CALL_FORMS = Check(
+    name="call_forms",
+    fault="a call means something else, or fails without a name, if its arguments are of another type with the same content",
+    next_step="make the call in the evidence alone: a client that passes arguments on has to take the form, or refuse it by name",
+    reads=Fact.ERRORS,
+    falsifies=Fact.ERRORS | ROWS,
+    errors_of=EVERY,
+    source="SkyRL API reference, InferenceEngineInterface: the types of the arguments",
+    tap=Tap.READ,
+    judge=_judge,
+    queries=queries,
+)
+
+
+def _judge_kept(evidence: Evidence) -> Finding:
+    asked = [call for call in evidence.calls(label=AS_IT_IS) if call.raw]
+    if not asked:
+        return untestable("nobody looked at the arguments of a call")
+    wrong = [
+        (f"{call.method}() changes its caller's {name}", {"call": call.id, "method": raw.method, "argument": name})
+        for call in asked
+        for raw in call.raw or ()
+        for name in raw.changed
+    ]
+    return concluded(sum(len(raw.arguments) for call in asked for raw in call.raw or ()), wrong)
+
+
+KEPT_ARGUMENTS = Check(
+    name="kept_arguments",
+    fault="a call changes the objects that its caller gave: given again, they are another request",
+    next_step="copy the argument in the client before a part of it is taken out",
+    source="SkyRL API reference, InferenceEngineInterface: the arguments are a request, which a caller may keep and send again",
+    judge=_judge_kept,
+)

@@ -1,0 +1,76 @@
+"""Every form in which a caller may give the arguments of a call, as the stack's own client takes them, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.checks.call_forms import CALL_FORMS, KEPT_ARGUMENTS
+from harness.contract.capability import Capability
+from harness.contract.clock import monotonic
+from harness.driving.stack import Stack
+from harness.records.argument_forms import AS_IT_IS
+from harness.suite.scenario import variants
+
+SESSION = "conversation"
+PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "stop_token_ids": [5], "ignore_eos": False}
+LAST_S = 5.0
+"""Time for the last requests to leave the engines."""
+Ask = Callable[[str], Coroutine[Any, Any, Any]]
+"""Label → the call."""
+
+
+async def until_idle(stack: Stack) -> None:
+    """A request that failed on its way to an engine may stay with the engine's frontend for good."""
+    deadline = monotonic() + LAST_S
+    while (await stack.in_flight()).requests:
+        if monotonic() > deadline:
+            stack.give_up()
+            break
+        await asyncio.sleep(0.05)
+
+
+def by_generate(stack: Stack, prompts: Prompts) -> Ask:
+    prompt = prompts.one()
+    return lambda label: stack.generate([prompt], session_ids=[SESSION], label=label, **PARAMS)
+
+
+def by_sample(stack: Stack, prompts: Prompts) -> Ask:
+    prompt = prompts.one()
+    return lambda label: stack.sample(prompt, 1, session_id=SESSION, label=label, **PARAMS)
+
+
+def by_chat(stack: Stack, prompts: Prompts) -> Ask:
+    body = {"model": stack.model_name, "messages": prompts.conversations(1)[0], "session_id": SESSION, **PARAMS}
+    return lambda label: stack.chat_completion(body, label=label)
+
+
+def by_completion(stack: Stack, prompts: Prompts) -> Ask:
+    body = {"model": stack.model_name, "prompt": prompts.one(), "session_id": SESSION, **PARAMS}
+    return lambda label: stack.completion(body, label=label)
+
+
+@variants(
+    {
+        "test_generate": {"send": by_generate},
+        "test_sample": {"send": by_sample, "needs": {Capability.SAMPLE}},
+        "test_chat_completion": {"send": by_chat, "needs": {Capability.CHAT_COMPLETION}},
+        "test_completion": {"send": by_completion, "needs": {Capability.COMPLETION}},
+    },
+    task=0,
+    promise="an argument means the same in every form that it can have, or is refused by name; the caller's own object stays as it is",
+    checks=[CALL_FORMS, KEPT_ARGUMENTS],
+    deadline_s=120,
+    bulk=True,
+)
+async def every_form(stack: Stack, prompts: Prompts, *, send: Callable[[Stack, Prompts], Ask]) -> None:
+    """SkyRL API reference, InferenceEngineInterface: the arguments and their types."""
+    await stack.form(AS_IT_IS)
+    await send(stack, prompts)(AS_IT_IS)
+    for form in await stack.form(None):
+        await stack.form(form)
+        await stack.attempt(send(stack, prompts)(form))
+    await stack.form(None)
+    await until_idle(stack)

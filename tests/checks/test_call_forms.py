@@ -1,0 +1,85 @@
+"""Arguments in other forms: as usual, refused by name, or something else; and the caller's own objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.call_forms import CALL_FORMS, KEPT_ARGUMENTS
+from harness.records.argument_forms import AS_IT_IS
+from harness.records.recording import Call, Raw
+from harness.records.verdict import Effect
+from tests import traces
+from tests.checks.scene import STEP, Scene
+from tests.traces import error
+
+PLAIN = {"max_tokens": 4, "temperature": 0.0}
+TUPLE = "input_batch.prompt_token_ids: tuple"
+SUBCLASS = "input_batch: of a subclass"
+
+
+def noted(formed=None, changed=()) -> list[Raw]:
+    return [Raw(method="generate", arguments=["input_batch"], forms={"": "dict"}, formed=formed, changed=list(changed))]
+
+
+def asked(*cases, changed=()) -> Scene:
+    """The usual call, and each case: (label, at the engine or an error, server)."""
+    scene = Scene()
+    for number, (label, became, server) in enumerate(((AS_IT_IS, {}, "server-0"), *cases)):
+        prompt = [10, 11, 12 + number]
+        answer = scene.reference.greedy(prompt, 4)
+        started = scene.pass_time()
+        failed = {} if isinstance(became, dict) else {"error": became}
+        if not failed:
+            scene.seen += traces.executed(
+                prompt, answer, server=server, params=PLAIN | became, from_ns=scene.pass_time(), step_ns=STEP
+            )
+        scene.pass_time(7)
+        raw = noted(changed=changed) if label == AS_IT_IS else noted(formed=label)
+        times = {"started_ns": started, "ended_ns": scene.now, "label": label}
+        scene.calls.append(traces.generate([prompt], None if failed else [answer], params=PLAIN, **times, **failed))
+        scene.change(scene.calls[-1], raw=raw)
+    return scene
+
+
+def usual(scene: Scene) -> Call:
+    return next(call for call in scene.calls if call.label == AS_IT_IS)
+
+
+@pytest.mark.parametrize(
+    ("label", "became", "server", "effect"),
+    [
+        (TUPLE, {}, "server-0", Effect.AS_USUAL),
+        (TUPLE, {}, "server-1", Effect.CHANGED),
+        (TUPLE, {"top_k": 7}, "server-0", Effect.CHANGED),
+        (TUPLE, error("TypeError", "a list is needed"), "", Effect.REFUSED),
+        (SUBCLASS, error("TypeError", "a dict is needed"), "", Effect.REFUSED_NAMELESS),
+        (TUPLE, error("TypeError", ""), "", Effect.BROKE),
+        (TUPLE, error("ServerError", "no", status=500), "", Effect.BROKE),
+        (TUPLE, error("CallTimedOut", "late"), "", Effect.BROKE),
+    ],
+)
+def test_what_became_of_a_form(label, became, server, effect):
+    found = asked((label, became, server)).judge(CALL_FORMS)
+    assert [one.effect for one in found.effects] == [effect]
+    assert (found.status == "pass") == (effect in (Effect.AS_USUAL, Effect.REFUSED))
+
+
+def test_a_form_that_no_argument_got_is_not_judged():
+    scene = asked((TUPLE, {}, "server-0"))
+    scene.change(scene.calls[-1], raw=noted())
+    assert scene.judge(CALL_FORMS).status == "untestable"
+
+
+def test_nothing_is_told_if_the_usual_call_failed():
+    scene = asked((TUPLE, {}, "server-0"))
+    scene.change(usual(scene), result=None, error=error())
+    assert scene.judge(CALL_FORMS).status == "untestable"
+
+
+def test_a_caller_finds_its_objects_as_they_were():
+    assert asked().judge(KEPT_ARGUMENTS).status == "pass"
+    found = asked(changed=["input_batch"]).judge(KEPT_ARGUMENTS)
+    assert (found.status, found.reason) == ("fail", "generate() changes its caller's input_batch")
+    blind = asked()
+    blind.change(usual(blind), raw=None)
+    assert blind.judge(KEPT_ARGUMENTS).status == "untestable"
