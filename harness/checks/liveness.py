@@ -7,6 +7,7 @@ from typing import Any
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import DEAD, LATE, NAMELESS
 from harness.checks.matching import WITH_ROWS, Row, is_error, queries, rows, said_by
+from harness.contract.errors import CANCELLED
 from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call
 
@@ -45,7 +46,7 @@ ALL_COMPLETE = Check(
 )
 
 
-GAVE_UP = frozenset({LATE, "Cancelled", "ScenarioTimedOut"})
+GAVE_UP = frozenset({LATE, CANCELLED, "ScenarioTimedOut"})
 """Error kinds of a call that the harness stopped waiting for."""
 
 

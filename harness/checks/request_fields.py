@@ -11,6 +11,7 @@ from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap,
 from harness.checks.echo import ENGINE_DEFAULTS, parameters
 from harness.checks.errors import LATE, NAMELESS, error_of
 from harness.checks.matching import Row, assignment, queries, usual_prompts
+from harness.contract.errors import CANCELLED
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import CHOICES
 from harness.records.recording import Call
@@ -20,8 +21,6 @@ AS_IT_IS = "as it is"
 """Label of the request to which each case adds one field."""
 ALIASES = {"max_completion_tokens": ("max_tokens",), "stop_token_ids": ("stop token",), "top_logprobs": ("logprobs",)}
 """Other names under which an error may speak of a field (vLLM, ChatCompletionRequest.to_sampling_params)."""
-GIVEN_UP = "Cancelled"
-"""Kind of error of a call for which the scenario did not wait any longer."""
 OWN_TO_A_RESULT = frozenset({"id", "created", "request_id", "index"})
 
 
@@ -45,7 +44,7 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
 
 
 def _unanswered(cases: Iterable[Call]) -> list[Call]:
-    return [call for call in cases if call.error is not None and call.error.kind == GIVEN_UP]
+    return [call for call in cases if call.error is not None and call.error.kind == CANCELLED]
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -103,7 +102,7 @@ def _effect(
 
 
 def _of_error(field: str, kind: str, message: str, status: int | None) -> Effect:
-    if kind in {*NAMELESS, LATE, GIVEN_UP} or not message.strip() or (status is not None and status >= 500):
+    if kind in {*NAMELESS, LATE, CANCELLED} or not message.strip() or (status is not None and status >= 500):
         return Effect.BROKE
     named = any(name in message.lower() for name in (field.lower(), *ALIASES.get(field, ())))
     return Effect.REFUSED if named else Effect.REFUSED_NAMELESS

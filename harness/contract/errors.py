@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+CANCELLED = "Cancelled"
+"""Kind of error of a call that the scenario itself cancelled."""
+
 
 class Blame(StrEnum):
     """Who has to act on a verdict that is not a pass."""

@@ -24,7 +24,16 @@ from typing import Any, TextIO
 import msgspec
 
 from harness.contract.errors import Blame, NotOffered, StackDied, StackError
-from harness.contract.messages import METHODS, Description, Empty, FormRequest, FormResult, KillServerRequest, Message
+from harness.contract.messages import (
+    DATA_PLANE,
+    METHODS,
+    Description,
+    Empty,
+    FormRequest,
+    FormResult,
+    KillServerRequest,
+    Message,
+)
 from harness.contract.vocabulary import Vocabulary
 from harness.driving import raw
 from harness.records.recording import Raw
@@ -142,12 +151,14 @@ class Host:
             return await work
         call = asyncio.ensure_future(work)
         waited: set[asyncio.Future[Any]] = {call, self._died}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not call.done():
-            await asyncio.wait({call}, timeout=GRACE_S)
-        if call.done():
-            return call.result()
-        call.cancel()
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                await asyncio.wait({call}, timeout=GRACE_S)
+            if call.done():
+                return call.result()
+        finally:
+            call.cancel()
         raise StackDied(f"{self._died.result()} while {method} was waiting")
 
     def _guard(self, description: Description) -> None:
@@ -192,8 +203,17 @@ def application(host: Host) -> Any:
     from starlette.routing import Route
 
     async def call(request: Request) -> Response:
-        body = await request.body()
-        return Response(await host.call(request.path_params["method"], body), media_type="application/json")
+        method, body = request.path_params["method"], await request.body()
+        answer = asyncio.ensure_future(host.call(method, body))
+        if method in DATA_PLANE:
+            gone = asyncio.ensure_future(request.receive())  # after the body comes only the end of the connection
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not answer.done():  # the scenario cancelled its call, and so does the stack's caller
+                answer.cancel()
+                await asyncio.wait({answer})
+                return Response(status_code=499)
+        return Response(await answer, media_type="application/json")
 
     async def alive(_request: Request) -> Response:
         return Response(b"{}", media_type="application/json")

@@ -15,6 +15,7 @@ import msgspec
 from harness.contract.capability import Capability
 from harness.contract.clock import monotonic, now_ns
 from harness.contract.errors import (
+    CANCELLED,
     Blame,
     CallFailed,
     CallTimedOut,
@@ -380,7 +381,7 @@ class Stack(Calls):
             error = _as_call_error(e)
             raise
         except asyncio.CancelledError:
-            error = CallError(kind="Cancelled", message="the scenario gave up waiting", blame=Blame.HARNESS)
+            error = CallError(kind=CANCELLED, message="the scenario gave up waiting", blame=Blame.HARNESS)
             raise
         finally:
             self._pending -= generates

@@ -7,6 +7,7 @@ say where (one server), when (under load, the second time) and how much (a littl
 
 from backends.miniature.faults import (
     adapters,
+    cancellation,
     endpoint,
     ends,
     exposure,
@@ -33,6 +34,7 @@ __all__ = [
     "FAULTS",
     "RETRY_FAULTS",
     "adapters",
+    "cancellation",
     "endpoint",
     "ends",
     "exposure",
