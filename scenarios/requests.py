@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from harness.contract.clock import monotonic
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 
@@ -33,3 +35,13 @@ async def sync_and_answer(stack: Stack, batch: list[list[int]], *syncs: tuple[in
 def sessions(n: int) -> list[SessionId]:
     """One session per row, so that a prompt that is sent again meets the same server and its cache."""
     return [f"conversation-{number}" for number in range(n)]
+
+
+async def until_idle(stack: Stack, within_s: float = 10.0) -> bool:
+    """Wait until no engine works on a request. False if that takes longer: a request may stay with its engine for good."""
+    deadline = monotonic() + within_s
+    while (await stack.in_flight()).requests:
+        if monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.call_forms import CALL_FORMS, KEPT_ARGUMENTS
 from harness.contract.capability import Capability
-from harness.contract.clock import monotonic
 from harness.driving.stack import Stack
 from harness.records.argument_forms import AS_IT_IS
 from harness.suite.scenario import variants
+from scenarios.requests import until_idle
 
 SESSION = "conversation"
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "stop_token_ids": [5], "ignore_eos": False}
-LAST_S = 5.0
-"""Time for the last requests to leave the engines."""
 Ask = Callable[[str], Coroutine[Any, Any, Any]]
 """Label → the call."""
-
-
-async def until_idle(stack: Stack) -> None:
-    """A request that failed on its way to an engine may stay with the engine's frontend for good."""
-    deadline = monotonic() + LAST_S
-    while (await stack.in_flight()).requests:
-        if monotonic() > deadline:
-            stack.give_up()
-            break
-        await asyncio.sleep(0.05)
 
 
 def by_generate(stack: Stack, prompts: Prompts) -> Ask:
@@ -73,4 +60,5 @@ async def every_form(stack: Stack, prompts: Prompts, *, send: Callable[[Stack, P
         await stack.form(form)
         await stack.attempt(send(stack, prompts)(form))
     await stack.form(None)
-    await until_idle(stack)
+    if not await until_idle(stack):
+        stack.give_up()

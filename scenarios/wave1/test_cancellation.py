@@ -14,9 +14,10 @@ from harness.contract.capability import Capability
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
-from scenarios.requests import sessions
+from scenarios.requests import sessions, until_idle
 
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}
+STAYS = LONG | {"max_tokens": 64}
 SESSION = "the one that goes"
 OTHERS = "others"
 NEIGHBOURS = 8
@@ -72,7 +73,7 @@ PROMISE = "a request whose caller goes away ends at its engine, is not sent agai
 )
 async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: int, frozen: bool) -> None:
     """vLLM documentation, with_cancellation: a client that disconnects ends its request; AsyncLLM.generate: cancelled, it aborts."""
-    batch = stack.generate(prompts.unique(NEIGHBOURS), session_ids=sessions(NEIGHBOURS), label=OTHERS, **LONG)
+    batch = stack.generate(prompts.unique(NEIGHBOURS), session_ids=sessions(NEIGHBOURS), label=OTHERS, **STAYS)
     neighbours = asyncio.create_task(batch)
     caller = asyncio.create_task(send(stack, prompts))
     await stack.until_generating(requests=NEIGHBOURS + 1, tokens=NEIGHBOURS * tokens)
@@ -84,3 +85,4 @@ async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: i
         await stack.resume()
     await stack.generate(prompts.unique(1), session_ids=[SESSION], label=OTHERS, max_tokens=8, temperature=0.0)
     await neighbours
+    await until_idle(stack)
