@@ -16,6 +16,13 @@ from harness.records.verdict import Margin
 ALPHA = 1e-6
 """A spread is judged only if the probability that a fair choice leaves out a server is at most this."""
 
+SKEW = 1.25
+"""In the long run a right spread gives a server at most this many times its fair share, and a busy one at least as much less: no hash
+is quite even."""
+
+MOST_OF_ALL = 0.9
+"""Share of the fault that a spread of many requests has to notice."""
+
 UNNOTICED = 1e-3
 """Sessions are judged only if a router that ignores them keeps all their turns together with at most this probability."""
 
@@ -142,8 +149,25 @@ def false_alarm_rate(units: int, servers: int) -> float:
     return min(1.0, servers * (1 - 1 / servers) ** units)
 
 
-def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Finding:
-    """Judges if every server is used by some unit. A unit is routed as one: a session, a request, a call of sample()."""
+def shares(units: int, servers: int) -> tuple[int, int]:
+    """The fewest and the most units that a server may get. A choice within `SKEW` is outside with probability `ALPHA` at most."""
+    from scipy import stats  # type: ignore[import-untyped]  # slow to import, and scipy ships no types
+
+    tail = ALPHA / (2 * servers)
+    fewest = stats.binom.ppf(tail, units, (2 - SKEW) / servers)
+    return int(fewest), int(stats.binom.isf(tail, units, min(1.0, SKEW / servers)))
+
+
+def power(units: int, servers: int) -> float:
+    """Probability that a server with `MOST_OF_ALL` of the units is noticed."""
+    from scipy import stats
+
+    return float(stats.binom.sf(shares(units, servers)[1], units, MOST_OF_ALL))
+
+
+def _spread(evidence: Evidence, units: Iterable[set[str]], what: str) -> Finding:
+    """Judges if every server is used by some unit, and if their shares are even. A unit is routed as one: a session, a request, a call
+    of sample()."""
     placed = [unit for unit in units if unit]
     if not placed:
         return untestable(UNSEEN)
@@ -154,19 +178,26 @@ def _spread(evidence: Evidence, units: Iterable[set[str]], reason: str) -> Findi
     if rate > ALPHA:
         return untestable("too few requests to tell a fair spread from an unfair one")
     counts = {server: sum(server in unit for unit in placed) for server in sorted(everyone)}
-    share = max(counts.values()) / len(placed)
-    idle = len(everyone) - sum(map(bool, counts.values()))
-    if idle:
-        return failed(len(placed), reason, [{"requests by server": counts}], false_alarm_rate=rate, largest_share=share)
+    most_used, least_used = max(counts.values()), min(counts.values())
+    fewest, most = shares(len(placed), len(everyone))
+    numbers = {"false_alarm_rate": rate + ALPHA, "largest_share": most_used / len(placed)}
+    if not least_used or least_used < fewest or most_used > most:
+        reason = f"{what} leave a server without any" if not least_used else f"{what} are spread in uneven shares"
+        shown = {"requests by server": counts, "fewest": fewest, "most": most}
+        return failed(len(placed), reason, [shown], **numbers)
+    noticed = power(len(placed), len(everyone))
+    faults = {"one server gets everything": 1.0}
+    if noticed > 1 - UNNOTICED:
+        faults["one server gets nine of ten"] = MOST_OF_ALL
     margin = Margin(
-        unit="servers without a request",
-        measured=idle,
-        bound=0,
-        faults={"one server gets everything": len(everyone) - 1},
-        false_alarm_rate=rate,
-        power=1.0,
+        unit="share of the requests at one server",
+        measured=most_used / len(placed),
+        bound=min(most, len(placed) - 1) / len(placed),
+        faults=faults,
+        false_alarm_rate=rate + ALPHA,
+        power=noticed if len(faults) > 1 else 1.0,
     )
-    return passed(len(placed), margin=margin, false_alarm_rate=rate, largest_share=share)
+    return passed(len(placed), margin=margin, **numbers)
 
 
 def _judge_sessions_spread(evidence: Evidence) -> Finding:
@@ -174,7 +205,7 @@ def _judge_sessions_spread(evidence: Evidence) -> Finding:
     for row, servers in _placed(evidence):
         if row.session is not None:
             sessions[str(row.session)].update(servers)
-    return _spread(evidence, sessions.values(), "many sessions leave a server without any")
+    return _spread(evidence, sessions.values(), "many sessions")
 
 
 SESSIONS_SPREAD = Check(
@@ -200,17 +231,19 @@ def _judge_sessionless_spread(evidence: Evidence) -> Finding:
             units[unit].update(servers)
             of_prompt[row.prompt].add(unit)
     kind = "identical requests" if len(of_prompt) == 1 else "requests"
-    found = _spread(evidence, units.values(), f"{kind} without a session leave a server without any")
+    found = _spread(evidence, units.values(), f"{kind} without a session")
     if found.status != "pass":
         return found
-    reason = "identical requests without a session leave a server without any"
-    alike = (_spread(evidence, [units[unit] for unit in same], reason) for same in of_prompt.values())
+    alike = (
+        _spread(evidence, [units[unit] for unit in same], "identical requests without a session")
+        for same in of_prompt.values()
+    )
     return together([found, *(one for one in alike if one.status == "fail")])
 
 
 SESSIONLESS_SPREAD = Check(
     name="sessionless_spread",
-    fault="all requests without a session run on one server",
+    fault="all requests without a session run on one server, or far more of them than its share",
     next_step="look at what picks a server for a request without a session id: a constant in its place sends all to one",
     reads=Fact.ROUTES,
     source='SkyRL API reference, InferenceEngineClient: "If None, uses random load-balancing"; SkyRL #934',

@@ -74,6 +74,17 @@ class SessionlessToTheFirst(Router):
         return super().server_of(session)
 
 
+@seeded("one_server_gets_all", "nine_of_ten", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
+class SessionlessMostlyToTheFirst(Router):
+    """Nine of ten requests without a session go to the first server."""
+
+    def server_of(self, session: SessionId | None) -> Engine:
+        if session is None and self._random.random() < 0.8:  # the others are spread: half of them go there too
+            self.fired += 1
+            return self.engines[0]
+        return super().server_of(session)
+
+
 @seeded("one_server_gets_all", "by_content", caught_by=["sessionless_spread"], corrupts=Fact.ROUTES)
 class SessionlessByContent(Router):
     """Requests without a session are routed by a hash of their prompt: all samples of a prompt load one server."""

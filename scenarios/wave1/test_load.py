@@ -1,0 +1,118 @@
+"""More requests at once than any limit of the stack: the client's cap and the places of the engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from fixtures.openai_client import openai_client, unless_refused
+from fixtures.prompts import Prompts
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.routing import SESSIONLESS_SPREAD
+from harness.checks.tokens import greedy
+from harness.contract.capability import Capability
+from harness.contract.messages import REQUEST_CAP
+from harness.driving.stack import Stack
+from harness.suite.scenario import variants
+from scenarios.requests import GREEDY
+
+SHORT: dict[str, Any] = {"max_tokens": 8, **GREEDY}
+OURS = {"return_token_ids": True, "ignore_eos": True}
+
+Send = Callable[[Stack, Prompts, int], Awaitable[None]]
+
+
+async def at_once(calls: list[Coroutine[Any, Any, Any]]) -> None:
+    async with asyncio.TaskGroup() as callers:
+        for call in calls:
+            callers.create_task(call)
+
+
+async def by_generate(stack: Stack, prompts: Prompts, count: int) -> None:
+    await at_once([stack.generate([prompt], **SHORT) for prompt in prompts.unique(count)])
+
+
+async def by_a_batch(stack: Stack, prompts: Prompts, count: int) -> None:
+    await stack.generate(prompts.unique(count), **SHORT)
+
+
+async def by_sample(stack: Stack, prompts: Prompts, count: int) -> None:
+    asked = {"max_tokens": SHORT["max_tokens"], "temperature": 0.0}
+    await at_once([stack.sample(prompt, 1, **asked) for prompt in prompts.unique(count)])
+
+
+async def by_completion(stack: Stack, prompts: Prompts, count: int) -> None:
+    body = {"model": stack.model_name, "return_token_ids": True, **SHORT}
+    await at_once([stack.completion({"prompt": text, **body}) for text in prompts.texts(count)])
+
+
+async def by_a_batch_of_completions(stack: Stack, prompts: Prompts, count: int) -> None:
+    body = {"model": stack.model_name, "return_token_ids": True, **SHORT}
+    await stack.completion({"prompt": prompts.unique(count), **body})
+
+
+async def by_chat(stack: Stack, prompts: Prompts, count: int) -> None:
+    body = {"model": stack.model_name, "return_token_ids": True, **SHORT}
+    await at_once([stack.chat_completion({"messages": chat, **body}) for chat in prompts.conversations(count)])
+
+
+async def by_http_completions(stack: Stack, prompts: Prompts, count: int) -> None:
+    asked: Any = {"model": stack.model_name, "max_tokens": SHORT["max_tokens"], "temperature": 0.0, "extra_body": OURS}
+    async with openai_client(stack) as client:
+        texts = prompts.texts(count)
+        await at_once([unless_refused(client.completions.create(prompt=text, **asked)) for text in texts])
+
+
+async def by_http_chats(stack: Stack, prompts: Prompts, count: int) -> None:
+    asked: Any = {"model": stack.model_name, "max_tokens": SHORT["max_tokens"], "temperature": 0.0}
+    asked["extra_body"] = {"ignore_eos": True}
+    async with openai_client(stack) as client:
+        chats = prompts.conversations(count)
+        await at_once([unless_refused(client.chat.completions.create(messages=chat, **asked)) for chat in chats])
+
+
+RIGHT = [SESSIONLESS_SPREAD, ALL_COMPLETE]
+
+
+@variants(
+    {
+        "test_many_calls_of_generate": {"send": by_generate, "checks": [*RIGHT, greedy()]},
+        "test_a_large_batch": {"send": by_a_batch, "checks": [*RIGHT, greedy()]},
+        "test_many_calls_of_sample": {"send": by_sample, "needs": {Capability.SAMPLE}, "checks": [*RIGHT, greedy()]},
+        "test_many_completions": {
+            "send": by_completion,
+            "needs": {Capability.COMPLETION},
+            "checks": [*RIGHT, greedy(methods=("completion",))],
+        },
+        "test_a_large_batch_of_completions": {
+            "send": by_a_batch_of_completions,
+            "needs": {Capability.COMPLETION},
+            "checks": [*RIGHT, greedy(methods=("completion",))],
+        },
+        "test_many_chats": {
+            "send": by_chat,
+            "needs": {Capability.CHAT_COMPLETION},
+            "checks": [*RIGHT, greedy(methods=("chat_completion",))],
+        },
+        "test_many_completions_by_http": {
+            "send": by_http_completions,
+            "needs": {Capability.HTTP_ENDPOINT},
+            "checks": [*RIGHT, greedy(methods=("completion",))],
+        },
+        "test_many_chats_by_http": {
+            "send": by_http_chats,
+            "needs": {Capability.HTTP_ENDPOINT},
+            "checks": [*RIGHT, greedy(methods=("chat_completion",))],
+        },
+    },
+    task=0,
+    promise="more requests at once than client and engines take are each answered once and right, in even shares over the servers",
+    deadline_s=120,
+    bulk=True,
+)
+async def more_than_fit(stack: Stack, prompts: Prompts, *, send: Send) -> None:
+    """SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "the rest queue locally and proceed as slots free up"; SkyRL API reference,
+    InferenceEngineClient: "If None, uses random load-balancing". Half as many again as the client sends at once, and three times
+    what the engines run at once (max_num_seqs, 64). No prompt comes twice."""
+    await send(stack, prompts, REQUEST_CAP * len(stack.servers) * 3 // 2)
