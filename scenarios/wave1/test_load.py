@@ -9,13 +9,14 @@ from typing import Any
 from fixtures.openai_client import openai_client, unless_refused
 from fixtures.prompts import Prompts
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.routing import SESSIONLESS_SPREAD
+from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
+from harness.checks.starvation import HEAVY, LIGHT, NOT_STARVED
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
-from harness.suite.scenario import variants
-from scenarios.requests import GREEDY
+from harness.suite.scenario import scenario, variants
+from scenarios.requests import GREEDY, sessions
 
 SHORT: dict[str, Any] = {"max_tokens": 8, **GREEDY}
 OURS = {"return_token_ids": True, "ignore_eos": True}
@@ -68,7 +69,7 @@ async def by_http_chats(stack: Stack, prompts: Prompts, count: int) -> None:
     asked: Any = {"model": stack.model_name, "max_tokens": SHORT["max_tokens"], "temperature": 0.0}
     asked["extra_body"] = {"ignore_eos": True}
     async with openai_client(stack) as client:
-        chats = prompts.conversations(count)
+        chats: list[Any] = prompts.conversations(count)
         await at_once([unless_refused(client.chat.completions.create(messages=chat, **asked)) for chat in chats])
 
 
@@ -116,3 +117,22 @@ async def more_than_fit(stack: Stack, prompts: Prompts, *, send: Send) -> None:
     InferenceEngineClient: "If None, uses random load-balancing". Half as many again as the client sends at once, and three times
     what the engines run at once (max_num_seqs, 64). No prompt comes twice."""
     await send(stack, prompts, REQUEST_CAP * len(stack.servers) * 3 // 2)
+
+
+@scenario(
+    task=0,
+    promise="one session's heavy load does not hold up other sessions until its end",
+    checks=[NOT_STARVED, STICKY, ALL_COMPLETE, greedy(LIGHT)],
+    deadline_s=120,
+    bulk=True,
+)
+async def test_a_heavy_session_starves_no_other(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "the rest queue locally and proceed as slots free up". The heavy session asks for
+    three times what the client sends at once; twelve others ask for one answer each, soon after. With two servers all twelve share the
+    heavy session's one time in 4,000."""
+    heavy = prompts.unique(3 * REQUEST_CAP * len(stack.servers))
+    async with asyncio.TaskGroup() as callers:
+        callers.create_task(stack.generate(heavy, session_ids=[HEAVY] * len(heavy), label=HEAVY, **SHORT))
+        await stack.until_generating(requests=1)
+        for prompt, session in zip(prompts.unique(12), sessions(12), strict=True):
+            callers.create_task(stack.generate([prompt], session_ids=[session], label=LIGHT, **SHORT))

@@ -59,3 +59,22 @@ class CapOfEachCall(_Crowd):
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         return self.within(self.own.get(self.slots))
+
+
+@seeded("others_starve", caught_by=["not_starved"])
+class LargeBatchesAlone(Client):
+    """While a batch with more rows than the client may send at once runs, no other call of generate() begins."""
+
+    large = 0
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        while self.large:
+            self.fired += 1
+            await asyncio.sleep(0.001)
+        if len(request.prompt_token_ids or ()) <= REQUEST_CAP * len(self.engines):
+            return await super().generate(request)
+        self.large += 1
+        try:
+            return await super().generate(request)
+        finally:
+            self.large -= 1
