@@ -9,6 +9,7 @@ from typing import final
 
 import msgspec
 
+from harness.contract import states
 from harness.judging.census import CENSUS
 from harness.records.verdict import (
     WORST_FIRST,
@@ -416,6 +417,46 @@ def field_effects(judgement: Judgement) -> dict[str, list[tuple[str, dict[str, s
             rows.append((field, words, len(set(words.values())) > 1))
         found[scenario] = sorted(rows, key=lambda row: not row[2])
     return found
+
+
+def sequence_tables(judgement: Judgement) -> dict[str, tuple[list[str], list[tuple[str, list[str]]], list[str]]]:
+    """Stack → (states, rows of (step, a cell for each state), why cells are empty). A cell says what requests did when a sequence
+    took the step there, with the first such sequence, and what is left; or the number of the reason why the contract has none."""
+    visited: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    for verdict in judgement.verdicts:
+        for one in verdict.visits:
+            cell = visited.setdefault(verdict.target, {}).setdefault((one.step, one.state), {})
+            cell.setdefault(one.requests, verdict.scenario.partition("test_")[2])
+    columns = list(dict.fromkeys(map(str, states.reachable())))
+    open_to, why = _cells()
+    reasons = list(dict.fromkeys(why.values()))
+    found = {}
+    for target, cells in visited.items():
+        rows = []
+        for step in (str(one) for one in states.STEPS if one.do not in ("send", "finish")):
+            texts = []
+            for state in columns:
+                seen, kinds = cells.get((step, state), {}), open_to.get((step, state), set())
+                words = [f"{kind} ({where})" for kind, where in sorted(seen.items())]
+                words += [f"not driven: {', '.join(left)}"] if (left := sorted(kinds - set(seen))) else []
+                texts.append("; ".join(words) or f"[{1 + reasons.index(why[step, state])}]")
+            rows.append((step, texts))
+        found[target] = columns, rows, reasons
+    return found
+
+
+def _cells() -> tuple[dict[tuple[str, str], set[str]], dict[tuple[str, str], str]]:
+    """(step, state) → what requests may do there, and (step, state) → why the contract does not allow it."""
+    open_to: dict[tuple[str, str], set[str]] = {}
+    why: dict[tuple[str, str], str] = {}
+    for state in states.reachable():
+        for step in states.STEPS:
+            reason = states.forbidden(state, step)
+            if reason is None:
+                open_to.setdefault((str(step), str(state)), set()).add(state.requests)
+            else:
+                why[str(step), str(state)] = reason
+    return open_to, why
 
 
 def effect_counts(judgement: Judgement) -> dict[str, str]:

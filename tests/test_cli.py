@@ -23,7 +23,6 @@ from tests import recordings, synthetic
 COMMANDS = (
     "run",
     "prove",
-    "explore",
     "targets",
     "contract",
     "topologies",

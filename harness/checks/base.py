@@ -15,7 +15,7 @@ from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import METHODS, Generation, Message
 from harness.records.recording import Call, Mark, Observation, ScenarioTrace
 from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
-from harness.records.verdict import Cause, Concern, Exposure, FieldEffect, Margin
+from harness.records.verdict import Cause, Concern, Exposure, FieldEffect, Margin, Visit
 from harness.records.wire import as_openai
 
 _T = TypeVar("_T")
@@ -48,6 +48,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What the check found open to callers without credentials, at any severity."""
     effects: list[FieldEffect] = []
     """What became of each field of a request that the check looked at."""
+    visits: list[Visit] = []
+    """Which call met which state."""
     concerns: list[Concern] = []
     """All that is wrong, not only what is shown."""
     cause: Cause | None = None

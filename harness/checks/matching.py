@@ -24,7 +24,6 @@ from harness.records.wire import SESSION
 WITH_ROWS = tuple(name for name, method in METHODS.items() if method.answers is not None)
 """Calls whose result has one response per row. `http` calls of OpenAI routes are read as the OpenAI calls."""
 
-
 SHAPING = frozenset(
     {
         "add_generation_prompt",
@@ -354,7 +353,7 @@ class _Matcher:
         for row in (r for r in returned if r.prompt is None):
             self._give(row, self._by_answer(row))
         for row in (r for r in self.rows if r.state == "failed" and r.prompt is not None):
-            self._give(row, self._pick(row, lambda e: not self._ended_early(e)) or self._pick(row, lambda _: True))
+            self._give(row, self._tried(row))
         for row in (r for r in self.rows if r.state != "failed" and (r.call.id, r.index) not in self.served):
             for number in self._pick(row, lambda _: True):
                 self.taken.add(number)
@@ -419,6 +418,19 @@ class _Matcher:
                     break
             else:
                 return []
+
+    def _tried(self, row: Row) -> list[int]:
+        """For a row without an answer: an execution of its prompt, and those that each continue where the one before was aborted."""
+        assert row.prompt is not None
+        numbers = self._pick(row, lambda e: not self._ended_early(e)) or self._pick(row, lambda _: True)
+        done: tuple[int, ...] = ()
+        while numbers and self._ended_early(last := self.executions[numbers[-1]]) and last.tokens:
+            done += last.tokens
+            following = next(self._open(row, row.prompt + done), None)
+            if following is None:
+                break
+            numbers.append(following)
+        return numbers
 
     def _by_answer(self, row: Row) -> list[int]:
         """For a prompt of unknown tokens: an execution in time with the row's answer, whose prompt no row has."""

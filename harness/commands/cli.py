@@ -385,42 +385,6 @@ def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
 
 
 @app.command()
-def explore(
-    *,
-    stack: Annotated[str, typer.Option(help="A pure Python stack.")] = "miniature",
-    fault: Annotated[str | None, typer.Option(metavar="ID", help="Break it with this seeded fault.")] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Most sequences to drive.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same sequences.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the found scenario to this file.")
-    ] = None,
-) -> None:
-    """Drive random sequences of calls, judged by the suite's own checks; shrink a red one to a runnable scenario.
-
-    \b
-    Is there a sequence that turns a check red on the correct miniature?
-      parity explore --examples 500 --seed 7
-    How soon does the search find this fault?
-      parity explore --fault stale_prefix_cache/one_server --out scenarios/wave1/test_explored.py
-
-    The scenario goes to standard output, everything else to standard error. Exit status: 0 nothing was found; 1 something was
-    found, as it should be with --fault; 2 a named error.
-    """
-    from harness.exploring.explore import Explorer, Request, as_scenario, explore, told
-
-    request = Request(stack=stack, fault=fault, examples=examples, seed=seed)
-    with Explorer(stack) as explorer:
-        result = explore(explorer, request, lambda line: typer.echo(line, err=True))
-        typer.echo(told(request, result), err=True)
-        if result.found is not None:
-            text = as_scenario(result.found, explorer.capabilities, request)
-            typer.echo(text)
-            if out is not None:
-                out.write_text(text)
-    raise typer.Exit(int(result.found is not None))
-
-
-@app.command()
 def targets() -> None:
     """List the stacks that can be driven, with the capabilities that each declares.
 

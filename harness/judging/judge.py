@@ -185,6 +185,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         margin=finding.margin,
         exposures=finding.exposures,
         effects=finding.effects,
+        visits=finding.visits,
         cause=finding.cause,
     )
 

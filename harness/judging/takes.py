@@ -32,9 +32,9 @@ def _merged(same: Sequence[Verdict], takes: int) -> Verdict:
     margin = widest(margins) if worst.margin is not None else None
     effects = list({msgspec.json.encode(one): one for v in same for one in v.effects}.values())
     exposures = list({msgspec.json.encode(one): one for v in same for one in v.exposures}.values())
-    return msgspec.structs.replace(
-        worst, evidence=evidence, takes=takes, alike=alike, margin=margin, exposures=exposures, effects=effects
-    )
+    visits = list({msgspec.json.encode(one): one for v in same for one in v.visits}.values())
+    told = {"exposures": exposures, "effects": effects, "visits": visits}
+    return msgspec.structs.replace(worst, evidence=evidence, takes=takes, alike=alike, margin=margin, **told)
 
 
 def widest(margins: Sequence[Margin]) -> Margin:

@@ -186,6 +186,17 @@ class FieldEffect(msgspec.Struct, frozen=True, kw_only=True):
     effect: Effect
 
 
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that met a stack in a state (`harness.contract.states`)."""
+
+    step: str
+    """"pause keep", "generate", …"""
+    state: str
+    """"paused (keep), asleep (level 2)", …"""
+    requests: str
+    """What the stack's requests did meanwhile."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One statement about one check (or one compared facet) of one scenario."""
 
@@ -232,6 +243,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     effects: list[FieldEffect] = []
     """What became of each field of a request."""
+    visits: list[Visit] = []
+    """Of a sequence: which call met which state."""
     fault: str = ""
     """The fault that the check exists for."""
     source: str = ""

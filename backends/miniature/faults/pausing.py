@@ -505,3 +505,24 @@ class PauseReturnsAfterAGrace(Client):
         await asyncio.wait({paused}, timeout=0.01)
         self.fired += not paused.done()
         return None
+
+
+@seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES)
+class WakeUpResumes(Engine):
+    """wake_up() also ends a pause, as vLLM's does."""
+
+    async def wake_up(self, *, tags: list[str] | None) -> None:
+        await super().wake_up(tags=tags)
+        self.fired += self.frozen
+        await self.resume_generation()
+
+
+@seeded("control_call_refused", "resume_of_a_running_engine", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES)
+class ResumeRefused(Engine):
+    """resume() fails unless the engine is paused."""
+
+    async def resume_generation(self) -> None:
+        if not self.closed:
+            self.fired += 1
+            raise RuntimeError(f"{self.name} is not paused")
+        await super().resume_generation()

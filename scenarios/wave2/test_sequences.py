@@ -1,0 +1,35 @@
+"""Control calls, syncs and requests in orders that nobody thought of: every call that the contract allows works in every state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.checks.control_plane import FAN_OUT
+from harness.checks.sequences import AS_THE_STATE_SAYS
+from harness.checks.staleness import CURRENT_POLICY
+from harness.checks.weights import EVERY_PARAMETER
+from harness.driving.stack import Stack
+from harness.suite.scenario import variants
+from scenarios.sequences import Kept, capabilities, drive, kept, sleeps
+
+
+def declared(one: Kept) -> dict[str, Any]:
+    """The scenario that a kept sequence is."""
+    return {
+        "one": one,
+        "needs": capabilities(one.sequence),
+        "topologies": ("colocated" if sleeps(one.sequence) else "disaggregated",),
+    }
+
+
+@variants(
+    {f"test_{one.name}": declared(one) for one in kept()},
+    task=5,
+    promise="calls that the contract allows work in this order too, and engines end on the newest weights",
+    checks=[AS_THE_STATE_SAYS, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
+    deadline_s=60.0,
+)
+async def in_this_order(stack: Stack, prompts: Prompts, *, one: Kept) -> None:
+    """The rules of harness/contract/states.py, each with its source; SkyRL API reference, InferenceEngineInterface; SkyRL #899."""
+    await drive(stack, prompts, one.sequence)

@@ -1,0 +1,105 @@
+"""Sequences: what each call met is read from the times of the recording, and calls that the contract allows work."""
+
+from __future__ import annotations
+
+import msgspec
+
+from harness.checks.pausing import GRACE_NS
+from harness.checks.sequences import AS_THE_STATE_SAYS
+from harness.records.recording import CallError
+from tests import traces
+from tests.checks.scene import Scene
+
+PROMPTS = [[10, 11], [20, 21]]
+
+
+def paused_twice():
+    scene = Scene()
+    for method, request in (
+        ("resume", {}),
+        ("pause", {"mode": "keep"}),
+        ("pause", {"mode": "keep"}),
+        ("wake_up", {"tags": None}),
+    ):
+        scene.call(method, request)
+    return scene
+
+
+def resumed(scene, *, later=100):
+    scene.pass_time(later)
+    scene.call("resume", {})
+    scene.generate(PROMPTS)
+    return scene
+
+
+def visits(scene):
+    return {(one.step, one.state, one.requests) for one in scene.judge(AS_THE_STATE_SAYS).visits}
+
+
+def test_each_call_is_seen_in_its_state():
+    scene = resumed(paused_twice())
+    assert scene.judge(AS_THE_STATE_SAYS).status == "pass"
+    assert visits(scene) == {
+        ("resume", "running", "no request"),
+        ("pause keep", "running", "no request"),
+        ("pause keep", "paused (keep)", "no request"),
+        ("wake_up", "paused (keep)", "no request"),
+        ("resume", "paused (keep)", "no request"),
+        ("generate", "running", "no request"),
+    }
+
+
+def test_a_request_that_a_pause_meets_is_frozen_and_one_that_comes_later_is_queued():
+    scene = Scene()
+    met = scene.generate(PROMPTS)
+    scene.call("pause", {"mode": "keep"})
+    late = scene.generate([[30, 31]])
+    scene.call("health")
+    end = scene.call("resume", {}).ended_ns
+    for call in (met, late):
+        scene.change(call, ended_ns=end + GRACE_NS)
+    assert {("generate", "paused (keep)", "frozen"), ("health", "paused (keep)", "frozen and queued")} < visits(scene)
+
+
+def test_a_caller_that_gives_up_is_seen_where_it_does():
+    scene = Scene()
+    call = scene.generate(PROMPTS)
+    scene.call("pause", {"mode": "keep"})
+    gone = CallError(kind="Cancelled", message="the scenario gave up waiting", blame="harness")
+    scene.change(call, ended_ns=scene.pass_time(), error=gone, result=None)
+    scene.call("resume", {})
+    assert ("cancel", "paused (keep)", "frozen") in visits(scene)
+    assert scene.judge(AS_THE_STATE_SAYS).status == "pass"
+
+
+def test_a_call_that_fails_where_the_contract_allows_it_is_red():
+    scene = resumed(paused_twice())
+    refused = CallError(kind="RuntimeError", message="not asleep", blame="stack")
+    scene.change(scene.calls[-3], error=refused, result=None)
+    found = scene.judge(AS_THE_STATE_SAYS)
+    assert found.reason == "wake_up failed while paused (keep)"
+
+
+def test_tokens_of_a_pause_that_another_call_ended_are_red():
+    scene = paused_twice()
+    scene.pass_time(50)
+    scene.seen.append(traces.observation("step", "server-0", scene.now, tokens={"r": [1]}))
+    found = resumed(scene).judge(AS_THE_STATE_SAYS)
+    assert found.reason == "an engine made tokens during pause(keep), and wake_up came before"
+
+
+def test_only_pause_abort_cuts_a_request_short():
+    scene = Scene()
+    call = scene.generate(PROMPTS)
+    assert call.result is not None
+    cut = scene.change(call, result={**call.result, "stop_reasons": ["abort", "length"]})
+    assert scene.judge(AS_THE_STATE_SAYS).reason == "a request was cut short"
+    aborting = traces.call("pause", {"mode": "abort"}, started_ns=cut.started_ns + 1, ended_ns=cut.ended_ns - 1)
+    scene.calls.insert(scene.calls.index(cut) + 1, aborting)
+    assert scene.judge(AS_THE_STATE_SAYS).status == "pass"
+
+
+def test_without_a_step_nothing_is_judged():
+    scene = Scene()
+    scene.calls = [msgspec.structs.replace(call, phase="clean_room") for call in scene.calls]
+    assert scene.judge(AS_THE_STATE_SAYS).status == "untestable"
