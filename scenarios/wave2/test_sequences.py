@@ -29,6 +29,7 @@ def declared(one: Kept) -> dict[str, Any]:
     promise="calls that the contract allows work in this order too, and engines end on the newest weights",
     checks=[AS_THE_STATE_SAYS, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
     deadline_s=60.0,
+    bulk=True,
 )
 async def in_this_order(stack: Stack, prompts: Prompts, *, one: Kept) -> None:
     """The rules of harness/contract/states.py, each with its source; SkyRL API reference, InferenceEngineInterface; SkyRL #899."""
