@@ -131,6 +131,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
+    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
     config.pluginmanager.register(Parity(config), "parity-session")
 
 
@@ -138,6 +139,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     scenario = declaration(getattr(item, "obj", None))
     if scenario is not None:
         item.add_marker(f"wave{scenario.wave}")
+        if scenario.bulk:
+            item.add_marker("bulk")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
