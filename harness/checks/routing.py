@@ -167,7 +167,7 @@ def power(units: int, servers: int) -> float:
 
 def _spread(evidence: Evidence, units: Iterable[set[str]], what: str) -> Finding:
     """Judges if every server is used by some unit, and if their shares are even. A unit is routed as one: a session, a request, a call
-    of sample()."""
+    of sample(). One that ran on several servers counts for each of them in part: that it moved is another check's."""
     placed = [unit for unit in units if unit]
     if not placed:
         return untestable(UNSEEN)
@@ -177,7 +177,7 @@ def _spread(evidence: Evidence, units: Iterable[set[str]], what: str) -> Finding
     rate = false_alarm_rate(len(placed), len(everyone))
     if rate > ALPHA:
         return untestable("too few requests to tell a fair spread from an unfair one")
-    counts = {server: sum(server in unit for unit in placed) for server in sorted(everyone)}
+    counts = {server: sum(1 / len(unit) for unit in placed if server in unit) for server in sorted(everyone)}
     most_used, least_used = max(counts.values()), min(counts.values())
     fewest, most = shares(len(placed), len(everyone))
     numbers = {"false_alarm_rate": rate + ALPHA, "largest_share": most_used / len(placed)}
