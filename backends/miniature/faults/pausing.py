@@ -517,7 +517,12 @@ class WakeUpResumes(Engine):
         await self.resume_generation()
 
 
-@seeded("control_call_refused", "resume_of_a_running_engine", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES)
+@seeded(
+    "control_call_refused",
+    "resume_of_a_running_engine",
+    caught_by=["as_the_state_says", "driven"],
+    corrupts=Fact.PAUSES,
+)
 class ResumeRefused(Engine):
     """resume() fails unless the engine is paused."""
 
