@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
-from harness.checks.errors import LATE, NAMELESS, error_of
+from harness.checks.errors import breaks, error_of
 from harness.checks.matching import assignment, queries
 from harness.contract.faults import ROWS, Fact
 from harness.records.argument_forms import ADMITTED, AS_IT_IS
 from harness.records.recording import Call
 from harness.records.verdict import Effect, FieldEffect
-
-OWN_TO_A_REQUEST = frozenset({"seed"})
 
 
 @kept
@@ -42,7 +40,7 @@ def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution) -> 
     if kind is None:
         same = ran is not None and _meant(ran) == _meant(usual)
         effect = Effect.AS_USUAL if same else Effect.CHANGED
-    elif kind in {*NAMELESS, LATE} or not message.strip() or (status is not None and status >= 500):
+    elif breaks(kind, message, status):
         effect = Effect.BROKE
     else:
         effect = Effect.REFUSED_NAMELESS if form in ADMITTED else Effect.REFUSED
@@ -51,8 +49,7 @@ def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution) -> 
 
 def _meant(execution: Execution) -> tuple[Any, ...]:
     """What a request is beside its prompt, by which it was found: the server of its session, its parameters."""
-    params = {name: value for name, value in execution.sampling_params.items() if name not in OWN_TO_A_REQUEST}
-    return execution.server, params
+    return execution.server, execution.sampling_params
 
 
 REASONS = {

@@ -7,7 +7,7 @@ from typing import Any
 from harness.checks.answers import select, short, unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, together, untestable
 from harness.checks.matching import error_in, is_error
-from harness.contract.errors import Blame
+from harness.contract.errors import CANCELLED, Blame
 from harness.contract.faults import Fact
 from harness.records.recording import Call, saying
 
@@ -74,6 +74,11 @@ def error_of(call: Call) -> tuple[str | None, str, int | None]:
     if isinstance(body, dict) and is_error(body):
         return error_in(body)
     return None, "", None
+
+
+def breaks(kind: str, message: str, status: int | None) -> bool:
+    """True if an error is a server error, names nothing, or stands for an answer that did not come in time."""
+    return kind in {*NAMELESS, LATE, CANCELLED} or not message.strip() or (status is not None and status >= 500)
 
 
 def returns_error(label: str) -> Check:

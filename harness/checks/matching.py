@@ -24,6 +24,7 @@ from harness.records.wire import SESSION
 WITH_ROWS = tuple(name for name, method in METHODS.items() if method.answers is not None)
 """Calls whose result has one response per row. `http` calls of OpenAI routes are read as the OpenAI calls."""
 
+
 SHAPING = frozenset(
     {
         "add_generation_prompt",

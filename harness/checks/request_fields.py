@@ -9,7 +9,7 @@ import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
 from harness.checks.echo import ENGINE_DEFAULTS, parameters
-from harness.checks.errors import LATE, NAMELESS, error_of
+from harness.checks.errors import breaks, error_of
 from harness.checks.matching import Row, assignment, queries, usual_prompts
 from harness.contract.errors import CANCELLED
 from harness.contract.faults import ROWS, Fact
@@ -102,7 +102,7 @@ def _effect(
 
 
 def _of_error(field: str, kind: str, message: str, status: int | None) -> Effect:
-    if kind in {*NAMELESS, LATE, CANCELLED} or not message.strip() or (status is not None and status >= 500):
+    if breaks(kind, message, status):
         return Effect.BROKE
     named = any(name in message.lower() for name in (field.lower(), *ALIASES.get(field, ())))
     return Effect.REFUSED if named else Effect.REFUSED_NAMELESS
