@@ -38,6 +38,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     public: int
     """Functions of the public path."""
     public_reached: int
+    """Functions of the public path that a scenario calls."""
+    public_before: int
+    """Further ones, which run while a stack starts or in a clean room."""
+    public_excluded: int
+    """Further ones that no scenario can run; `excluded` of the stack has the reasons."""
     seconds_per_mutant: float | None
     """Mean over the judged mutants."""
 
@@ -90,6 +95,8 @@ def figures_of(proof: MutantProof) -> Figures:
         score=None if proof.score is None else round(proof.score, 4),
         public=len(proof.public),
         public_reached=len(proof.public) - len(proof.unreached),
+        public_before=len(set(proof.unreached).intersection(proof.prepared)),
+        public_excluded=len(set(proof.unreached).intersection(proof.excluded).difference(proof.prepared)),
         seconds_per_mutant=round(sum(driven) / len(driven), 1) if driven else None,
     )
 
@@ -108,7 +115,8 @@ def summary(proof: MutantProof) -> list[str]:
         f"  killed {figures.fates[Fate.KILLED]} (by a check {figures.killed_by_a_check}, by a call that failed "
         f"{figures.killed_by_a_failed_call}), {', '.join(others)}",
         f"  {figures.seconds_per_mutant} s per judged mutant, {seconds(proof.seconds)} in all",
-        f"  public functions reached: {figures.public_reached} of {figures.public}",
+        f"  public functions reached: {figures.public_reached} of {figures.public} by scenarios, {figures.public_before} more by "
+        f"starts and clean rooms; {figures.public_excluded} of the others are excluded with a reason",
         *(f"  problem: {one}" for one in proof.problems),
     ]
 
@@ -168,8 +176,14 @@ def _cut(code: str, start: int) -> str:
 def _functions(title: str, proof: MutantProof) -> list[str]:
     if not proof.unreached:
         return []
-    rows = [f"- `{name}`{' (clean rooms call it)' * (name in proof.prepared)}" for name in proof.unreached]
+    rows = [f"- `{name}`{_why(name, proof)}" for name in proof.unreached]
     return [f"### {title} ({len(rows)})", "\n".join(rows)]
+
+
+def _why(name: str, proof: MutantProof) -> str:
+    if name in proof.prepared:
+        return " (starts or clean rooms call it)"
+    return f": {proof.excluded[name]}" if name in proof.excluded else ""
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 from backends.taps import swaps
 from backends.taps.swaps import Refused, Swapper, everywhere
 from harness import PROJECT
-from harness.contract.errors import Blame, CallTimedOut, StackDied, UsageError
+from harness.contract.errors import Blame, CallTimedOut, StackDied, StartFailed, UsageError
 from harness.contract.faults import DRIVEN
 from harness.contract.messages import Swap, SwapRequest, SwapResult
 from harness.machine.progress import silent
@@ -340,6 +340,39 @@ def test_a_failed_call_names_the_matter_if_its_error_says_what_is_wrong(error, m
     assert mutants.names_the_matter(ended(error, message, http=http)) is named
 
 
+FROM_THE_START = """
+import os, sys
+from pathlib import Path
+from backends.taps import swaps
+swaps.listen(Path(sys.argv[1]))
+sys.path.insert(0, sys.argv[1])
+import tiny_stack
+print(tiny_stack.Client().add(2, 3), tiny_stack.Client.twice(3), flush=True)
+"""
+
+
+def test_an_order_in_the_folder_is_in_force_from_the_import_on(module, tmp_path):
+    source = mutated(of("Client.add", "swap_op"), SOURCE)
+    swaps.lay(tmp_path, {"watch": ["tiny_stack"], "swap": {"module": "tiny_stack", "function": "x", "source": source}})
+    said = subprocess.run(
+        [sys.executable, "-c", FROM_THE_START, str(tmp_path)], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
+    assert said.stdout.split() == ["-1", "6"]
+    ran = [answer["called"] for answer in everywhere(tmp_path, {})]
+    if sys.version_info >= (3, 12):
+        assert ran == [{"tiny_stack:Client.add": [19], "tiny_stack:Client.twice": [23]}]
+    assert everywhere(tmp_path, {}) == [], "what ran at the start is told once"
+
+
+def test_a_process_that_is_started_anew_listens_if_it_finds_the_folder(tmp_path):
+    known = {"PYTHONPATH": f"{swaps.SITE}:{PROJECT}", swaps.FOLDER: str(tmp_path)}
+    listening = "import pathlib, sys; print(len(list(pathlib.Path(sys.argv[1]).glob('*.sock'))))"
+    said = subprocess.run(
+        [sys.executable, "-c", listening, str(tmp_path)], capture_output=True, text=True, check=True, env=known
+    )
+    assert said.stdout.strip() == "1"
+
+
 # --- driving
 
 
@@ -347,12 +380,23 @@ class Tiny:
     """A session whose stack is `tiny_stack` in this process. Scenario A calls add(), B calls add() and twice()."""
 
     def __init__(
-        self, module, *, dies_of: str = "", flaky: bool = False, interrupts: int = 0, runs_once: bool = False
+        self,
+        module,
+        *,
+        dies_of: str = "",
+        flaky: bool = False,
+        interrupts: int = 0,
+        runs_once: bool = False,
+        starts_with: str = "",
     ) -> None:
         self._module, self._swapper = module, Swapper()
         self._dies_of, self._flaky, self._interrupts = dies_of, flaky, interrupts
         self._lives = True
         self._runs_once = runs_once
+        self._starts_with = starts_with
+        """Function of the client that only a start calls."""
+        self._begins: Swap | None = None
+        self._fresh = True
         self._called: list[str] = []
         self.drives: list[str] = []
         self.renewed = 0
@@ -361,6 +405,9 @@ class Tiny:
     def swap(self, _seat, request: SwapRequest) -> SwapResult:
         self._lives = True
         answer = self._swapper.order(msgspec.to_builtins(request))
+        if self._fresh and self._starts_with:
+            self._called.append(f"tiny_stack:Client.{self._starts_with}")
+        self._fresh = False
         called, self._called = dict.fromkeys(self._called, range(100)), []
         called = {name: list(lines) for name, lines in called.items()}
         return SwapResult(called=called, swapped=answer["swapped"], refused=answer["refused"])
@@ -385,7 +432,7 @@ class Tiny:
                 seen.append(self._module.Client.twice(3))
 
         asyncio.run(body(Stack()))
-        good = seen in ([5], [5, 6]) and not (self._flaky and len(self.drives) > 2)
+        good = seen in ([5], [5, 6]) and self._begins is None and not (self._flaky and len(self.drives) > 2)
         if self._dies_of and not good:
             self._lives = False
             died = [{"error": self._dies_of, "message": "the stack's 'engine' ended", "phase": "scenario"}]
@@ -395,8 +442,9 @@ class Tiny:
     def living(self, _seat):
         return self._lives
 
-    def renew(self, _seat):
+    def renew(self, _seat, swap=None):
         self.renewed += 1
+        self._fresh, self._begins = True, swap
 
     def close(self, outcome="completed"):
         self.closed = outcome
@@ -539,6 +587,36 @@ def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
 
 
 @pytest.mark.usefixtures("_two_scenarios")
+@pytest.mark.parametrize("at_start", [False, True])
+def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module, at_start):
+    session = Tiny(module, starts_with="_private")
+    proof = proved(session, [PLUS, NAME, of("Client.name", "string")], at_start=at_start)
+    plus, private, _ = proof.judged
+    assert plus.fate == (Fate.NOT_DRIVEN if at_start else Fate.KILLED)
+    assert (private.fate, private.by, private.driven, private.fired) == (Fate.KILLED, ["sum"], 1, True)
+    assert proof.prepared == ["tiny_stack:Client._private"]
+    assert session.renewed == 2, "with the mutant, and without it for the scenario that turned red"
+    assert session._begins is None
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+@pytest.mark.parametrize(
+    ("message", "fate"),
+    [("StartFailed: unexpected keyword argument 'port'", Fate.KILLED), ("StackDied: no answer", Fate.ACCIDENT)],
+)
+def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(module, message, fate):
+    class Stays(Tiny):
+        def swap(self, seat, request):
+            if self._begins is not None:
+                raise StartFailed(f"toy could not be started: {message}")
+            return super().swap(seat, request)
+
+    proof = proved(Stays(module, starts_with="_private"), [NAME])
+    [private] = proof.judged
+    assert (private.fate, private.by, private.driven) == (fate, ["start"], 0)
+
+
+@pytest.mark.usefixtures("_two_scenarios")
 def test_what_was_judged_before_an_interrupt_is_kept(module):
     proof = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
     assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.NOT_DRIVEN]
@@ -616,6 +694,7 @@ def test_stacks_with_mutants_list_their_modules_and_no_entry_is_without_a_reason
         if name in data["targets"]:
             assert data["targets"][name]["modules"]
         assert all(entry.reason for entry in msgspec.convert(data["equivalent"], list[Equivalent]))
+        assert all(entry.reason for entry in msgspec.convert(data["excluded"], list[mutants.Excluded]))
 
 
 def test_a_stack_without_a_list_and_an_unknown_id_are_named():

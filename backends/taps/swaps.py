@@ -1,8 +1,9 @@
 """Swaps the code of functions in the running processes of a stack, and notes which of their lines ran (`parity prove --mutants`).
 
 `listen` starts a thread in a process. It answers orders on a Unix socket in a folder that all processes of a stack share, and
-children that this process forks listen as well. `everywhere` sends one order to all of them. A process without an order does
-nothing but wait. Never part of a run whose verdicts count.
+children that this process forks listen as well. Processes that are started anew listen by `swaps_site`. `everywhere` sends one order
+to all of them. A process without an order does nothing but wait. An order that `lay` leaves in the folder is in force from the import
+of each module on: for code that runs only while a stack starts. Never part of a run whose verdicts count.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 FOLDER = "PARITY_SWAPS"
 """Environment variable: the folder of the sockets."""
+SITE = str(Path(__file__).with_name("swaps_site"))
+"""Goes on PYTHONPATH: a process that is started anew listens before it imports anything."""
+FIRST = "first.json"
+"""File in the folder: the order that is in force while the stack starts."""
+RAN = "ran.txt"
+"""File in the folder: lines that ran while the stack started, also in processes that never answer, such as a router's."""
 ANSWER_S = 20.0
 """Longest time (seconds) to wait for a process's answer. A process whose interpreter lock is held answers late."""
 NOTE = "code swaps are in: verdicts of this start do not count"
@@ -99,6 +108,12 @@ class Swapper:
         """The watched code objects, so that no id is used twice."""
         self._undo: list[tuple[FunctionType, CodeType]] = []
         self._nested: list[tuple[CodeType, CodeType]] = []
+        self._ran: Path | None = None
+        """Where to note lines while the stack starts; None after the first order."""
+
+    def begin(self, ran: Path) -> None:
+        """Note lines in this file until the first order."""
+        self._ran = ran
 
     def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one order. `watch`: modules whose functions are watched. `swap`: module, function and the whole changed source,
@@ -106,6 +121,7 @@ class Swapper:
         called: dict[str, list[int]] = {}
         for name, line in sorted(self._called):
             called.setdefault(name, []).append(line)
+        self._ran = None
         self.put_back()
         answer: dict[str, Any] = {"pid": os.getpid(), "called": called, "swapped": 0, "refused": ""}
         if (swap := order.get("swap")) is not None:
@@ -119,6 +135,12 @@ class Swapper:
     def watch(self, modules: Iterable[str]) -> None:
         """Note each line of the functions of these modules that runs from now on, once. Does nothing before Python 3.12."""
         self._called.clear()
+        if hasattr(sys, "monitoring"):
+            self.watch_also(modules)
+            sys.monitoring.restart_events()
+
+    def watch_also(self, modules: Iterable[str]) -> None:
+        """Note the lines of these modules as well."""
         monitoring = getattr(sys, "monitoring", None)
         if monitoring is None:
             return
@@ -136,10 +158,13 @@ class Swapper:
                             self._names[id(code)] = f"{name}:{_NAMELESS.sub('', code.co_qualname)}"
                             self._kept.append(code)
                             monitoring.set_local_events(TOOL, code, monitoring.events.LINE)
-        monitoring.restart_events()
 
     def _note(self, code: CodeType, line: int) -> Any:
-        self._called.add((self._names[id(code)], line))
+        name = self._names[id(code)]
+        self._called.add((name, line))
+        if self._ran is not None:
+            with self._ran.open("a") as file:  # short lines: written at once, so those of several processes do not mix
+                file.write(f"{name}\t{line}\n")
         return sys.monitoring.DISABLE  # type: ignore[attr-defined]  # until the next order
 
     def swap(self, name: str, function: str, source: str) -> int:
@@ -214,6 +239,45 @@ _HERE = Swapper()
 _listening = 0
 
 
+class _FromTheStart(MetaPathFinder):
+    """Imports the modules of an order with their changed source, and watches them."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self._watched = set(order.get("watch", ()))
+        self._swap = order.get("swap") or {}
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name not in self._watched and name != self._swap.get("module"):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            source = self._swap["source"] if name == self._swap.get("module") else None
+            spec.loader = _Loader(name, spec.loader.path, source)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, source: str | None) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return (
+            super().get_code(fullname)
+            if self._source is None
+            else self.source_to_code(self._source.encode(), self.path)
+        )
+
+    def exec_module(self, module: Any) -> None:
+        super().exec_module(module)
+        _HERE.watch_also([module.__name__])
+
+
+def lay(folder: Path, order: Mapping[str, Any]) -> None:
+    """Leave an order that is in force from the import of each module on. Call it before any process listens."""
+    (folder / FIRST).write_text(json.dumps(order))
+
+
 def listen(folder: Path) -> None:
     """Answer orders in this process and in the children that it forks. Idempotent."""
     global _listening
@@ -225,6 +289,9 @@ def listen(folder: Path) -> None:
     server.listen(8)
     os.register_at_fork(after_in_child=server.close)
     threading.Thread(target=_answer, args=(server,), name="parity-swaps", daemon=True).start()
+    if first and (folder / FIRST).exists():
+        sys.meta_path.insert(0, _FromTheStart(json.loads((folder / FIRST).read_text())))
+        _HERE.begin(folder / RAN)
     if first:
         os.register_at_fork(after_in_child=lambda: listen(folder))
 
@@ -247,7 +314,18 @@ def everywhere(folder: Path, order: Mapping[str, Any]) -> list[dict[str, Any]]:
     sockets = sorted(folder.glob("*.sock"))
     with ThreadPoolExecutor(max(1, len(sockets))) as threads:
         answers = threads.map(lambda path: _ask(path, order), sockets)
-        return [answer for answer in answers if answer is not None]
+        return [*(answer for answer in answers if answer is not None), *_started(folder / RAN)]
+
+
+def _started(ran: Path) -> Iterator[dict[str, Any]]:
+    """The lines that processes have noted in the file, once, in the form of an answer."""
+    if not ran.exists():
+        return
+    called: dict[str, set[int]] = {}
+    for name, _, line in (one.partition("\t") for one in ran.read_text().splitlines()):
+        called.setdefault(name, set()).add(int(line))
+    ran.unlink()
+    yield {"pid": 0, "called": {name: sorted(lines) for name, lines in called.items()}, "swapped": 0, "refused": ""}
 
 
 def _ask(path: Path, order: Mapping[str, Any]) -> dict[str, Any] | None:

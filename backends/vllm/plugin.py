@@ -18,11 +18,8 @@ def register() -> None:
     folder = os.environ.get(TAP_DIR)
     if folder is None:
         return
-    from backends.taps import swaps
     from backends.vllm import engine_tap, patches, probes
 
-    if swaps.FOLDER in os.environ:
-        swaps.listen(Path(os.environ[swaps.FOLDER]))
     probes.install()
     engine_tap.install(Path(folder))
     for name in filter(None, os.environ.get(PATCHES, "").split(",")):

@@ -123,13 +123,15 @@ class VllmStack:
         os.environ[BATCH_INVARIANT] = "1" if request.batch_invariant else "0"
         os.environ[PATCHES] = ",".join(patch.name for patch in chosen)
         self.patches += [patch.describe() for patch in chosen]
-        if request.code_swaps:
-            self._take_swaps()
+        if request.code_swaps is not None:
+            self._take_swaps(request.code_swaps)
 
-    def _take_swaps(self) -> None:
+    def _take_swaps(self, first: SwapRequest) -> None:
         self._swaps = Path(self.request.scratch) / "swaps"
         self._swaps.mkdir()
         os.environ[swaps.FOLDER] = str(self._swaps)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (swaps.SITE, os.environ.get("PYTHONPATH"))))
+        swaps.lay(self._swaps, msgspec.to_builtins(first))
         swaps.listen(self._swaps)
         self.patches.append(swaps.PATCH)
         self.notes.append(swaps.NOTE)

@@ -247,6 +247,10 @@ def prove(
     topology: Annotated[
         list[str] | None, typer.Option(help="Drive mutants in this topology only (repeatable).")
     ] = None,
+    at_start: Annotated[
+        bool,
+        typer.Option("--at-start", help="Drive only mutants whose code runs while a stack starts: one start each."),
+    ] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
     """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
@@ -283,6 +287,7 @@ def prove(
                 minutes=minutes,
                 expression=k or "",
                 topologies=topology or [],
+                at_start=at_start,
                 run_dir=run_dir,
                 start=start,
                 engine=_fixed(engine) or detect_engine(),
@@ -322,6 +327,7 @@ def _prove_mutants(
     minutes: float | None,
     expression: str,
     topologies: Sequence[str],
+    at_start: bool,
     run_dir: Path | None,
     start: StartChoice,
     engine: Literal["cpu", "cuda"],
@@ -342,6 +348,7 @@ def _prove_mutants(
         seed=random.randrange(2**32) if seed is None else seed,
         minutes=minutes,
         mutants=tuple(ids),
+        at_start=at_start,
         expression=expression,
         topologies=tuple(topologies),
         run_dir=run_dir and run_dir.expanduser().absolute(),

@@ -539,8 +539,9 @@ class StartRequest(Message, frozen=True, kw_only=True):
     logs: str
     fault_taps: bool = False
     """True if the stack gets the fault instrument (`inject`). Never in a run whose verdicts count."""
-    code_swaps: bool = False
-    """True if the stack's processes take other code for their functions (`swap`). Never in a run whose verdicts count."""
+    code_swaps: SwapRequest | None = None
+    """The first order, if the stack's processes take other code for their functions (`swap`). It is in force before they import
+    anything. None in every run whose verdicts count."""
     base_port: int | None = None
     """First port of the servers of the remote placement; None asks the operating system."""
     devices: Devices | None = None

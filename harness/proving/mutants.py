@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, final
@@ -54,6 +55,10 @@ MOST_ACCIDENTS = 3
 ONCE = "its statement ran in the control, and not under it: once per start, such as what fills a cache"
 ROOM_S = 0.3
 """Seconds of a drive beside its body: clean room and judging (two cores, tiny model)."""
+STARTED = "start"
+"""Stands for a check where a mutant kept the stack from starting."""
+BEFORE = ("clean_room", "scenario")
+"""Phases whose failed calls count under a mutant that is in the stack from its start."""
 NAMELESS = ("StackDied", "ScenarioTimedOut", "TaskRefusesToEnd")
 """Errors that say that the stack is gone or late, but no call and no cause."""
 NAMES = re.compile(r"""(['"`])(?!\w+\1 object )[^'"`]+\1|\b\w+\(\)|\b\w+=\S|\w\.\w+:\d+|\bdid not return within\b""")
@@ -119,6 +124,16 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @final
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """Public functions that no scenario can run: they need a CUDA device, a configuration that SkyRL's entry points do not make, or
+    have no caller."""
+
+    function: str
+    """Pattern of their names ("module:name")."""
+    reason: str
+
+
+@final
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """A scenario of the control."""
 
@@ -143,7 +158,9 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     public: list[str]
     """Functions of the public path."""
     prepared: list[str]
-    """Functions that clean rooms call."""
+    """Functions that run while the stack starts, or in a clean room."""
+    excluded: dict[str, str] = {}
+    """Function of the public path that no scenario can run → reason (`Excluded`)."""
     seconds: float = 0.0
     error: str = ""
 
@@ -212,6 +229,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Minutes of driving mutants per stack, after its first start and control."""
     mutants: tuple[str, ...] = ()
     """Ids; instead of a sample."""
+    at_start: bool = False
+    """True to drive only mutants whose statement runs while a stack starts, or in a clean room, and in no scenario."""
     expression: str = ""
     topologies: tuple[str, ...] = ()
     run_dir: Path | None = None
@@ -229,7 +248,7 @@ class Driver(Protocol):
 
     def living(self, seat: Seat) -> bool: ...
 
-    def renew(self, seat: Seat) -> None: ...
+    def renew(self, seat: Seat, swap: Swap | None = None) -> None: ...
 
     def close(self, outcome: str = "completed") -> None: ...
 
@@ -249,6 +268,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     surveyed: list[Surveyed]
     equivalent: dict[str, str]
     """Id of an equivalent mutant → reason."""
+    excluded: Sequence[Excluded] = ()
 
     @property
     def mutants(self) -> list[Mutant]:
@@ -259,13 +279,14 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
         return [name for one in self.surveyed for name in one.public]
 
 
-def code_of(sources: dict[str, str], entries: Sequence[Equivalent]) -> Code:
+def code_of(sources: dict[str, str], entries: Sequence[Equivalent], excluded: Sequence[Excluded] = ()) -> Code:
     """All mutants of these modules."""
     surveyed = [survey(module, text) for module, text in sources.items()]
     return Code(
         sources=sources,
         surveyed=surveyed,
         equivalent=explained((mutant for one in surveyed for mutant in one.mutants), entries),
+        excluded=excluded,
     )
 
 
@@ -291,7 +312,11 @@ def load(target: Target, progress: Progress, engine: Literal["cpu", "cuda"]) -> 
         raise UsageError(f"{target.name} has no {', '.join(lost)}", next_step=f"correct {target.mutants}")
     sources = {name: Path(str(file)).read_text() for name, file in files.items()}
     with progress(f"{target.name}: looking for what can be changed in {len(sources)} modules"):
-        return code_of(sources, msgspec.convert(data.get("equivalent", []), list[Equivalent]))
+        return code_of(
+            sources,
+            msgspec.convert(data.get("equivalent", []), list[Equivalent]),
+            msgspec.convert(data.get("excluded", []), list[Excluded]),
+        )
 
 
 def chosen(code: Code, request: Request) -> list[Mutant]:
@@ -321,23 +346,23 @@ def _missed(verdict: Verdict) -> bool:
     return verdict.cause == Cause.NOT_DRIVEN and any(e.get("error") == MissedMoment.__name__ for e in verdict.evidence)
 
 
-def names_the_matter(ended: Verdict) -> bool:
+def names_the_matter(ended: Verdict, phases: tuple[str, ...] = ("scenario",)) -> bool:
     """True if the error that ended a scenario says what is wrong: a call of the scenario failed on the stack's side, and its error
     has an HTTP status, or a message that names something (an argument, a key, a server, the call that hangs).
 
     False for a stack that died or was late as a whole, an error without a message, and an error of the clean room, which is the
-    harness's own use of the stack.
+    harness's own use of the stack. It counts among the `phases` of a mutant that is in the stack from its start.
     """
     error = ended.evidence[0] if ended.evidence else {}
     return (
         ended.status == Conformance.FAIL
-        and error.get("phase") == "scenario"
+        and error.get("phase") in phases
         and error.get("error") not in NAMELESS
         and (error.get("status") is not None or bool(NAMES.search(error.get("message") or "")))
     )
 
 
-def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
+def judge(verdicts: Iterable[Verdict], baseline: Baseline, phases: tuple[str, ...] = ("scenario",)) -> Kill | None:
     """What turned red that is not red in the control. None if nothing did.
 
     A check's own finding kills. So does a failed call that `names_the_matter`. Other ends of a scenario, and checks that could not
@@ -351,7 +376,9 @@ def judge(verdicts: Iterable[Verdict], baseline: Baseline) -> Kill | None:
     if ended:
         error = ended[0].evidence[0] if ended[0].evidence else {}
         reason = f"{ended[0].reason}: {error.get('message', '')}"[:300]
-        return Kill(fate=Fate.KILLED if names_the_matter(ended[0]) else Fate.ACCIDENT, by=[DRIVEN], reason=reason)
+        return Kill(
+            fate=Fate.KILLED if names_the_matter(ended[0], phases) else Fate.ACCIDENT, by=[DRIVEN], reason=reason
+        )
     if turned:
         return Kill(fate=Fate.ACCIDENT, by=sorted({family(v.check) for v in turned}), reason=turned[0].reason)
     return None
@@ -382,7 +409,10 @@ class Proving:
         self._survived: dict[str, Judged] = {}
         """Mutants that survived so far, or whose statement did not run, in the topologies driven."""
         self._control: list[Ran] = []
-        self._prepared: set[str] = set()
+        self._before: dict[str, set[int]] = {}
+        """Function → its lines that ran while a stack started, or in a clean room."""
+        self._seats: list[tuple[Seat, Baseline, list[Ran]]] = []
+        """Topologies with a control, and their green scenarios."""
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
         self._ends: float | None = None
@@ -403,13 +433,19 @@ class Proving:
             judged=[every[name] for name in self._mutants],
             control=self._control,
             public=self._code.public,
-            prepared=sorted(self._prepared),
+            prepared=sorted(self._before),
+            excluded={
+                name: one.reason
+                for one in self._code.excluded
+                for name in self._code.public
+                if fnmatchcase(name, one.function)
+            },
             seconds=round(time.monotonic() - self._began, 1),
             error=self.error,
         )
 
     def _not_driven(self, mutant: Mutant) -> Judged:
-        if self._left or any(mutant.runs_in(ran.called) for ran in self._control):
+        if self._left or any(mutant.runs_in(ran.called) for ran in self._control) or self._only_before(mutant):
             return _judged(mutant, Fate.NOT_DRIVEN)
         called = any(mutant.place in ran.called for ran in self._control)
         return _judged(
@@ -431,6 +467,7 @@ class Proving:
             except StackError as e:
                 self.error = f"{seat.name}: {type(e).__name__}: {e.message}"
                 self._tell(self.error)
+        self._drive_starts(session)
 
     def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
         baseline, ran = self._drive_control(session, seat, names)
@@ -438,10 +475,80 @@ class Proving:
         if self._request.minutes is not None and self._ends is None:
             self._ends = time.monotonic() + 60 * self._request.minutes
         usable = [one for one in ran if one.green]
-        for mutant in self._mutants.values():
+        self._seats.append((seat, baseline, usable))
+        for mutant in [] if self._request.at_start else self._mutants.values():
             callers = [one for one in usable if mutant.runs_in(one.called)]
             if callers and mutant.id not in self._judged and not self._late:
                 self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
+
+    def _only_before(self, mutant: Mutant) -> bool:
+        """True if the mutant's statement runs while a stack starts, or in a clean room, and in no scenario."""
+        before = {name: sorted(lines) for name, lines in self._before.items()}
+        return mutant.runs_in(before) and not any(mutant.runs_in(one.called) for one in self._control)
+
+    def _drive_starts(self, session: Driver) -> None:
+        """The mutants whose statement runs in no scenario, but before it: each gets a start of its own."""
+        due = [one for one in self._mutants.values() if one.id not in self._judged and self._only_before(one)]
+        usable = [one for one in self._seats if one[2]]
+        if not due or not usable or self._late:
+            return
+        seat, baseline, ran = usable[0]
+        killed: list[Judged] = []
+        for mutant in due:
+            if self._late:
+                break
+            judged = self._drive_from_start(session, seat, mutant, ran, baseline)
+            self._settle(judged)
+            if judged.fate == Fate.KILLED and judged.scenario:
+                killed.append(judged)
+        session.renew(seat)
+        by_name = {one.scenario: one for one in ran}
+        red = {
+            n for n in {one.scenario for one in killed} if not self._green_again(session, seat, by_name[n], baseline)
+        }
+        for one in killed:
+            if one.scenario in red:
+                reason = f"{one.scenario} turned red without it too"
+                self._judged[one.id] = msgspec.structs.replace(one, fate=Fate.SKIPPED, reason=reason)
+
+    def _drive_from_start(
+        self, session: Driver, seat: Seat, mutant: Mutant, ran: Sequence[Ran], baseline: Baseline
+    ) -> Judged:
+        """Start the stack with the mutant, and drive scenarios until one turns red."""
+        source = mutated(mutant, self._code.sources[mutant.module])
+        began = time.monotonic()
+        session.renew(seat, Swap(module=mutant.module, function=mutant.function, source=source))
+        watch = SwapRequest(watch=[mutant.module])
+        about: dict[str, object] = {"callers": len(ran)}
+        try:
+            said = session.swap(seat, watch)
+        except StackError as e:
+            reason = e.message.splitlines()[0][:300]
+            fate = Fate.KILLED if NAMES.search(reason.partition(" could not be started: ")[2]) else Fate.ACCIDENT
+            about |= {"by": [STARTED], "reason": reason, "fired": True, "seconds": time.monotonic() - began}
+            return _judged(mutant, fate, **about)
+        driven, fired, accidents = 0, mutant.runs_in(said.called), 0
+        found: tuple[Ran, Kill] | None = None
+        up = time.monotonic()
+        for one in self._in_order(mutant, ran):
+            if accidents == MOST_ACCIDENTS or (driven and time.monotonic() - up + one.seconds > MOST_S):
+                break
+            scenario = catalogue.declared()[one.scenario]
+            scenario = msgspec.structs.replace(scenario, deadline_s=_deadline_s(scenario, one))
+            kill = judge(session.drive(scenario, seat, catalogue.body(one.scenario)), baseline, BEFORE)
+            driven += 1
+            fired = fired or not session.living(seat) or mutant.runs_in(session.swap(seat, watch).called)
+            if kill is None:
+                continue
+            if kill.fate == Fate.KILLED:
+                found = one, kill
+                break
+            found, accidents = found or (one, kill), accidents + 1
+        about |= {"driven": driven, "fired": fired, "seconds": time.monotonic() - began}
+        if found is None:
+            return _judged(mutant, Fate.SURVIVED if fired else Fate.UNREACHED, reason="" if fired else ONCE, **about)
+        one, kill = found
+        return _judged(mutant, kill.fate, by=kill.by, scenario=one.scenario, reason=kill.reason, **about)
 
     def _settle(self, judged: Judged) -> None:
         earlier = self._survived.pop(judged.id, None)
@@ -482,12 +589,18 @@ class Proving:
     def _watch(self) -> list[str]:
         return list(self._code.sources)
 
+    def _ran_before(self, said: SwapResult) -> None:
+        for name, lines in said.called.items():
+            self._before.setdefault(name, set()).update(lines)
+
     def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> tuple[Baseline, list[Ran]]:
         verdicts: list[Verdict] = []
         found: list[tuple[str, float, list[Verdict], dict[str, list[int]]]] = []
         request = SwapRequest(watch=self._watch)
         for name in names:
-            if refused := session.swap(seat, request).refused:
+            said = session.swap(seat, request)
+            self._ran_before(said)
+            if refused := said.refused:
                 self._tell(f"{seat.name}: {refused}: its code is not changed")
             seconds: list[float] = []
             body = catalogue.body(name)
@@ -495,7 +608,7 @@ class Proving:
             async def watched(
                 stack: Stack, body: Callable[[Stack], Awaitable[None]] = body, began: list[float] = seconds
             ) -> None:
-                self._prepared |= (await stack.swap(request)).called.keys()
+                self._ran_before(await stack.swap(request))
                 began.append(time.monotonic())
                 await body(stack)
 
@@ -581,8 +694,8 @@ class Proving:
 
         session.swap(seat, SwapRequest())  # starts a stack that died, and the weights are synced anew
         scenario = catalogue.declared()[ran.scenario]
-        deadline_s = min(scenario.deadline_s, max(LEAST_S, SLOWER * ran.seconds))
-        verdicts = session.drive(msgspec.structs.replace(scenario, deadline_s=deadline_s), seat, changed)
+        scenario = msgspec.structs.replace(scenario, deadline_s=_deadline_s(scenario, ran))
+        verdicts = session.drive(scenario, seat, changed)
         refused = said[0].refused or ("" if said[0].swapped else "no process has imported the module") if said else ""
         return Told(
             verdicts=verdicts,
@@ -614,6 +727,11 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """Function → its lines that ran under the mutant."""
     lives: bool
     """True if the stack runs on."""
+
+
+def _deadline_s(scenario: Scenario, ran: Ran) -> float:
+    """The scenario's deadline under a mutant."""
+    return min(scenario.deadline_s, max(LEAST_S, SLOWER * ran.seconds))
 
 
 def _judged(mutant: Mutant, fate: Fate, **fields: object) -> Judged:
@@ -649,8 +767,8 @@ def seats_of(request: Request, target: Target) -> list[tuple[Seat, tuple[str, ..
     return sorted(((seat, tuple(names)) for seat, names in kept.items()), key=lambda one: -len(one[1]))
 
 
-def options(request: Request, target: str, folder: Path) -> Options:
-    """The session's options: one stack, one take, with code swaps, no recordings."""
+def options(request: Request, target: str, folder: Path, modules: list[str]) -> Options:
+    """The session's options: one stack, one take, with code swaps of these modules, no recordings."""
     return Options(
         baseline=target,
         candidate=target,
@@ -659,7 +777,7 @@ def options(request: Request, target: str, folder: Path) -> Options:
         start=request.start,
         run_dir=folder,
         twin=False,
-        code_swaps=True,
+        code_swaps=SwapRequest(watch=modules),
         clean_room_s=CLEAN_ROOM_S,
         record=False,
         command=request.command,
@@ -694,7 +812,10 @@ def prove_mutants(
             tell(f"{name}: {len(mutants[name])} of {len(codes[name].mutants)} mutants, seed {request.seed}")
             proving = Proving(request, codes[name], mutants[name], name, tell)
             proofs.append(proving)
-            session = begin(options(request, name, folder.path / "stacks" / name.replace(":", "-")), progress)
+            session = begin(
+                options(request, name, folder.path / "stacks" / name.replace(":", "-"), list(codes[name].sources)),
+                progress,
+            )
             ended = "interrupted"
             try:
                 proving.drive(session, seats[name])

@@ -36,6 +36,7 @@ from harness.contract.messages import (
     Empty,
     Start,
     StartRequest,
+    Swap,
     SwapRequest,
     SwapResult,
 )
@@ -104,8 +105,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     fault_taps: bool = False
     """True if the stacks start with the fault instrument (`Session.inject`)."""
-    code_swaps: bool = False
-    """True if the stacks start with the instrument that swaps code (`Session.swap`)."""
+    code_swaps: SwapRequest | None = None
+    """The order that stacks start with, if they have the instrument that swaps code (`Session.swap`)."""
     clean_room_s: float = CLEAN_ROOM_DEADLINE_S
     """Seconds that a clean room may take, before the stack's slowness is taken into account."""
     record: bool = True
@@ -187,6 +188,7 @@ class Session:
         self._fired: dict[str, int] = {}
         """Seat → how often its fault took effect on stacks that scenarios spoiled meanwhile."""
         self._fault: Fault | None = None
+        self._first_order = options.code_swaps
         self.not_started: dict[str, CallError] = {}
         """Seats whose first start failed → why. They have no recording."""
         self._hopeless: dict[str, CallError] = {}
@@ -400,7 +402,7 @@ class Session:
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
-            code_swaps=self.options.code_swaps,
+            code_swaps=self._first_order,
             policies=str(self.folder.policies),
         )
         stages = self._target(seat.target).runs_on.stages
@@ -478,8 +480,10 @@ class Session:
         """True if the seat's stack runs and no scenario has spoiled it."""
         return self._seat == seat and self._stack is not None and self._stack.alive
 
-    def renew(self, seat: Seat) -> None:
-        """End the seat's stack. The next scenario gets a fresh start."""
+    def renew(self, seat: Seat, swap: Swap | None = None) -> None:
+        """End the seat's stack. The next scenario gets a fresh start, and later ones, with this code of a function."""
+        if self.options.code_swaps is not None:
+            self._first_order = SwapRequest(watch=self.options.code_swaps.watch, swap=swap)
         if self._seat == seat:
             self._bury(seat)
 
