@@ -32,7 +32,7 @@ FIRST = "first.json"
 """File in the folder: the order that is in force while the stack starts."""
 RAN = "ran.txt"
 """File in the folder: lines that ran while the stack started, also in processes that never answer, such as a router's."""
-ANSWER_S = 20.0
+ANSWER_S = 8.0
 """Longest time (seconds) to wait for a process's answer. A process whose interpreter lock is held answers late."""
 NOTE = "code swaps are in: verdicts of this start do not count"
 PATCH = {
