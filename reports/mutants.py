@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 import msgspec
 
 from harness.contract.faults import DRIVEN
-from harness.proving.mutants import Fate, Judged, MutantProof, MutantRun
+from harness.proving.mutants import STARTED, Fate, Judged, MutantProof, MutantRun
 from reports import published
 from reports.text import many, seconds, shortened
 
@@ -86,7 +86,7 @@ def write_all(run: MutantRun, folder: Path) -> Path:
 def figures_of(proof: MutantProof) -> Figures:
     """The totals of one stack."""
     counts = Counter(one.fate for one in proof.judged)
-    by_call = sum(one.fate == Fate.KILLED and one.by == [DRIVEN] for one in proof.judged)
+    by_call = sum(one.fate == Fate.KILLED and one.by in ([DRIVEN], [STARTED]) for one in proof.judged)
     driven = [one.seconds for one in proof.reached]
     return Figures(
         fates={fate: counts[fate] for fate in Fate},
@@ -156,7 +156,7 @@ def _list(title: str, judged: list[Judged], about: str) -> list[str]:
 
 
 def _row(one: Judged) -> str:
-    by = f" {', '.join(one.by)} in {one.scenario}: {shortened(one.reason, CODE)}" if one.by else f" {one.reason}"
+    by = f" {one.seen}: {shortened(one.reason, CODE)}" if one.by else f" {one.reason}"
     quiet = " (never ran)" * (one.fate in (Fate.KILLED, Fate.SURVIVED) and not one.fired)
     _, _, operator = one.id.rpartition(f"{one.function}:")
     return f"  - `{operator}` line {one.line}: {_change(one)}{quiet};{by} ({one.driven} of {one.callers} scenarios)"

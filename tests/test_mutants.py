@@ -614,6 +614,7 @@ def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(mod
     proof = proved(Stays(module, starts_with="_private"), [NAME])
     [private] = proof.judged
     assert (private.fate, private.by, private.driven) == (fate, ["start"], 0)
+    assert report.figures_of(proof).killed_by_a_failed_call == (fate == Fate.KILLED)
 
 
 @pytest.mark.usefixtures("_two_scenarios")

@@ -122,6 +122,11 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """True if the changed statement ran under it, or the stack died of it."""
     seconds: float = 0.0
 
+    @property
+    def seen(self) -> str:
+        """What turned red, and in which scenario."""
+        return ", ".join(self.by) + (f" in {self.scenario}" if self.scenario else "")
+
 
 @final
 class Excluded(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,7 +569,7 @@ class Proving:
             )
         again = judged.fate in (Fate.SURVIVED, Fate.UNREACHED)
         (self._survived if again else self._judged)[judged.id] = judged
-        by = f" by {', '.join(judged.by)} in {judged.scenario}" if judged.by else ""
+        by = f" by {judged.seen}" if judged.by else ""
         self._tell(
             f"{judged.id}: {judged.fate}{by} ({judged.driven} of {judged.callers} scenarios, {judged.seconds:.1f} s)"
         )
