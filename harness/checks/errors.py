@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.answers import select, short, unexpected
+from harness.checks.answers import select, short, trouble, unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, together, untestable
 from harness.checks.matching import error_in, is_error
 from harness.contract.errors import CANCELLED, Blame
 from harness.contract.faults import Fact
+from harness.contract.messages import CHOICES
 from harness.records.recording import Call, saying
 
 NAMELESS = {"Exception", "BaseException", "Error", "HTTPError", ""}
@@ -38,6 +39,33 @@ def names_error(label: str, *says: str) -> Check:
         fault="bad input is accepted, returns nothing, hangs, kills a server, or fails without a reason",
         next_step="find where the server's own error becomes the caller's: its status and message have to survive the "
         "router and the client",
+        reads=Fact.ERRORS,
+        falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
+        errors_of=label,
+        source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",
+        judge=judge,
+    )
+
+
+def answered_or_named(label: str, *says: str) -> Check:
+    """Each call labelled `label` is answered whole, or fails as `names_error` requires: what a stack may refuse."""
+
+    def judge(evidence: Evidence) -> Finding:
+        calls = [c for c in evidence.calls() if c.label == label]
+        if not calls:
+            return untestable(f"no call labelled {label} was recorded")
+        refused = [c for c in calls if _error(c)[0] is not None]
+        ours = [c for c in refused if c.error is not None and c.error.blame != Blame.STACK]
+        wrong = [(why, _shown(call)) for call in refused if call not in ours and (why := _wrong(call, says))]
+        served = [call for call in calls if call not in refused]
+        halves = trouble(served, (), CHOICES) if served else None
+        found = [concluded(len(calls) - len(ours), wrong, refused=len(refused)), *map(unexpected, ours)]
+        return together([*found, *([halves] if halves else [])])
+
+    return Check(
+        name=f"errors.refused:{label}",
+        fault="what a stack does not offer is answered by half, ignored in a way that loses rows, or fails without a reason",
+        next_step="find where the request is refused: the error has to say what is not offered, with a status below 500",
         reads=Fact.ERRORS,
         falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,

@@ -690,6 +690,10 @@ _OF_LAYOUTS: Mapping[str, frozenset[Capability]] = {
 }
 
 
+REFUSABLE = frozenset({Capability.HTTP_STREAMING, Capability.HTTP_CHOICES})
+"""Capabilities that a scenario may ask for on any stack: an address without them refuses the body itself."""
+
+
 def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capability]:
     """The capabilities that this call needs. Arguments count, unlike in the table.
 

@@ -27,6 +27,7 @@ from harness.contract.errors import (
 )
 from harness.contract.messages import (
     DATA_PLANE,
+    REFUSABLE,
     Description,
     Empty,
     InFlightResult,
@@ -362,7 +363,8 @@ class Stack(Calls):
 
     async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
         plain = msgspec.to_builtins(request)
-        for needed in sorted((capabilities_of(method, plain) | self._of_adapters(method, plain)) - self.capabilities):
+        needs = capabilities_of(method, plain) | self._of_adapters(method, plain)
+        for needed in sorted(needs - self.capabilities - REFUSABLE):
             raise NotOffered(str(needed), self._request.target)
         left = self._deadline - monotonic()
         if left <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from http import HTTPStatus
 from typing import Any
 
 from harness.contract.capability import Capability
@@ -24,13 +25,18 @@ _NO_PROOF: dict[str, frozenset[Capability]] = {
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
     """The capabilities that the scenario's own calls exercised with success."""
-    own = [call for call in trace.own_calls if call.error is None]
+    own = [call for call in trace.own_calls if call.error is None and not _refused(call)]
     found = {
         capability
         for call in own
         for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
     }
     return found | _of_answers(trace, own)
+
+
+def _refused(call: Call) -> bool:
+    """True for a request that an address answered with an error."""
+    return call.method == "http" and (call.result or {}).get("status", 0) >= HTTPStatus.BAD_REQUEST
 
 
 def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:

@@ -8,11 +8,12 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.request_cap import CAP
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
-from harness.contract.messages import SessionId
+from harness.contract.messages import REQUEST_CAP, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
@@ -54,6 +55,25 @@ async def test_pickling_disturbs_no_caller(stack: Stack, prompts: Prompts) -> No
         await stack.pickle_client()
         await stack.pickle_client()
         await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=0,
+    promise="a client that is serialized with more calls than its cap loses none of them, and its copy has the same cap",
+    needs={Capability.PICKLE_CLIENT, Capability.REQUEST_CAP, Capability.PAUSE_KEEP},
+    checks=[CAP, ALL_COMPLETE],
+)
+async def test_a_full_client_survives_pickling(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: "Serializable"; SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE. Callers wait for the cap while it is serialized;
+    the copy is filled once they have left."""
+    cap = REQUEST_CAP * len(stack.servers)
+    for _ in range(2):
+        async with asyncio.TaskGroup() as callers:
+            await stack.pause("keep")
+            callers.create_task(stack.generate(prompts.unique(cap + 4), max_tokens=2, temperature=0.0))
+            await stack.until(lambda seen: seen.requests >= cap or not stack.pending, f"{cap} requests that are held")
+            await stack.pickle_client()
+            await stack.resume()
 
 
 @scenario(

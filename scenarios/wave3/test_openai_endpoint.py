@@ -8,7 +8,7 @@ from typing import Any
 
 from fixtures.openai_client import openai_client, unless_refused
 from fixtures.prompts import Prompts
-from harness.checks.errors import names_error, returns_error
+from harness.checks.errors import answered_or_named, names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE, EVERY_CALL_ENDS
 from harness.checks.openai import REQUEST_IDS, envelope, usage
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
@@ -292,6 +292,57 @@ async def test_an_incomplete_body(stack: Stack, prompts: Prompts) -> None:
         await stack.http(
             HttpRequest(path=path, headers={"content-type": "application/json"}, body=body), label="incomplete"
         )
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="a field of the wrong type is an error that the client can name",
+    needs=ENDPOINT,
+    checks=[names_error("wrong_type", "max_tokens"), STATUS, answered("after")],
+)
+async def test_a_field_of_a_wrong_type(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, completions and chat completions: max_tokens is an integer."""
+    async with openai_client(stack, label="wrong_type") as client:
+        await complete(stack, client, prompts.one(), max_tokens="many")
+        await chat(stack, client, prompts.conversations(1)[0], max_tokens="many")
+    await still_answers(stack, prompts)
+
+
+@scenario(
+    task=7,
+    promise="what an address does not offer is refused by an error that says so, and never answered by half",
+    needs=ENDPOINT,
+    checks=[
+        answered_or_named("stream", "stream"),
+        answered_or_named("choices", "n is", "n must", "n > 1", "`n`", "'n'"),
+        answered_or_named("no_model", "model"),
+        answered_or_named("sessions", "session"),
+        STATUS,
+        answered("after"),
+    ],
+)
+async def test_what_an_address_may_refuse(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL's endpoint: "Streaming is not supported", "n is not supported", "The field `model` is required", "request.session_id
+    must have the same length as request.prompt"; vLLM documentation, OpenAI-Compatible Server, which offers the first three."""
+    messages = prompts.conversations(1)[0]
+    async with openai_client(stack, label="stream") as client:
+        await complete(stack, client, prompts.one(), **STREAM)
+        await chat(stack, client, messages, **STREAM)
+    async with openai_client(stack, label="choices") as client:
+        await complete(stack, client, prompts.one(), n=2, temperature=1.0)
+    async with openai_client(stack, label="sessions") as client:
+        await complete(stack, client, prompts.unique(3), extra_body={**OURS, "session_id": ["a", "b"]})
+        await complete(stack, client, prompts.one(), extra_body={**OURS, "session_id": ["a", "b"]})
+        await chat(stack, client, messages, extra_body={**OURS_IN_A_CHAT, "session_id": ["a", "b"]})
+    bodies: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": prompts.one()},
+        "chat/completions": {"messages": messages},
+    }
+    for route, body in bodies.items():
+        text = json.dumps({**body, **GREEDY})
+        asked = HttpRequest(path=f"/v1/{route}", headers={"content-type": "application/json"}, body=text)
+        await stack.http(asked, label="no_model")
     await still_answers(stack, prompts)
 
 

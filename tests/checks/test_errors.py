@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.errors import names_error, nothing_for_nothing, returns_error
+from harness.checks.errors import answered_or_named, names_error, nothing_for_nothing, returns_error
 from harness.records.recording import CallError
 from tests.traces import call, error, generate, judge
 from tests.traces import openai as called
@@ -59,6 +59,17 @@ def test_a_named_error_is_green_raised_or_returned():
 )
 def test_other_ends_are_red(bad, reason):
     assert found(names_error("bad", "model", "length"), bad) == ("fail", reason)
+
+
+def test_what_may_be_refused_is_answered_whole_or_refused_by_name():
+    check = answered_or_named("bad", "model")
+    choice = {"index": 0, "text": "x", "finish_reason": "stop"}
+    assert found(check, asked(ERROR), asked({"choices": [choice]}))[0] == "pass"
+    assert found(check, asked({"choices": []})) == ("fail", "completion() returned fewer choices than were asked for")
+    nameless = {"error": ERROR["error"] | {"message": "no"}}
+    assert found(check, asked(nameless))[0] == "fail"
+    assert found(check, asked({"error": ERROR["error"] | {"code": 500}}))[1].endswith("as a server error")
+    assert found(check)[0] == "untestable"
 
 
 def test_what_was_not_provoked_or_not_the_stacks_is_untestable():

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from backends.miniature.client import error_body
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import Fact
@@ -37,6 +38,47 @@ class ErrorsAreAllOurs(Endpoint):
     def refused(self, body: dict[str, Any]) -> HttpResponse:
         self.fired += 1
         return self.json(500, body)
+
+
+@seeded("endpoint_hides_errors", "type", caught_by=["wire.status"])
+class ErrorsAreOfAnotherType(Endpoint):
+    """Every error is of the type of a server error, whatever its code says."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self.fired += 1
+        return super().refused({"error": body["error"] | {"type": "InternalServerError"}})
+
+
+@seeded("endpoint_hides_errors", "message", caught_by=["wire.status"], corrupts=Fact.ERRORS)
+class ErrorsSayNothing(Endpoint):
+    """An error has a code, and no message."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        self.fired += 1
+        return super().refused({"error": body["error"] | {"message": None}})
+
+
+@seeded("refusal_misleads", "server_error", caught_by=["errors.refused"])
+class RefusalBlamesServer(Endpoint):
+    """A body without a model is refused as a fault of the server."""
+
+    def refused(self, body: dict[str, Any]) -> HttpResponse:
+        if body["error"]["message"] != "the field model is required":
+            return super().refused(body)
+        self.fired += 1
+        return super().refused(error_body("model: internal error", 500))
+
+
+@seeded("refusal_misleads", "half", caught_by=["errors.refused", "conservation"])
+class OnlyPromptsWithSessions(Endpoint):
+    """Of a batch with too few sessions, only the prompts with a session are answered."""
+
+    async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        sessions, prompts = body.get("session_id"), body.get("prompt")
+        if isinstance(sessions, list) and isinstance(prompts, list) and isinstance(prompts[0], list):
+            self.fired += 1
+            body = body | {"prompt": prompts[: len(sessions)]}
+        return await super().answer(path, body)
 
 
 @seeded("endpoint_drops_session", "header", caught_by=["sticky_sessions"])

@@ -47,6 +47,19 @@ class NoCap(_Crowd):
         return self.within()
 
 
+@seeded("too_many_at_once", "serialized", caught_by=["request_cap"])
+class CapLostInACopy(_Crowd):
+    """A client that was read back has no cap."""
+
+    _copied = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_copied": True}
+
+    def slot(self) -> AbstractAsyncContextManager[Any]:
+        return self.within() if self._copied else super().slot()
+
+
 @seeded("too_many_at_once", "each_call", caught_by=["request_cap"])
 class CapOfEachCall(_Crowd):
     """Each call of generate() has a cap of its own."""
