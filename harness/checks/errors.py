@@ -54,7 +54,7 @@ def answered_or_named(label: str, *says: str) -> Check:
         calls = [c for c in evidence.calls() if c.label == label]
         if not calls:
             return untestable(f"no call labelled {label} was recorded")
-        refused = [c for c in calls if _error(c)[0] is not None]
+        refused = [c for c in calls if error_of(c)[0] is not None]
         ours = [c for c in refused if c.error is not None and c.error.blame != Blame.STACK]
         wrong = [(why, _shown(call)) for call in refused if call not in ours and (why := _wrong(call, says))]
         served = [call for call in calls if call not in refused]
