@@ -11,6 +11,7 @@ from typing import Any, Literal, final
 
 import msgspec
 
+from harness.contract.errors import UsageError
 from harness.contract.faults import DRIVEN
 from harness.proving.mutants import STARTED, Fate, Judged, MutantProof, MutantRun
 from reports import published
@@ -68,6 +69,14 @@ def schema() -> dict[str, Any]:
         "rollout-parity mutants",
         "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
     )
+
+
+def read(folder: Path) -> list[MutantProof]:
+    """What the run in `folder` knows. Raises UsageError if it has no mutants.json that this version reads."""
+    try:
+        return msgspec.json.decode((folder / "mutants.json").read_bytes(), type=MutantReport).run.proofs
+    except (OSError, msgspec.MsgspecError) as e:
+        raise UsageError(f"{folder}: {e}", next_step="name the folder of a run of `parity prove --mutants`") from e
 
 
 def write_all(run: MutantRun, folder: Path) -> Path:

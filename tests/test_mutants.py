@@ -594,7 +594,7 @@ def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module,
     plus, private, _ = proof.judged
     assert plus.fate == (Fate.NOT_DRIVEN if at_start else Fate.KILLED)
     assert (private.fate, private.by, private.driven, private.fired) == (Fate.KILLED, ["sum"], 1, True)
-    assert proof.prepared == ["tiny_stack:Client._private"]
+    assert [*proof.prepared] == ["tiny_stack:Client._private"]
     assert session.renewed == 2, "with the mutant, and without it for the scenario that turned red"
     assert session._begins is None
 
@@ -621,6 +621,30 @@ def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(mod
 def test_what_was_judged_before_an_interrupt_is_kept(module):
     proof = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
     assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.NOT_DRIVEN]
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_resumed_run_drives_neither_the_control_nor_what_was_judged(module, tmp_path):
+    first = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
+    run = MutantRun(run_id="r", created_at="now", command="parity prove", outcome="interrupted", proofs=[first])
+    report.write_all(run, tmp_path)
+    session = Tiny(module)
+    proof = proved(session, [PLUS, TIMES], earlier=tuple(report.read(tmp_path)))
+    assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.KILLED]
+    assert (proof.judged[0], proof.control) == (first.judged[0], first.control)
+    assert session.drives == [B, B], "under the mutant, and without it"
+    again = proved(Tiny(module), [PLUS], earlier=(proof,), mutants=(PLUS.id,))
+    assert {one.id: one.fate for one in again.judged} == {PLUS.id: Fate.KILLED, TIMES.id: Fate.KILLED}
+    with pytest.raises(UsageError, match="no-run"):
+        report.read(tmp_path / "no-run")
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_check_that_is_red_in_the_earlier_control_kills_nothing_in_a_resumed_run(module):
+    first = proved(Tiny(module), [NAME])
+    known = [msgspec.structs.replace(one, reds={"sum": "sum is wrong"}) for one in first.control]
+    proof = proved(Tiny(module), [TIMES], earlier=(msgspec.structs.replace(first, control=known),))
+    assert [one.fate for one in proof.judged] == [Fate.SURVIVED]
 
 
 @pytest.mark.usefixtures("_two_scenarios")
@@ -659,7 +683,7 @@ def test_the_published_schema_is_that_of_today():
 
 GREEN = mutants.Ran(scenario=A, topology="t", seconds=1.0, green=True, called={"m:f": [1]})
 JUDGED = mutants.Judged(id="m:f:op:0", function="m:f", line=1, before="1", after="2", fate=Fate.SURVIVED, fired=True)
-PROOF = MutantProof(target="toy", seed=1, population=1, judged=[JUDGED], control=[GREEN], public=[], prepared=[])
+PROOF = MutantProof(target="toy", seed=1, population=1, judged=[JUDGED], control=[GREEN], public=[], prepared={})
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,9 @@ def prove(
         bool,
         typer.Option("--at-start", help="Drive only mutants whose code runs while a stack starts: one start each."),
     ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run of mutants: what it has judged is kept.")
+    ] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put the figures into README.md.")] = False,
 ) -> None:
     """Break stacks on purpose and show that exactly the right checks turn red: the kill matrix.
@@ -268,8 +271,8 @@ def prove(
     \b
     Mutants, made by machine from a real stack's own code (client, router glue, engine wrappers, weight sync):
       parity prove --mutants 20 --stack skyrl-0.2.0:http --minutes 20
-    One of them again:
-      parity prove --mutant ID --stack skyrl-0.2.0:http
+    One of them again, with the control of an earlier run:
+      parity prove --mutant ID --stack skyrl-0.2.0:http --resume RUN
 
     It writes kill_matrix.json and kill_matrix.html; for mutants, mutants.json and mutants.md. Exit status: 0 every fault was
     killed by exactly the checks that it names, every check is killed by a fault, and the correct stacks are green; 1 something is
@@ -288,6 +291,7 @@ def prove(
                 expression=k or "",
                 topologies=topology or [],
                 at_start=at_start,
+                resume=resume,
                 run_dir=run_dir,
                 start=start,
                 engine=_fixed(engine) or detect_engine(),
@@ -328,6 +332,7 @@ def _prove_mutants(
     expression: str,
     topologies: Sequence[str],
     at_start: bool,
+    resume: Path | None,
     run_dir: Path | None,
     start: StartChoice,
     engine: Literal["cpu", "cuda"],
@@ -349,6 +354,7 @@ def _prove_mutants(
         minutes=minutes,
         mutants=tuple(ids),
         at_start=at_start,
+        earlier=tuple(mutants.read(resume)) if resume else (),
         expression=expression,
         topologies=tuple(topologies),
         run_dir=run_dir and run_dir.expanduser().absolute(),

@@ -361,7 +361,8 @@ class Baseline:
 
     def __init__(self, verdicts: Sequence[Verdict], error: str = "") -> None:
         judged = [v for v in settled(verdicts) if v.status != Conformance.MISSING]
-        self._red = {(v.scenario, v.check): v.reason for v in judged if v.status != Conformance.PASS}
+        self.red = {(v.scenario, v.check): v.reason for v in judged if v.status != Conformance.PASS}
+        """Scenario and check → reason, known ones included."""
         self._families: dict[str, set[str]] = {}
         self._guards: dict[str, str] = {}
         for verdict in judged:
@@ -393,7 +394,7 @@ class Baseline:
         """True if a fault's verdict is red, unless the control is red for the same reason."""
         if verdict.status not in (Conformance.FAIL, Conformance.UNTESTABLE):
             return False
-        return self._red.get((verdict.scenario, verdict.check)) != verdict.reason
+        return self.red.get((verdict.scenario, verdict.check)) != verdict.reason
 
 
 def judge_fault(

@@ -148,6 +148,8 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     green: bool
     called: dict[str, list[int]]
     """Function ("module:name") → its lines that ran after the clean room."""
+    reds: dict[str, str] = {}
+    """Check → reason of each verdict that is no pass, known ones included."""
 
 
 @final
@@ -162,8 +164,8 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     control: list[Ran]
     public: list[str]
     """Functions of the public path."""
-    prepared: list[str]
-    """Functions that run while the stack starts, or in a clean room."""
+    prepared: dict[str, list[int]]
+    """Function → its lines that run while the stack starts, or in a clean room."""
     excluded: dict[str, str] = {}
     """Function of the public path that no scenario can run → reason (`Excluded`)."""
     seconds: float = 0.0
@@ -236,6 +238,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Ids; instead of a sample."""
     at_start: bool = False
     """True to drive only mutants whose statement runs while a stack starts, or in a clean room, and in no scenario."""
+    earlier: tuple[MutantProof, ...] = ()
+    """What an earlier run knows of these stacks: its control and the mutants that it judged are not driven again."""
     expression: str = ""
     topologies: tuple[str, ...] = ()
     run_dir: Path | None = None
@@ -403,23 +407,27 @@ class Proving:
 
     def __init__(self, request: Request, code: Code, mutants: Sequence[Mutant], target: str, tell: Tell) -> None:
         self._request, self._code, self._target, self._tell = request, code, target, tell
-        self._began = time.monotonic()
-        self._mutants = {mutant.id: mutant for mutant in mutants}
-        left_out = {} if request.mutants else code.equivalent
-        self._judged = {
-            mutant.id: _judged(mutant, Fate.EQUIVALENT, reason=left_out[mutant.id])
-            for mutant in mutants
-            if mutant.id in left_out
+        earlier = next((one for one in request.earlier if one.target == target), None)
+        self._began = time.monotonic() - (earlier.seconds if earlier else 0.0)
+        kept = {one.id: one for one in earlier.judged if one.driven or one.by} if earlier else {}
+        self._mutants = {mutant.id: mutant for mutant in [*mutants, *(one for one in code.mutants if one.id in kept)]}
+        self._judged = {name: one for name, one in kept.items() if name not in request.mutants} | {
+            mutant.id: _judged(mutant, Fate.EQUIVALENT, reason=code.equivalent[mutant.id])
+            for mutant in self._mutants.values()
+            if mutant.id in code.equivalent and mutant.id not in request.mutants
         }
         self._survived: dict[str, Judged] = {}
         """Mutants that survived so far, or whose statement did not run, in the topologies driven."""
-        self._control: list[Ran] = []
-        self._before: dict[str, set[int]] = {}
+        self._control: list[Ran] = [one for one in earlier.control if one.green] if earlier else []
+        self._before: dict[str, set[int]] = {n: {*lines} for n, lines in earlier.prepared.items()} if earlier else {}
         """Function → its lines that ran while a stack started, or in a clean room."""
         self._seats: list[tuple[Seat, Baseline, list[Ran]]] = []
         """Topologies with a control, and their green scenarios."""
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
+        for one in kept.values():
+            if one.fate == Fate.KILLED and one.scenario:
+                self._remember(one)
         self._ends: float | None = None
         self._left = 1
         """Topologies without a control so far."""
@@ -438,7 +446,7 @@ class Proving:
             judged=[every[name] for name in self._mutants],
             control=self._control,
             public=self._code.public,
-            prepared=sorted(self._before),
+            prepared={name: sorted(lines) for name, lines in sorted(self._before.items())},
             excluded={
                 name: one.reason
                 for one in self._code.excluded
@@ -488,8 +496,7 @@ class Proving:
 
     def _only_before(self, mutant: Mutant) -> bool:
         """True if the mutant's statement runs while a stack starts, or in a clean room, and in no scenario."""
-        before = {name: sorted(lines) for name, lines in self._before.items()}
-        return mutant.runs_in(before) and not any(mutant.runs_in(one.called) for one in self._control)
+        return mutant.runs_in(self._before) and not any(mutant.runs_in(one.called) for one in self._control)
 
     def _drive_starts(self, session: Driver) -> None:
         """The mutants whose statement runs in no scenario, but before it: each gets a start of its own."""
@@ -600,9 +607,10 @@ class Proving:
 
     def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> tuple[Baseline, list[Ran]]:
         verdicts: list[Verdict] = []
-        found: list[tuple[str, float, list[Verdict], dict[str, list[int]]]] = []
+        found: list[tuple[str, float, dict[str, list[int]]]] = []
         request = SwapRequest(watch=self._watch)
-        for name in names:
+        known = [one for one in self._control if one.topology == seat.topology.name and one.scenario in names]
+        for name in [name for name in names if name not in {one.scenario for one in known}]:
             said = session.swap(seat, request)
             self._ran_before(said)
             if refused := said.refused:
@@ -623,17 +631,24 @@ class Proving:
             took = time.monotonic() - seconds[-1] if seconds else 0.0
             called = session.swap(seat, request).called if seconds and session.living(seat) else {}
             verdicts += here
-            found.append((name, took, here, called))
+            found.append((name, took, called))
         explained_verdicts, _ = ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())
         baseline = Baseline(explained_verdicts)
         red = {(v.scenario) for v in explained_verdicts if v.red}
-        ran = [
+        new = [
             Ran(
-                scenario=name, topology=seat.topology.name, seconds=round(took, 3), green=name not in red, called=called
+                scenario=name,
+                topology=seat.topology.name,
+                seconds=round(took, 3),
+                green=name not in red,
+                called=called,
+                reds={check: reason for (scenario, check), reason in baseline.red.items() if scenario == name},
             )
-            for name, took, _, called in found
+            for name, took, called in found
         ]
-        self._control += ran
+        self._control += new
+        ran = [*known, *new]
+        baseline.red |= {(one.scenario, check): reason for one in known for check, reason in one.reds.items()}
         self._tell(
             f"{seat.name}: control: {len(ran)} scenarios in {sum(one.seconds for one in ran):.0f} s, "
             f"{sum(not one.green for one in ran)} of them red: {', '.join(one.scenario for one in ran if not one.green) or 'none'}"
@@ -676,10 +691,15 @@ class Proving:
             return _judged(mutant, fate, reason=reason, **about)
         if again is None:
             return _judged(mutant, Fate.SKIPPED, reason=f"{ran.scenario} turned red without it too", **about)
-        if kill.fate == Fate.KILLED:
-            killers = self._killers.setdefault(mutant.place, [])
-            self._killers[mutant.place] = [ran.scenario, *(one for one in killers if one != ran.scenario)]
-        return _judged(mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, **about)
+        judged = _judged(mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, **about)
+        if judged.fate == Fate.KILLED:
+            self._remember(judged)
+        return judged
+
+    def _remember(self, killed: Judged) -> None:
+        """The scenario comes first for other mutants of the function."""
+        killers = self._killers.setdefault(killed.function, [])
+        killers[:] = [killed.scenario, *(one for one in killers if one != killed.scenario)]
 
     def _under(self, session: Driver, seat: Seat, swap: Swap, ran: Ran) -> Told:
         """Drive a scenario under the swap."""

@@ -7,7 +7,7 @@ mutants. Only the bodies of functions are changed, because a running process can
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, final
 
@@ -40,7 +40,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         return f"{self.module}:{self.function}:{self.operator}:{self.occurrence}"
 
-    def runs_in(self, ran: Mapping[str, Sequence[int]]) -> bool:
+    def runs_in(self, ran: Mapping[str, Collection[int]]) -> bool:
         """True if the changed statement is among these lines. `ran`: function → its lines that ran."""
         first, last = self.lines
         return any(first <= line <= last for line in ran.get(self.place, ()))
