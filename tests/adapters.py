@@ -185,12 +185,12 @@ class Lies(Toy):
         return await super().generate(request)
 
 
-class Daemonizes(Toy):
-    """Starts a grandchild in its own session, which ignores SIGTERM and holds shared memory; then hangs."""
+class Daemonizes(Hangs):
+    """Has a grandchild in its own session, which ignores SIGTERM and holds shared memory."""
 
-    async def misbehave(self):
-        daemonize(Path(self.request.logs) / "grandchild.pid")
-        await asyncio.Event().wait()
+    async def start(self, request):
+        daemonize(Path(request.logs) / "grandchild.pid")
+        return await super().start(request)
 
 
 class LosesEngine(Toy):

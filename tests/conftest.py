@@ -19,3 +19,9 @@ def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.toml"
     path.write_text("")
     return path
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor sends SIGKILL soon after SIGTERM."""
+    monkeypatch.setattr("harness.driving.process.GRACE_S", 0.3)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -29,7 +29,7 @@ MakeHost = Callable[..., HostProcess]
 
 
 @pytest_asyncio.fixture
-async def hosts(tmp_path: Path) -> AsyncIterator[MakeHost]:
+async def hosts(tmp_path: Path, short_grace: None) -> AsyncIterator[MakeHost]:
     """Starts hosts of the adapters in `tests/adapters.py`, and ends them."""
     made: list[HostProcess] = []
 
@@ -141,18 +141,14 @@ async def test_a_host_that_dies_in_a_call_is_told_with_its_end(hosts: MakeHost, 
 @pytest.mark.parametrize("adapter", ["Hangs", "Blocks", "Daemonizes"])
 async def test_a_call_that_outlives_its_deadline_ends_the_whole_stack(hosts: MakeHost, adapter: str):
     host = await up(hosts(adapter))
-    deadline_s = 5 if adapter == "Daemonizes" else 1
-    call = asyncio.create_task(host.call("generate", MISBEHAVE, deadline_s))
-    grandchild = host.logs / "grandchild.pid"
-    while adapter == "Daemonizes" and not grandchild.exists():
-        await asyncio.sleep(0.02)
     before = seen(host)
     if adapter == "Daemonizes":
-        assert int(grandchild.read_text()) in [p.pid for p in before.processes]
+        grandchild = int((host.logs / "grandchild.pid").read_text())
+        assert grandchild in [p.pid for p in before.processes]
         assert before.shared_memory
     with pytest.raises(CallTimedOut) as late:
-        await call
-    assert late.value.message == f"generate did not return within {deadline_s} s; the stack was killed"
+        await host.call("generate", MISBEHAVE, 1)
+    assert late.value.message == "generate did not return within 1 s; the stack was killed"
     assert late.value.blame == Blame.STACK
     assert str(host.log) in late.value.next_step
     assert before.left() == []
@@ -227,10 +223,19 @@ async def test_the_scratch_folder_is_short_enough_for_sockets(hosts: MakeHost, m
 # --- answers that no real socket can give
 
 
-async def off_the_socket(host: HostProcess) -> None:
-    assert host._client is not None
-    await host._client.aclose()
-    host._client = httpx.AsyncClient(base_url="http://host")
+@asynccontextmanager
+async def called_through(host: HostProcess, client: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Sends all calls through another client. The host's own is back afterwards, for the teardown."""
+    own, host._client = host._client, client
+    try:
+        async with client:
+            yield
+    finally:
+        host._client = own
+
+
+def off_the_socket(host: HostProcess) -> AbstractAsyncContextManager[None]:
+    return called_through(host, httpx.AsyncClient(base_url="http://host"))
 
 
 GENERATED = b'{"result": {"response_ids": [[5]], "responses": ["a"], "stop_reasons": ["stop"]}'
@@ -268,9 +273,9 @@ async def test_an_answer_that_cannot_be_read_is_the_harnesss_fault_and_ends_the_
     monkeypatch.setattr("harness.driving.process.DEATH_S", 0.1)
     with respx.mock(base_url="http://host") as wire:
         wire.post("/call/generate").respond(status, content=content)
-        await off_the_socket(host)
-        with pytest.raises(StackDied, match=r"the host's answer to generate .* cannot be read") as broken:
-            await host.call("generate", GENERATE, 60)
+        async with off_the_socket(host):
+            with pytest.raises(StackDied, match=r"the host's answer to generate .* cannot be read") as broken:
+                await host.call("generate", GENERATE, 60)
     assert broken.value.blame == Blame.HARNESS
     assert before.left() == []
 
@@ -306,10 +311,10 @@ async def test_a_result_may_come_with_word_of_a_death_which_is_not_forgotten(hos
                 httpx.Response(200, content=GENERATED + b"}"),
             ]
         )
-        await off_the_socket(host)
-        for _ in range(2):
-            assert isinstance(await host.call("generate", GENERATE, 60), Generation)
-            assert host.died == "no engine of ours (pid 1) died"
+        async with off_the_socket(host):
+            for _ in range(2):
+                assert isinstance(await host.call("generate", GENERATE, 60), Generation)
+                assert host.died == "no engine of ours (pid 1) died"
 
 
 async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, monkeypatch: pytest.MonkeyPatch):
@@ -318,9 +323,9 @@ async def test_a_broken_connection_of_a_living_host_ends_it(hosts: MakeHost, mon
     before = seen(host)
     with respx.mock(base_url="http://host") as wire:
         wire.post("/call/generate").mock(side_effect=httpx.RemoteProtocolError("half an answer"))
-        await off_the_socket(host)
-        with pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"):
-            await host.call("generate", GENERATE, 60)
+        async with off_the_socket(host):
+            with pytest.raises(StackDied, match=r"connection broke during generate \(RemoteProtocolError\)"):
+                await host.call("generate", GENERATE, 60)
     assert before.left() == []
 
 
@@ -340,13 +345,9 @@ async def answered_by(host: HostProcess, answer: Answer, path: Path) -> AsyncIte
             await answer(reader, writer)
         writer.close()
 
-    server = await asyncio.start_unix_server(serve, path=path)
-    assert host._client is not None
-    await host._client.aclose()
-    host._client = httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://host", timeout=None
-    )
-    async with server:
+    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    client = httpx.AsyncClient(transport=transport, base_url="http://host", timeout=None)
+    async with await asyncio.start_unix_server(serve, path=path), called_through(host, client):
         yield
 
 

@@ -55,7 +55,7 @@ class Rig:
 
 
 @pytest_asyncio.fixture
-async def rigs(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
+async def rigs(tmp_path: Path, short_grace: None) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
     """Starts stacks of the adapters in `tests/adapters.py`, and ends them."""
     stacks: list[Stack] = []
 
@@ -111,7 +111,8 @@ async def test_every_bad_end_is_recorded_by_name(rigs, adapter: str, kind: str, 
     rig = await rigs(adapter)
     assert rig.host._supervisor is not None
     before = footprint(rig.host._supervisor.pid, scratch=rig.host.scratch)
-    trace = await rig.drive(misbehave if adapter != "LosesEngineUnnoticed" else _until_told, deadline_s=5)
+    body = misbehave if adapter != "LosesEngineUnnoticed" else _until_told
+    trace = await rig.drive(body, deadline_s=1 if kind == "CallTimedOut" else 60)
     error = trace.end.error
     assert error is not None
     assert (trace.end.outcome, error.kind, error.status, error.blame) == ("failed", kind, status, Blame.STACK)

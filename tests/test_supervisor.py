@@ -31,20 +31,25 @@ STAYS, ENDS = "time.sleep(3600)", "sys.exit(7)"
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from harness.contract.messages import GenerateRequest, StartRequest
-from harness.driving.process import HostProcess
+from harness.contract.messages import Empty, GenerateRequest, StartRequest
+from harness.driving import process
 from harness.contract.topology import Topology
 from tests.adapters import TRIGGER
 
+process.GRACE_S = 0.3
 logs = Path(sys.argv[1])
-host = HostProcess(python=Path(sys.executable), adapter="tests.adapters:Daemonizes", variables={}, logs=logs)
+host = process.HostProcess(python=Path(sys.executable), adapter="tests.adapters:Daemonizes", variables={}, logs=logs)
 
 async def main():
     await host.launch()
     start = dict(target="toy", topology=Topology(), model_path="", scratch=str(host.scratch), logs=str(logs))
     await host.call("start", StartRequest(**start), 60)
+    hangs = GenerateRequest(prompt_token_ids=[TRIGGER], sampling_params={"max_tokens": 1})
+    call = asyncio.create_task(host.call("generate", hangs, 600))
+    while not (await host.call("in_flight", Empty(), 60)).requests:
+        await asyncio.sleep(0.01)
     print(host.scratch, host._supervisor.pid, flush=True)
-    await host.call("generate", GenerateRequest(prompt_token_ids=[TRIGGER], sampling_params={"max_tokens": 1}), 600)
+    await call
 
 asyncio.run(main())
 """
@@ -69,6 +74,7 @@ def job(tmp_path: Path, *command: str) -> Job:
         scratch=str(scratch),
         keep=str(tmp_path),
         more_logs="ray/session_2*/logs",
+        grace_s=0.3,
     )
 
 
@@ -163,7 +169,7 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
     ) as driver:
         assert driver.stdout is not None
         scratch, supervisor_pid = driver.stdout.readline().decode().split()
-        daemon = psutil.Process(int(wait_for(tmp_path / "grandchild.pid").read_text()))
+        daemon = psutil.Process(int((tmp_path / "grandchild.pid").read_text()))
         seen = footprint(int(supervisor_pid), scratch=Path(scratch))
         assert daemon in seen.processes
         runs = {run_of(process) for process in seen.processes if alive(process)}

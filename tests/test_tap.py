@@ -52,6 +52,20 @@ def choice(index: int = 0, first: int = 10) -> dict[str, Any]:
     }
 
 
+class QuickServer(uvicorn.Server):
+    """Looks every 5 ms whether it should exit. uvicorn's own looks every 100 ms."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _quick_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn, "Server", QuickServer)
+
+
 class Upstream:
     """A small server that answers like vLLM and remembers its requests."""
 

@@ -22,7 +22,7 @@ from harness.contract.errors import Blame, CallFailed, CallTimedOut, NotOffered,
 from harness.contract.messages import Empty, Message
 from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
-from harness.driving.supervisor import Farewell, Job
+from harness.driving.supervisor import GRACE_S, Farewell, Job
 from harness.machine.processes import marked
 from harness.records.recording import Raw
 
@@ -168,6 +168,7 @@ class HostProcess:
             scratch=str(self.scratch),
             keep=str(self.logs),
             more_logs=self._runtime.logs,
+            grace_s=GRACE_S,
         )
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "harness.driving.supervisor", msgspec.json.encode(job).decode()],

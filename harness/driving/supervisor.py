@@ -29,6 +29,7 @@ SHM_POLL_S = 0.5
 SHM_STRANGE_S = 3.0
 """Seconds after which the search for the process behind a new entry stops."""
 GRACE_S = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
 NICENESS = 10
 AUTOGROUP_S = 0.12
 """Seconds between attempts: the kernel takes at most ten autogroup changes per second from one user."""
@@ -45,6 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Folder into which the supervisor copies more logs before it removes the scratch folder."""
     more_logs: str = ""
     """Pattern of the folders with these logs, below the scratch folder."""
+    grace_s: float = GRACE_S
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,14 +168,14 @@ def _reap() -> None:
             return
 
 
-def _end_all(shared: SharedMemory) -> list[str]:
+def _end_all(shared: SharedMemory, grace_s: float) -> list[str]:
     """End all descendants, first with SIGTERM, and reap them. Returns their names."""
     left = _below()
     names = [_name(p) for p in left]
     shared.add(left)
     for process in left:
         _signal(process, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while _remain() and time.monotonic() < deadline:
         time.sleep(POLL_S)
     while _remain():
@@ -219,7 +221,7 @@ def supervise(job: Job) -> Farewell:
         if host is not None:
             exit_code = _until_ended(host, shared)
     finally:
-        killed = _end_all(shared)
+        killed = _end_all(shared, job.grace_s)
         removed = shared.remove()
         if removed:
             with Path(job.log).open("a") as log:
