@@ -198,11 +198,13 @@ def _spread(evidence: Evidence, units: Iterable[set[str]], what: str) -> Finding
 
 
 def _judge_sessions_spread(evidence: Evidence) -> Finding:
-    sessions: dict[str, set[str]] = defaultdict(set)
+    """Judges the sessions of each method by themselves: each has a way to its servers of its own."""
+    methods: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row, servers in _placed(evidence):
         if row.session is not None:
-            sessions[str(row.session)].update(servers)
-    return _spread(evidence, sessions.values(), "many sessions")
+            methods[row.call.method][str(row.session)].update(servers)
+    spreads = [_spread(evidence, sessions.values(), f"sessions of {method}()") for method, sessions in methods.items()]
+    return together(spreads) if spreads else untestable(UNSEEN)
 
 
 SESSIONS_SPREAD = Check(

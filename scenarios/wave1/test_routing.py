@@ -47,6 +47,25 @@ async def test_many_sessions_use_every_server(stack: Stack, prompts: Prompts) ->
 
 @scenario(
     task=6,
+    promise="sessions of every kind of call are spread over all servers",
+    needs={Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=[SESSIONS_SPREAD, ALL_COMPLETE],
+)
+async def test_sessions_of_every_call_use_every_server(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #934: a session's server is hash(session_id) % engines, for sample() and OpenAI bodies alike."""
+    short = {"max_tokens": 2, "temperature": 0.0}
+    count = 16 * stack.topology.engines
+    given = zip(prompts.unique(count), prompts.unique(count), prompts.conversations(count), strict=True)
+    for number, (sampled, completed, messages) in enumerate(given):
+        body = {"model": stack.model_name, "session_id": f"session-{number}", **short}
+        async with asyncio.TaskGroup() as callers:
+            callers.create_task(stack.sample(sampled, 1, session_id=f"session-{number}", **short))
+            callers.create_task(stack.completion({**body, "prompt": completed}))
+            callers.create_task(stack.chat_completion({**body, "messages": messages}))
+
+
+@scenario(
+    task=6,
     promise="a session in the body of chat completions sticks",
     needs={Capability.CHAT_COMPLETION},
     checks=[STICKY, ALL_COMPLETE],

@@ -95,7 +95,7 @@ def test_an_integer_and_its_text():
 def test_all_sessions_on_one_server():
     scene = Scene()
     scene.generate(prompts(40), sessions=SESSIONS, length=1, route=lambda *_: "server-0")
-    assert scene.judge(SESSIONS_SPREAD).reason == "many sessions leave a server without any"
+    assert scene.judge(SESSIONS_SPREAD).reason == "sessions of generate() leave a server without any"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,17 @@ class SessionsToTheFirst(Router):
         return 0
 
 
+@seeded("one_server_gets_all", "sessions_of_completions", caught_by=["sessions_spread"])
+class CompletionsAreOneSession(Client):
+    """The sessions of completions count as one, so that one server gets them all."""
+
+    async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        if kind == "text_completion" and body.get("session_id") is not None:
+            self.fired += 1
+            body = body | {"session_id": "completions"}
+        return await super()._answered(body, prompts, kind)
+
+
 @seeded("session_moves", "after_an_interruption", caught_by=["sticky_sessions"])
 class RetryMovesSessions(RetryingClient):
     """A retry goes to the server next to its session's."""
