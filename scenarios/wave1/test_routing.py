@@ -53,7 +53,7 @@ async def test_many_sessions_use_every_server(stack: Stack, prompts: Prompts) ->
 )
 async def test_sessions_of_every_call_use_every_server(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #934: a session's server is hash(session_id) % engines, for sample() and OpenAI bodies alike."""
-    short = {"max_tokens": 2, "temperature": 0.0}
+    short: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0}
     count = 16 * stack.topology.engines
     given = zip(prompts.unique(count), prompts.unique(count), prompts.conversations(count), strict=True)
     for number, (sampled, completed, messages) in enumerate(given):
