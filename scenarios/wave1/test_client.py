@@ -67,11 +67,14 @@ async def test_a_full_client_survives_pickling(stack: Stack, prompts: Prompts) -
     """SkyRL #904: "Serializable"; SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE. Callers wait for the cap while it is serialized;
     the copy is filled once they have left."""
     cap = REQUEST_CAP * len(stack.servers)
+    batches = [prompts.unique(cap * 5 // 8) for _ in range(2)] + [[prompt] for prompt in prompts.unique(8)]
     for _ in range(2):
         async with asyncio.TaskGroup() as callers:
             await stack.pause("keep")
-            callers.create_task(stack.generate(prompts.unique(cap + 4), max_tokens=2, temperature=0.0))
-            await stack.until(lambda seen: seen.requests >= cap or not stack.pending, f"{cap} requests that are held")
+            for batch in batches:
+                callers.create_task(stack.generate(batch, max_tokens=2, temperature=0.0))
+            frozen_or_not = f"{cap} requests that are held, or an answer"  # an answer: the engines are not frozen
+            await stack.until(lambda seen: seen.requests >= cap or stack.pending < len(batches), frozen_or_not)
             await stack.pickle_client()
             await stack.resume()
 
