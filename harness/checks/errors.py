@@ -66,7 +66,7 @@ def answered_or_named(label: str, *says: str) -> Check:
         name=f"errors.refused:{label}",
         fault="what a stack does not offer is answered by half, ignored in a way that loses rows, or fails without a reason",
         next_step="find where the request is refused: the error has to say what is not offered, with a status below 500",
-        reads=Fact.ERRORS,
+        reads=Fact.ERRORS | Fact.ANSWERS,
         falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
         source="SkyRL #1014: errors of both stacks; vLLM documentation, OpenAI-Compatible Server",

@@ -17,7 +17,7 @@ class _Turns(Router):
 
     def __init__(self, engines: list[Engine], seed: int) -> None:
         super().__init__(engines, seed)
-        self.turns: dict[SessionId, int] = {}
+        self.turns: dict[str, int] = {}
 
     def next_to(self, engine: Engine) -> Engine:
         self.fired += 1
@@ -32,8 +32,8 @@ class SessionMovesOnItsSecondTurn(_Turns):
         engine = super().server_of(session)
         if session is None:
             return engine
-        self.turns[session] = self.turns.get(session, 0) + 1
-        return self.next_to(engine) if self.turns[session] == 2 else engine
+        turn = self.turns[repr(session)] = self.turns.get(repr(session), 0) + 1
+        return self.next_to(engine) if turn == 2 else engine
 
 
 @seeded("session_moves", "under_load", caught_by=["sticky_sessions"])
