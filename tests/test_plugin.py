@@ -21,8 +21,9 @@ pytest_plugins = ["pytester"]
 CONFTEST = """
 import sys
 from pathlib import Path
-import harness.machine.environments, harness.machine.targets
+import harness.driving.process, harness.machine.environments, harness.machine.targets
 pytest_plugins = ["harness.commands.plugin"]
+harness.driving.process.GRACE_S = 0.3
 harness.machine.targets.REGISTRY = Path(__file__).with_name("targets.toml")
 harness.machine.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
 """
