@@ -29,7 +29,7 @@ from backends.taps.tap import FaultProxy, FaultyEngine, UnknownFault
 from harness.checks.always import ALWAYS
 from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.faults import by_id, family
-from harness.contract.messages import InjectRequest, StartRequest
+from harness.contract.messages import HopFault, InjectRequest, StartRequest
 from harness.contract.topology import Placement, Topology
 from harness.machine import ports
 from harness.running import catalogue
@@ -393,6 +393,31 @@ async def test_the_connection_is_cut_in_the_middle_of_a_response(upstream: Upstr
         assert proxy.inject(None) == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "runs", "ends"),
+    [
+        (HopFault(hop="server", status=422, body="html"), 0, (422, "text/html; charset=utf-8")),
+        (HopFault(hop="server", status=503, moment="after"), 1, (503, "application/json")),
+        (HopFault(hop="server", body="empty"), 0, (500, "application/json")),
+        (HopFault(hop="server", connection="closed"), 0, httpx.RemoteProtocolError),
+        (HopFault(hop="server", connection="reset", moment="after"), 1, httpx.ReadError),
+        (HopFault(hop="server", connection="torn", moment="after"), 1, httpx.RemoteProtocolError),
+    ],
+)
+async def test_a_hop_breaks_once_as_the_scenario_says(upstream: Upstream, fault: HopFault, runs: int, ends: Any):
+    async with through(upstream) as (proxy, client):
+        proxy.break_hop(fault)
+        if isinstance(ends, tuple):
+            answer = await client.post(GENERATE, json=ASKED)
+            assert (answer.status_code, answer.headers["content-type"]) == ends
+        else:
+            with pytest.raises(ends):
+                await client.post(GENERATE, json=ASKED)
+        assert len(upstream.seen) == runs
+        assert tokens(await asked(client)) == [50, 51, 52, 53]
+        assert proxy.break_hop(None) == 1
+
+
 async def test_what_hangs_goes_on_when_the_fault_is_over(upstream: Upstream):
     async with through(upstream) as (proxy, client):
         proxy.inject("hang")
@@ -611,6 +636,19 @@ async def test_an_engine_executes_twice_fails_and_is_cut_off():
             await wrapped.generate(BATCH)
         await wrapped.generate(BATCH)
         assert wrapped.inject(None) == 1
+
+
+async def test_an_engine_is_behind_a_broken_hop():
+    engine = Engine()
+    wrapped = FaultyEngine(engine, 0)
+    wrapped.break_hop(HopFault(hop="server", status=503))
+    with pytest.raises(tap.ServerError, match="503: the hop is broken"):
+        await wrapped.generate(BATCH)
+    assert engine.seen == []
+    assert wrapped.break_hop(HopFault(hop="server", connection="closed", moment="after")) == 1
+    with pytest.raises(tap.Disconnected):
+        await wrapped.generate(BATCH)
+    assert len(engine.seen) == 1
 
 
 async def test_an_engines_error_becomes_an_empty_success():

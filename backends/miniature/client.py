@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.miniature import model, parameters, tokenizer, trainer
 from backends.miniature.engine import BadRequest, Engine, Output
-from backends.miniature.router import Router
+from backends.miniature.router import HopBroken, Router
 from backends.policies import megatron
 from harness.contract.messages import (
     REQUEST_CAP,
@@ -168,6 +168,8 @@ class Client:
             )
         except BadRequest as e:
             return error_body(str(e), 400)
+        except HopBroken as e:
+            return error_body(str(e), e.status or 502)
         self._number += 1
         return {
             "id": f"cmpl-{body.get('request_id') or self._number}",

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from backends.miniature.engine import Engine, EngineDead, Output
-from harness.contract.messages import HttpRequest, Listener, SessionId
+from harness.contract.messages import BROKEN_HOP_SAYS, HopFault, HttpRequest, Listener, SessionId
 from harness.driving.probing import JSON, PICKLE, PLAIN_PICKLE, Route
 
 HOP_S = 0.0002
@@ -32,6 +32,15 @@ ROUTES = (
 PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body=json.dumps({"handles": PICKLE})),))
 
 
+class HopBroken(ConnectionError):
+    """A request or its answer met a broken hop."""
+
+    def __init__(self, fault: HopFault) -> None:
+        kept = fault.connection == "kept"
+        super().__init__(f"{fault.status}: {BROKEN_HOP_SAYS}" if kept else f"connection {fault.connection}")
+        self.status = fault.status if kept else None
+
+
 class Router:
     """The data plane's address."""
 
@@ -39,6 +48,9 @@ class Router:
         self.engines = engines
         self.fired = 0
         self._random = random.Random(f"router {seed}")
+        self.broken: HopFault | None = None
+        self.struck: list[str] = []
+        """Names of what the fault has struck: the router, or a server."""
 
     async def generate(
         self,
@@ -51,10 +63,25 @@ class Router:
     ) -> Output:
         """Send one request to its session's server, or to `engine`. Raises EngineDead if that server, or every server, is dead."""
         await asyncio.sleep(HOP_S * (1 + self._random.random()))
-        return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
+        chosen = self.server_of(session) if engine is None else engine
+        return await self.forward(chosen, prompt, params, **more)
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        return await engine.generate(prompt, params, **more)
+        fault = self.strikes(engine, params)
+        if fault is not None and fault.moment == "before":
+            raise HopBroken(fault)
+        answer = await engine.generate(prompt, params, **more)
+        if fault is not None:
+            raise HopBroken(fault)
+        return answer
+
+    def strikes(self, engine: Engine, params: dict[str, Any]) -> HopFault | None:
+        """The fault of a hop that this request meets. The clean room's canary, of one token, meets none."""
+        where = "router" if self.broken is not None and self.broken.hop == "router" else engine.name
+        if self.broken is None or where in self.struck or params.get("max_tokens") == 1:
+            return None
+        self.struck.append(where)
+        return self.broken
 
     def server_of(self, session: SessionId | None) -> Engine:
         """SkyRL #934: hash_with_sha256(str(session_id)) % engines. Without a session, any living server."""

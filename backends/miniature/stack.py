@@ -20,6 +20,8 @@ from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract.capability import Capability
 from harness.contract.messages import (
+    BreakHopRequest,
+    BreakHopResult,
     CensusResult,
     DelayRequest,
     Description,
@@ -199,6 +201,10 @@ class Miniature:
 
     async def kill_server(self, request: KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
+
+    async def break_hop(self, request: BreakHopRequest) -> BreakHopResult:
+        struck, self.router.struck, self.router.broken = len(self.router.struck), [], request.fault
+        return BreakHopResult(struck=struck)
 
     async def delay(self, request: DelayRequest) -> None:
         for engine in self.engines:

@@ -27,6 +27,8 @@ from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.messages import (
+    BreakHopRequest,
+    BreakHopResult,
     CensusResult,
     Description,
     Empty,
@@ -502,6 +504,23 @@ class SkyRLStack(VllmStack):
             routes=exposed.ROUTES,
             pickles=exposed.PICKLES,
         )
+
+    def hop_taps(self) -> Sequence[FaultProxy | FaultyEngine]:
+        """The taps that break hops, between the client and its servers from now on. `unbroken` takes them out again."""
+        raise NotImplementedError
+
+    def unbroken(self) -> None:
+        raise NotImplementedError
+
+    async def break_hop(self, request: BreakHopRequest) -> BreakHopResult:
+        fault = request.fault
+        taps = await asyncio.to_thread(self.hop_taps)
+        struck = 0
+        for one in taps:
+            struck += await asyncio.to_thread(one.break_hop, fault)
+        if fault is None:
+            self.unbroken()
+        return BreakHopResult(struck=struck)
 
     async def inject(self, request: InjectRequest) -> InjectResult:
         """Switch every fault tap to another fault. In between, with no fault active, the engines get version 0 again; a trainer

@@ -78,6 +78,13 @@ class HttpStack(SkyRLStack):
         self._urls: list[str] = []
         self._client_urls: list[str] = []
         self._left_behind: list[Any] = []
+        self._hops: list[FaultProxy] = []
+        """Taps before, and behind, the second router; empty until a scenario breaks a hop."""
+        self._hop_router: Any = None
+        self._around: tuple[str, list[str]]
+        """URL of router and servers through the taps."""
+        self._direct_way: tuple[str, list[str]] | None = None
+        """The same without taps, while the client goes through them."""
         self._direct: httpx.AsyncClient
 
     # --- lifecycle
@@ -187,7 +194,26 @@ class HttpStack(SkyRLStack):
         self.fault_taps = [*behind, in_front]
         return in_front.start()
 
-    def _start_router(self) -> str:
+    def hop_taps(self) -> Sequence[FaultProxy]:
+        """A second router between taps: what it makes of broken answers does not reach other scenarios."""
+        if not self._hops:
+            behind = [FaultProxy(url, number) for number, url in enumerate(self._urls)]
+            urls = [tap.start() for tap in behind]
+            first, self._router = self._router, None
+            in_front = FaultProxy(self._start_router(urls), server=None)
+            self._hop_router, self._router = self._router, first
+            self._hops = [*behind, in_front]
+            self._around = (in_front.start(), urls)
+        self._direct_way = self._direct_way or (self.client.proxy_url, self.client.server_urls)
+        self.client.proxy_url, self.client.server_urls = self._around
+        return self._hops
+
+    def unbroken(self) -> None:
+        assert self._direct_way is not None, "hop_taps came before"
+        self.client.proxy_url, self.client.server_urls = self._direct_way
+        self._direct_way = None
+
+    def _start_router(self, urls: list[str] | None = None) -> str:
         """The router over servers that are already up, as SkyRL's entry point makes it for external_server_urls."""
         if self.release.own_router:
             import skyrl.backends.skyrl_train.inference_servers.router as own
@@ -195,13 +221,13 @@ class HttpStack(SkyRLStack):
             own.get_node_ip = lambda: "127.0.0.1"
             config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
             own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
-            self._router = own.InferenceRouter(self._servers_of_client, host="127.0.0.1", port=ports.free(1)[0])
+            self._router = own.InferenceRouter(urls or self._servers_of_client, host="127.0.0.1", port=ports.free(1)[0])
             return str(self._router.start())
         import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
         from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
         shipped.get_node_ip = lambda: "127.0.0.1"
-        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=self._servers_of_client)
+        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=urls or self._servers_of_client)
         self._router = shipped.VLLMRouter(arguments, log_path=str(Path(self.request.logs) / "router"))
         return str(self._router.start())
 
@@ -234,7 +260,9 @@ class HttpStack(SkyRLStack):
                 await client.teardown()
         if self._router is not None:
             await asyncio.to_thread(self._router.shutdown)
-        for tap in self.fault_taps:
+        if self._hop_router is not None:
+            await asyncio.to_thread(self._hop_router.shutdown)
+        for tap in (*self._hops, *self.fault_taps):
             await asyncio.to_thread(tap.stop)
         for group in self._groups:
             await asyncio.to_thread(group.shutdown)

@@ -135,6 +135,15 @@ class LegacyStack(SkyRLStack):
         self.fault_taps = [FaultyEngine(engine, number) for number, engine in enumerate(engines)]
         return list(self.fault_taps)
 
+    def hop_taps(self) -> Sequence[FaultyEngine]:
+        if not isinstance(self.client.engines[0], FaultyEngine):
+            self.client.engines = [FaultyEngine(engine, number) for number, engine in enumerate(self.client.engines)]
+        taps: list[FaultyEngine] = self.client.engines
+        return taps
+
+    def unbroken(self) -> None:
+        self.client.engines = [tap.engine for tap in self.client.engines]
+
     async def _connect(self) -> list[Any]:
         from skyrl.backends.skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
 

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.contract.messages import HopFault
+
 DATA = frozenset({"generate", "completion", "chat_completion"})
 """sample() counts as "generate": it uses the same endpoint of a server and the same columns of an engine."""
 OPENAI = frozenset({"completion", "chat_completion"})
@@ -90,6 +92,10 @@ class Exchange(ABC):
     def rename_parameters(self, rename: Callable[[str], str]) -> None:
         """Change the parameter names of a weight update before it is forwarded."""
 
+    @abstractmethod
+    def broken(self, fault: HopFault, answer: Any) -> Any:
+        """What the caller gets under a fault of a hop; `answer` is the engine's, or None if it was not asked."""
+
     def set_header(self, name: str, value: str | None) -> bool:
         """Replace a header of the request, or drop it. True if it was there before. Only HTTP has headers."""
         raise NotImplementedError(f"no header {name} = {value} on this wire")
@@ -132,6 +138,17 @@ class Injection:
         self.over = asyncio.Event()
         self.waiting: asyncio.Future[Any] | None = None
         """The call that waits for a partner to swap answers with (`swapped_between_requests`)."""
+
+
+def of_hop(fault: HopFault) -> Break:
+    """The effect of a fault that a scenario chose. It strikes once per tap."""
+
+    async def act(exchange: Exchange) -> Any:
+        exchange.strike()
+        answer = await exchange.forward() if fault.moment == "after" else None
+        return exchange.broken(fault, answer)
+
+    return Break(act, where="router" if fault.hop == "router" else "engines", times=1)
 
 
 # --- acts on the call itself

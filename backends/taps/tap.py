@@ -2,7 +2,8 @@
 
 `FaultProxy` is a reverse proxy in front of an HTTP server (a vLLM server, or the router). `FaultyEngine` replaces an engine in the
 legacy client's list. Both pass every call through unchanged until a fault is chosen. `backends.taps.breaks` has the effect of each
-fault, `backends.taps.faults` the checks that must see it. Loopback only; never part of a run whose verdicts count.
+fault, `backends.taps.faults` the checks that must see it. Loopback only. In a run whose verdicts count they carry the calls of
+scenarios that break hops (`HopFault`), and no others.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import dataclasses
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 
-from backends.taps.breaks import BREAKS, Document, Exchange, Injection
+from backends.taps.breaks import BREAKS, OPENAI, Document, Exchange, Injection, of_hop
 from backends.taps.faults import FAULTS, HTTP_FAULTS, LEGACY_FAULTS
 from harness.contract.errors import StackError
+from harness.contract.messages import BROKEN_HOP_SAYS, HopFault
 
 __all__ = ["FAULTS", "HTTP_FAULTS", "LEGACY_FAULTS", "FaultProxy", "FaultyEngine", "UnknownFault"]
 
@@ -103,12 +107,13 @@ def _strikes(exchange: Exchange) -> bool:
 
 @dataclasses.dataclass
 class Response:
-    """A whole answer of a server. If `lost` is True, the connection is cut in the middle of it."""
+    """A whole answer of a server. If `lost` is True, the connection is cut in the middle of it. `gone`: it ends before the answer."""
 
     status: int
     headers: Headers
     content: bytes
     lost: bool = False
+    gone: Literal["closed", "reset"] | None = None
 
 
 class HttpExchange(Exchange):
@@ -165,6 +170,15 @@ class HttpExchange(Exchange):
     def cut(self, answer: Response) -> Response:
         return dataclasses.replace(answer, lost=True)
 
+    def broken(self, fault: HopFault, answer: Response | None) -> Response:
+        kind, content = _body(fault)
+        framed = _sized([(b"content-type", kind)], len(content))
+        if fault.connection == "kept":
+            return Response(fault.status, framed, content)
+        if fault.connection == "torn":
+            return dataclasses.replace(answer or Response(200, framed, content), lost=True)
+        return Response(fault.status, framed, content, gone=fault.connection)
+
     def is_error(self, answer: Response) -> bool:
         return answer.status >= 400
 
@@ -188,6 +202,21 @@ class HttpExchange(Exchange):
         if value is not None:
             self.headers.append((name.encode(), value.encode()))
         return had
+
+
+def _body(fault: HopFault) -> tuple[bytes, bytes]:
+    """Content type and content of an error's body."""
+    error = {"message": BROKEN_HOP_SAYS, "type": HTTPStatus(fault.status).phrase, "param": None, "code": fault.status}
+    page = f"<html><head><title>{fault.status}</title></head><body>{BROKEN_HOP_SAYS}</body></html>"
+    whole = json.dumps({"error": error}).encode()
+    return {
+        "vllm": (b"application/json", whole),
+        "json": (b"application/json", json.dumps({"detail": BROKEN_HOP_SAYS}).encode()),
+        "html": (b"text/html; charset=utf-8", page.encode()),
+        "text": (b"text/plain", BROKEN_HOP_SAYS.encode()),
+        "empty": (b"application/json", b""),
+        "cut": (b"application/json", whole[: len(whole) // 2]),
+    }[fault.body]
 
 
 def _parsed(content: bytes) -> Document | None:
@@ -246,7 +275,13 @@ class FaultProxy:
 
     def inject(self, fault: str | None) -> int:
         """Switch to another fault, or to none. Returns how often the previous one took effect. Raises `UnknownFault`."""
-        chosen = injection_of(fault)
+        return self._next(injection_of(fault))
+
+    def break_hop(self, fault: HopFault | None) -> int:
+        """As `inject`, with a fault that a scenario chose."""
+        return self._next(Injection(None if fault is None else of_hop(fault)))
+
+    def _next(self, chosen: Injection) -> int:
         return asyncio.run_coroutine_threadsafe(self._switch(chosen), self._loop).result(SWITCH_DEADLINE_S)
 
     def stop(self) -> None:
@@ -332,7 +367,21 @@ class FaultProxy:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def _end_connection(send: Send, how: Literal["closed", "reset"]) -> None:
+    """End the connection before the answer's first byte. ASGI cannot; uvicorn's own cycle, whose method `send` is, can."""
+    cycle: Any = send.__self__  # type: ignore[attr-defined]
+    if how == "reset":
+        linger = struct.pack("ii", 1, 0)
+        cycle.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    cycle.transport.abort() if how == "reset" else cycle.transport.close()
+    while not cycle.disconnected:
+        await asyncio.sleep(0)
+
+
 async def _give(answer: Response, send: Send) -> None:
+    if answer.gone is not None:
+        await _end_connection(send, answer.gone)
+        return
     await send({"type": "http.response.start", "status": answer.status, "headers": _lower(answer.headers)})
     if answer.lost:
         half = answer.content[: max(1, len(answer.content) // 2)]
@@ -401,6 +450,14 @@ class EngineExchange(Exchange):
             "response_logprobs": None,
         }
 
+    def broken(self, fault: HopFault, answer: Any) -> Any:  # noqa: ARG002 - replaced
+        if fault.connection != "kept":
+            raise Disconnected(BROKEN_HOP_SAYS)
+        if self.op not in OPENAI:
+            raise ServerError(f"{fault.status}: {BROKEN_HOP_SAYS}")
+        kind = HTTPStatus(fault.status).phrase
+        return {"error": {"message": BROKEN_HOP_SAYS, "type": kind, "param": None, "code": fault.status}}
+
     def rename_parameters(self, rename: Callable[[str], str]) -> None:
         request = self._kwargs.get("request") or self._args[0]
         changed = dataclasses.replace(request, names=[rename(name) for name in request.names])
@@ -417,7 +474,14 @@ class FaultyEngine:
 
     def inject(self, fault: str | None) -> int:
         """Switch to another fault, or to none. Returns how often the previous one took effect. Raises `UnknownFault`."""
-        before, self.injection = self.injection, injection_of(fault)
+        return self._next(injection_of(fault))
+
+    def break_hop(self, fault: HopFault | None) -> int:
+        """As `inject`, with a fault that a scenario chose."""
+        return self._next(Injection(None if fault is None else of_hop(fault)))
+
+    def _next(self, chosen: Injection) -> int:
+        before, self.injection = self.injection, chosen
         before.over.set()
         return before.fired
 

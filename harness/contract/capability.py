@@ -107,5 +107,9 @@ class Capability(StrEnum):
     DELAYS = "delays"
     """The harness may delay what reaches the engines by a seeded schedule. SkyRL #904: calls of many callers and of the control
     plane meet at servers in any order."""
+    BROKEN_HOPS = "broken_hops"
+    """The harness may break requests on their way to a server, and their answers. SkyRL #904: requests are proxied to one server."""
+    BROKEN_ROUTER_HOP = "broken_router_hop"
+    """The same between the client and its router."""
     SCORE = "score"
     """Only the reference offers it: exact log-probabilities of given tokens under a policy version."""

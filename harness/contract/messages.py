@@ -476,6 +476,36 @@ class DelayRequest(Message, frozen=True, kw_only=True):
     seed: int | None = None
 
 
+class HopFault(Message, frozen=True, kw_only=True):
+    """What happens to requests of the data plane on one hop, once per server that the hop leads to."""
+
+    hop: Literal["router", "server"]
+    """Where the hop leads: from the client to the router, or to a server (from the router, or from a client without one)."""
+    moment: Literal["before", "after"] = "before"
+    """Before: the request goes no further. After: an engine has run it, and its answer is replaced."""
+    status: int = 500
+    body: Literal["vllm", "json", "html", "text", "empty", "cut"] = "vllm"
+    """The error as vLLM writes it, another JSON object, a page, plain text, nothing, or half a JSON object."""
+    connection: Literal["kept", "closed", "reset", "torn"] = "kept"
+    """Closed and reset: before the first byte of an answer. Torn: in the middle of its body."""
+
+
+BROKEN_HOP_SAYS = "the hop is broken"
+"""What an error of a broken hop says, in every kind of body that has a message."""
+
+
+class BreakHopRequest(Message, frozen=True, kw_only=True):
+    """From now on requests meet this fault. None: no longer."""
+
+    fault: HopFault | None = None
+
+
+class BreakHopResult(Message, frozen=True, kw_only=True):
+    """How often the previous fault took effect."""
+
+    struck: int
+
+
 class InjectRequest(Message, frozen=True, kw_only=True):
     """Switch to the seeded fault with this id (`harness.contract.faults.Fault.id`); None switches all faults off."""
 
@@ -669,6 +699,8 @@ METHODS: dict[str, Method] = {
         Method("kill_server", KillServerRequest, Empty, Capability.KILL_SERVER),
         # Makes messages wait at the engines. Each that waited is an observation.
         Method("delay", DelayRequest, Empty, Capability.DELAYS, plane=Plane.OUT_OF_BAND),
+        # Breaks requests between client, router and servers.
+        Method("break_hop", BreakHopRequest, BreakHopResult, Capability.BROKEN_HOPS, plane=Plane.OUT_OF_BAND),
         # Switches to another seeded fault, or to none.
         Method("inject", InjectRequest, InjectResult, plane=Plane.OUT_OF_BAND),
         Method("swap", SwapRequest, SwapResult, plane=Plane.OUT_OF_BAND),

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
+    BreakHopRequest,
+    BreakHopResult,
     CensusResult,
     DelayRequest,
     DetokenizeRequest,
@@ -22,6 +24,7 @@ from harness.contract.messages import (
     GymOutput,
     GymRequest,
     HealthResult,
+    HopFault,
     HttpRequest,
     HttpResponse,
     IsPausedResult,
@@ -74,6 +77,8 @@ class Calls(ABC):
         """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
         self._delayed = False
         """True while messages to the engines are delayed."""
+        self._broken = False
+        """True while a hop is broken."""
         self._formed = False
         """True while arguments of the client's methods are given in another form."""
         self._may_spoil = False
@@ -319,6 +324,11 @@ class Calls(ABC):
         """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
         self._delayed = seed is not None
         await self._call("delay", DelayRequest(seed=seed), Empty)
+
+    async def break_hop(self, fault: HopFault | None) -> int:
+        """Break requests by this fault, until the next clean room. Returns how often the previous one took effect. None ends that."""
+        self._broken = fault is not None
+        return (await self._call("break_hop", BreakHopRequest(fault=fault), BreakHopResult)).struck
 
     async def form(self, form: str | None) -> list[str]:
         """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that

@@ -323,6 +323,8 @@ class Stack(Calls):
         """Resume, wake up, sync policy version 0, empty the prefix cache. Then verify this and the instruments."""
         if self._delayed:
             await self.delay(None)
+        if self._broken:
+            await self.break_hop(None)
         if self._formed:
             await self.form(None)
         if self._paused:
