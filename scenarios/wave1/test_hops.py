@@ -12,7 +12,7 @@ from harness.contract.messages import HopFault
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
 
-PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 STATUSES = (400, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
 BODIES: tuple[Literal["json", "html", "text", "empty", "cut"], ...] = ("json", "html", "text", "empty", "cut")
 FAULTS: tuple[dict[str, Any], ...] = (
