@@ -15,7 +15,6 @@ import msgspec
 
 from harness.checks import trajectories
 from harness.checks.base import Evidence, Execution, kept
-from harness.contract.errors import CANCELLED
 from harness.contract.messages import METHODS, SessionId
 from harness.records.recording import Call, saying
 from harness.records.reference import EncodeRequest, Query, ReferenceBook, RenderRequest, Routed, UnansweredQuery
@@ -110,7 +109,7 @@ def said_by(body: dict[str, Any]) -> str:
 def queries(evidence: Evidence) -> Iterator[Query]:
     """The questions for the token ids of text and chat prompts."""
     for call in evidence.calls():
-        if (call.error is None or call.error.kind == CANCELLED) and call.method in WITH_ROWS:
+        if call.method in WITH_ROWS:
             yield from _text_queries(call)
     yield from trajectories.queries(evidence)
 
