@@ -39,10 +39,10 @@ def why(
 
 def test_a_call_that_fails_on_one_stack_only():
     empty, full = traces.generate([], []), traces.generate([[5]], [[6]])
-    assert of_failure(full, one_sided=False, died=True) == (Why.ERROR_CLASS,)
-    assert of_failure(empty, one_sided=True, died=False) == (Why.EMPTY_BATCH,)
-    assert of_failure(full, one_sided=True, died=True) == (Why.SERVER_DIED,)
-    assert of_failure(full, one_sided=True, died=False) == ()
+    assert of_failure(full, one_sided=False, met=(Why.HOP_BROKEN,)) == (Why.ERROR_CLASS,)
+    assert of_failure(empty, one_sided=True, met=()) == (Why.EMPTY_BATCH,)
+    assert of_failure(full, one_sided=True, met=(Why.SERVER_DIED,)) == (Why.SERVER_DIED,)
+    assert of_failure(full, one_sided=True, met=()) == ()
 
 
 @pytest.mark.parametrize(

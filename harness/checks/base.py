@@ -125,7 +125,6 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
     server: str
     request_id: str
-    parent_id: str | None
     prompt: tuple[int, ...]
     sampling_params: dict[str, Any]
     tokens: tuple[int, ...]
@@ -269,7 +268,6 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
         yield Execution(
             server=first.server,
             request_id=first.data["request_id"],
-            parent_id=first.data.get("parent_id"),
             prompt=tuple(first.data["prompt_token_ids"]),
             sampling_params=first.data["sampling_params"],
             tokens=tuple(tokens.get(at, ())),

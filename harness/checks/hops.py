@@ -15,7 +15,7 @@ from harness.records.recording import Call, saying
 BROKEN, AFTER = "broken", "after"
 """Labels of the call that meets the fault, and of plain ones after it."""
 MAY_REPEAT = {408, 429}
-"""RFC 9110, 15.5.9, and RFC 6585, 4: a client may send such a request again, so a repetition is no fault."""
+"""A client may send such a request again: RFC 9110, 15.5.9, says so of 408, and RFC 6585, 4, of 429 (Retry-After)."""
 REFUSED = range(400, 500)
 
 

@@ -86,6 +86,8 @@ class Why(StrEnum):
     """One stack refuses a batch without prompts; the other returns nothing for it."""
     SERVER_DIED = "dead-server-asked-or-left"
     """A server has died: the call fails on one stack; on the other it is asked again elsewhere."""
+    HOP_BROKEN = "broken-hop-asked-again-or-left"
+    """A call meets a broken hop: it fails on one stack; the other asks again, or has no such hop."""
     OTHER_SPREAD = "requests-on-other-servers"
     """The stacks spread the same number of requests over their servers in different ways."""
     ONE_BY_ONE = "rows-one-after-another"
@@ -198,13 +200,14 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     return found
 
 
-def of_failure(call: Call, *, one_sided: bool, died: bool) -> tuple[Why, ...]:
-    """Causes of a call that fails on both stacks in other ways, or on one of them. `died`: a server of each was killed before."""
+def of_failure(call: Call, *, one_sided: bool, met: tuple[Why, ...]) -> tuple[Why, ...]:
+    """Causes of a call that fails on both stacks in other ways, or on one of them. `met`: what the scenario broke for the call on
+    both stacks (`SERVER_DIED`, `HOP_BROKEN`)."""
     if not one_sided:
         return (Why.ERROR_CLASS,)
     if call.method == "generate" and not (call.request.get("prompt_token_ids") or call.request.get("prompts")):
         return (Why.EMPTY_BATCH,)
-    return (Why.SERVER_DIED,) if died else ()
+    return met
 
 
 def of_methods(baseline: str, candidate: str) -> tuple[Why, ...]:

@@ -41,14 +41,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     why: tuple[Why, ...]
     """Causes, if it differs."""
 
-    @property
-    def differs(self) -> bool:
-        return self.baseline != self.candidate
 
-
-def compare(left: Call, right: Call, again: Call | None, *, died: bool = False) -> Iterator[Compared]:
+def compare(left: Call, right: Call, again: Call | None, *, met: tuple[Why, ...] = ()) -> Iterator[Compared]:
     """Every place that is compared, equal or not. None if a recording has no forms, or the call failed before the client was asked.
-    `again` is the call of the baseline's twin, `died` as in `of_failure`."""
+    `again` is the call of the baseline's twin, `met` as in `of_failure`."""
     ours, theirs = _by_method(left), _by_method(right)
     if ours is None or theirs is None or not (ours or theirs):
         return
@@ -62,7 +58,7 @@ def compare(left: Call, right: Call, again: Call | None, *, died: bool = False) 
         why=of_methods(_called(ours), _called(theirs)),
     )
     refused = [error_of(call) is not None for call in (left, right)]
-    failure = of_failure(left, one_sided=not all(refused), died=died)
+    failure = of_failure(left, one_sided=not all(refused), met=met)
     sampled = left.method in DATA_PLANE and not deterministic(left)
     renamed = len(ours) == len(theirs) == 1
     for (name, mine), other in zip(ours.items(), theirs.values(), strict=True) if renamed else _shared(ours, theirs):

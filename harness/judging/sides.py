@@ -135,13 +135,13 @@ def lay_side_by_side(
     incomparable = 0
     for left, right in pairing.pairs:
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
-        died = _after_a_death(left, baseline) and _after_a_death(right, candidate)
+        met = tuple(why for why, by in BROKEN.items() if by(left, baseline) and by(right, candidate))
         if not any(wrong):
-            _forms(left, right, again.get(left.id), facets, died=died)
+            _forms(left, right, again.get(left.id), facets, met=met)
         if error_of(left) is not None or error_of(right) is not None:
             if not (given_up(left) and given_up(right)):
                 one_sided = error_of(left) is None or error_of(right) is None
-                errors.append((left, right, of_failure(left, one_sided=one_sided, died=died)))
+                errors.append((left, right, of_failure(left, one_sided=one_sided, met=met)))
             continue
         if any(None in rows for rows in wrong):
             continue
@@ -169,8 +169,18 @@ def _after_a_death(call: Call, evidence: Evidence) -> bool:
     return any(kill.ended_ns < call.ended_ns for kill in evidence.calls("kill_server") if kill.error is None)
 
 
-def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, died: bool) -> None:
-    for found in forms.compare(left, right, again, died=died):
+def on_a_broken_hop(call: Call, evidence: Evidence) -> bool:
+    """True if a hop was broken while the call began."""
+    before = [change for change in evidence.calls("break_hop") if change.ended_ns <= call.started_ns]
+    return bool(before) and before[-1].request.get("fault") is not None
+
+
+BROKEN = {Why.SERVER_DIED: _after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
+"""What a scenario breaks, and whether a call met it."""
+
+
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, met: tuple[Why, ...]) -> None:
+    for found in forms.compare(left, right, again, met=met):
         sides = found.baseline, found.candidate
         facets[found.facet].compare(found.place, sides, found.why, noisy=found.noisy, call=left)
 

@@ -184,3 +184,19 @@ def test_samples_may_be_children_of_one_request():
     assert scene.judge(CONSERVATION).status == "pass"
     scene.change(call, result=msgspec.to_builtins(call.result) | {"response_ids": [answers[0]] * 3})
     assert scene.judge(CONSERVATION).status == "fail"
+
+
+def test_a_chat_that_failed_after_its_engine_ran_is_no_stranger():
+    scene = Scene()
+    messages = [{"role": "user", "content": "hello"}]
+    prompt = traces.render(messages)
+    started = scene.pass_time()
+    scene.seen += traces.executed(
+        prompt, scene.reference.greedy(prompt, 4), params={"max_tokens": 4}, from_ns=scene.pass_time(), step_ns=STEP
+    )
+    about = {"started_ns": started, "ended_ns": scene.pass_time(9)}
+    lost = traces.error("ServerError", "the answer was lost")
+    scene.calls.append(
+        traces.openai("chat_completion", {"messages": messages, "max_tokens": 4}, None, error=lost, **about)
+    )
+    assert scene.judge(CONSERVATION).status == "pass"
