@@ -46,6 +46,20 @@ def test_a_call_that_fails_on_one_stack_only():
 
 
 @pytest.mark.parametrize(
+    ("place", "synced", "causes"),
+    [
+        ("choices[0].text", True, [Why.SYNC_IN_FLIGHT]),
+        ("choices[0].message.content", True, [Why.SYNC_IN_FLIGHT]),
+        ("choices[0].text", False, []),
+        ("usage.completion_tokens", True, []),
+        ("choices[0].finish_reason", True, []),
+    ],
+)
+def test_a_sync_changes_the_text_of_a_body_and_nothing_else_in_it(place, synced, causes):
+    assert why("outputs.bodies", "a b", "a c", place=place, method="completion", synced=synced) == causes
+
+
+@pytest.mark.parametrize(
     ("baseline", "candidate", "about", "causes"),
     [
         ("", "\N{REPLACEMENT CHARACTER}x", {"stopped": True, "tokens": 3}, [Why.CUT_CHARACTER, Why.STOP_TOKEN]),

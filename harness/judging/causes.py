@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from harness.contract.gym_rule import SPECIAL
-from harness.judging.facets import TEXT, TOKENS
+from harness.judging.facets import BODIES, TEXT, TOKENS
 from harness.records.forms import OR
 from harness.records.recording import Call
 
@@ -126,6 +126,8 @@ _TEXTS: dict[Why, Callable[[str, Call], str]] = {
     Why.STOP_STRING: _without_stop_strings,
 }
 """Cause → the text without what the cause adds to it."""
+MADE = (".text", ".message.content")
+"""Ends of the places of a body that hold what the model made."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -193,6 +195,8 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
             found = (Why.OTHER_TOKENS,)
         else:
             found = _of_texts(baseline, candidate, asked)
+    elif facet == BODIES and not one_sided and asked.synced and place.endswith(MADE):
+        found = (Why.SYNC_IN_FLIGHT,)
     elif one_sided and there[0] is None:
         found = (Why.NULL,)
     elif one_sided and "token_ids" in place:
