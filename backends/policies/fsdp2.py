@@ -1,6 +1,7 @@
 """A policy version as FSDP2 holds it: two ranks hold one shard each, and SkyRL's code gathers them for a weight sync.
 
-PyTorch's `fully_shard` makes the shards. SkyRL's `FSDPWeightExtractor` reads them. Runs in a stack's environment, on a CPU.
+PyTorch's `fully_shard` makes the shards. SkyRL's `FSDPWeightExtractor` reads them (0.4.0: `FsdpWeightSource`).
+Runs in a stack's environment, on a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ NEEDS_CUDA: dict[str, dict[str, Any]] = {
 def one_rank(held: ranks.Held, _rank: int) -> dict[str, Any]:
     """Returns the gathered parameters of the policy version, by Hugging Face's names, on every rank."""
     import torch
-    from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPWeightExtractor
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from transformers import AutoModelForCausalLM
@@ -32,12 +32,24 @@ def one_rank(held: ranks.Held, _rank: int) -> dict[str, Any]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    gathered = {
+    gathered = _gathered(model)
+    return {name: gathered[name] for name in tensors}
+
+
+def _gathered(model: Any) -> dict[str, Any]:
+    import torch
+
+    try:
+        from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPWeightExtractor
+    except ImportError:  # SkyRL 0.4.0
+        from skyrl.backends.skyrl_train.weight_sync.sources import FsdpWeightSource
+
+        return dict(FsdpWeightSource(model, torch.float32))
+    return {
         name: tensor
         for chunk in FSDPWeightExtractor(model).extract_weights(torch.float32)
         for name, tensor in zip(chunk.names, chunk.tensors, strict=True)
     }
-    return {name: gathered[name] for name in tensors}
 
 
 def main() -> None:

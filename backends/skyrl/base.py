@@ -1,4 +1,4 @@
-"""The base of SkyRL's two adapters: configuration, environment, trainer, taps, description. Written for skyrl 0.1.0 and 0.2.0,
+"""The base of SkyRL's two adapters: configuration, environment, trainer, taps, description. Written for skyrl 0.1.0 to 0.4.0,
 whose differences are in backends/skyrl/release.py.
 
 Every deviation from shipped SkyRL is a named patch or a note, and the report shows it.
@@ -128,6 +128,8 @@ SHARED_GPU_NOTE = (
     "{} engines share a GPU: SkyRL's entry point asks Ray for a whole one each. Each has a key-value cache of 1 GiB, since vLLM "
     "would otherwise measure free memory while its neighbours take theirs"
 )
+CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+CPU_WORKER_NOTE = f'worker_cls is "{CPU_WORKER}": where it is "auto", SkyRL takes its own GPU worker'
 GROUP_NOTE = (
     'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '
     'itself, it resolves "auto" to "disable"'
@@ -178,7 +180,8 @@ class SkyRLStack(VllmStack):
             request.model_path,
             request.policies,
             "cpu" if self.on_cpu else f"cuda:{self.devices.trainer}",
-            one_at_a_time=not self.release.packed,
+            packed=self.release.packed,
+            by_engine=self.release.trainer_engine,
         )
         self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in self.capabilities() else []
         self._description = await self._describe()
@@ -219,11 +222,13 @@ class SkyRLStack(VllmStack):
             patches.FIRST_RELEASE.apply()
         elif self.on_cpu:
             self.patches.append(TRAINER_PATCH)
-            self._trainer_on_cpu()
+            self._trainer_on_cpu(by_engine=self.release.trainer_engine)
         self._only_loopback()
 
     def sync_patches(self) -> Sequence[patches.Patch]:
-        return [patches.FIRST_RELEASE] if self.release.sync_by_extension else patches.NATIVE_SYNC_ON_CPU
+        if self.release.sync_by_extension:
+            return [patches.FIRST_RELEASE]
+        return patches.ENGINE_SYNC_ON_CPU if self.release.trainer_engine else patches.NATIVE_SYNC_ON_CPU
 
     @staticmethod
     def _only_loopback() -> None:
@@ -232,13 +237,18 @@ class SkyRLStack(VllmStack):
         services.get_node_ip_address = lambda *_args, **_kwargs: "127.0.0.1"
 
     @staticmethod
-    def _trainer_on_cpu() -> None:
+    def _trainer_on_cpu(*, by_engine: bool) -> None:
         import torch
 
-        from backends.vllm import gloo_transfer
-
         torch.cuda.current_device = lambda: "cpu"
-        gloo_transfer.use_in_trainer()
+        if by_engine:
+            from backends.vllm import gloo_engines
+
+            gloo_engines.use_in_trainer()
+        else:
+            from backends.vllm import gloo_transfer
+
+            gloo_transfer.use_in_trainer()
 
     def _configuration(self) -> Any:
         """SkyRL's own configuration object for this topology."""
@@ -260,8 +270,9 @@ class SkyRLStack(VllmStack):
         if topology.expert_parallel:
             engine.expert_parallel_size = topology.tensor_parallel * topology.data_parallel
         engine.model_dtype = request.dtype
-        engine.override_existing_update_group = "enable"
-        self.notes += [] if self.remote else [GROUP_NOTE]
+        if self.release.update_group_option:
+            engine.override_existing_update_group = "enable"
+            self.notes += [] if self.remote else [GROUP_NOTE]
         if topology.quantization is not None:
             engine.served_model_name = request.model_path  # not the path of the twin
         engine.enforce_eager = not request.cuda_graphs
@@ -276,6 +287,9 @@ class SkyRLStack(VllmStack):
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05
             extra["num_gpu_blocks_override"] = 256
+            if self.release.trainer_engine:
+                extra["worker_cls"] = CPU_WORKER
+                self.notes.append(CPU_WORKER_NOTE)
             if self.colocated:
                 self.notes.append("sleep is accepted on CPU but releases no memory; enable_sleep_mode is off there")
         else:

@@ -1,4 +1,4 @@
-"""SkyRL's new HTTP stack: ServerGroup + router + RemoteInferenceClient (SkyRL #899, #904). Written for skyrl 0.1.0 and 0.2.0."""
+"""SkyRL's new HTTP stack: ServerGroup + router + RemoteInferenceClient (SkyRL #899, #904). Written for skyrl 0.1.0 to 0.4.0."""
 
 from __future__ import annotations
 
@@ -353,7 +353,11 @@ class HttpStack(SkyRLStack):
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
-        await self.client_of(request.name).update_lora_from_disk(folder)
+        client = self.client_of(request.name)
+        if self.release.adapters_in_requests:
+            await client.load_lora_adapter(request.name, folder)
+        else:
+            await client.update_lora_from_disk(folder)
 
     async def forget_adapters(self, request: Empty) -> None:
         """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the

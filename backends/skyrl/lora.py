@@ -1,4 +1,5 @@
 """LoRA adapters as SkyRL loads and serves them. Written for skyrl 0.2.0. The client of 0.1.0's HTTP stack has no call for them.
+That of 0.3.0 and later loads them under names (`load_lora_adapter`), and a request names its model.
 
 Both stacks start engines with `max_loras=1` if the configuration has a LoRA rank. They read an adapter from a folder that the
 trainer writes (`lora_sync_path`), the same folder at each sync.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.policies import lora
+from backends.skyrl.release import installed
 from harness.contract.capability import Capability
 
 OF_ADAPTERS = frozenset(
@@ -66,5 +68,6 @@ class Adapters:
         """The HTTP client of an adapter: a pickled copy of `base` with the adapter's name."""
         if name not in self.clients:
             self.clients[name] = pickle.loads(pickle.dumps(base))
-            self.clients[name].active_lora_name = name
+            own = "model_name" if installed().adapters_in_requests else "active_lora_name"
+            setattr(self.clients[name], own, name)
         return self.clients[name]

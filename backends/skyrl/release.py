@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -42,11 +43,33 @@ class Release:
     """True if get_world_size() returns a pair: the total over all servers, and the size of each."""
     resolved_placement: bool
     """True if engines take a `ResolvedPlacementGroup`."""
+    update_group_option: bool
+    """True if the configuration has `override_existing_update_group`."""
+    adapters_in_requests: bool
+    """True if adapters are loaded under names, and a request names its own. Otherwise a client has one active adapter."""
+    server: str
+    """Module of the standalone server."""
+    extension: str
+    """SkyRL's worker extension for external servers."""
+    ray_statistics: bool
+    """True if a server's actor reports statistics to Ray unless it is told not to."""
+    trainer_engine: bool
+    """True if vLLM's trainer engine sends weights. Otherwise SkyRL's transfer strategy does."""
     endpoints: tuple[str, ...]
     """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
 
-RELEASES = (
+BOTH_STACKS: dict[str, Any] = {
+    "update_group_option": True,
+    "adapters_in_requests": False,
+    "server": "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server",
+    "extension": "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap",
+    "ray_statistics": False,
+    "trainer_engine": False,
+}
+"""What the releases with a legacy stack have in common."""
+
+RELEASES = [
     Release(
         since="0.1.0",
         own_router=True,
@@ -59,6 +82,7 @@ RELEASES = (
         pause_modes={"abort": "abort", "wait": "finish"},
         sizes=False,
         resolved_placement=False,
+        **BOTH_STACKS,
         # SkyRL's own server actor has the last four; an external server lacks them.
         endpoints=(
             "/inference/v1/generate",
@@ -83,6 +107,7 @@ RELEASES = (
         pause_modes=None,
         sizes=True,
         resolved_placement=True,
+        **BOTH_STACKS,
         endpoints=(
             "/inference/v1/generate",
             "/skyrl/v1/generate",
@@ -95,7 +120,19 @@ RELEASES = (
             "/update_weights",
         ),
     ),
+]
+RELEASES.append(
+    replace(
+        RELEASES[-1],
+        since="0.3.0",
+        update_group_option=False,
+        adapters_in_requests=True,
+        server="skyrl.backends.skyrl_train.inference_servers.vllm_server_actor",
+        extension="skyrl.backends.skyrl_train.inference_servers.new_inference_worker_wrap.NewInferenceWorkerWrap",
+        ray_statistics=True,
+    )
 )
+RELEASES.append(replace(RELEASES[-1], since="0.4.0", trainer_engine=True))
 
 
 @cache

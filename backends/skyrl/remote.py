@@ -21,8 +21,8 @@ from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
 
-SERVER = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
-EXTENSION = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
+TRANSFER = {False: "nccl", True: "skyrl_nccl"}
+"""Weight transfer backend of an external server, by whether vLLM's trainer engine sends."""
 
 
 class PortTaken(StartFailed):
@@ -76,7 +76,7 @@ class RemoteServers:
         command = [
             sys.executable,
             "-m",
-            SERVER,
+            installed().server,
             "--model",
             request.model_path,
             "--host",
@@ -88,13 +88,14 @@ class RemoteServers:
         command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
-        command += ["--worker-extension-cls", EXTENSION] if self._extended else []
+        command += ["--worker-extension-cls", installed().extension] if self._extended else []
         if not installed().sync_by_extension:
-            command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+            command += ["--weight-transfer-config", json.dumps({"backend": TRANSFER[installed().trainer_engine]})]
         command += ["--uvicorn-log-level", "warning"]
         if self._on_cpu:
             executor = "uni" if request.topology.tensor_parallel == 1 else "mp"
             command += ["--num-gpu-blocks-override", "256", "--distributed-executor-backend", executor]
+            command += ["--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"] if installed().trainer_engine else []
         return command
 
     def _port(self, index: int) -> int:

@@ -65,6 +65,12 @@ def _gloo_weight_transfer() -> None:
     WeightTransferEngineFactory._registry["nccl"] = load
 
 
+def _gloo_engines() -> None:
+    from backends.vllm import gloo_engines
+
+    gloo_engines.use_in_engine()
+
+
 def _plain_experts() -> None:
     from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
 
@@ -287,6 +293,17 @@ NATIVE_SYNC_ON_CPU = (
 )
 """Applied in addition if the release syncs by vLLM's own weight transfer (SkyRL 0.2.0)."""
 
+ENGINE_SYNC_ON_CPU = (
+    *NATIVE_SYNC_ON_CPU[:2],
+    Patch(
+        "gloo-weight-transfer-engines",
+        "NCCL needs GPUs: vLLM's classes of both sides, from which SkyRL derives its own, speak gloo",
+        "vllm 0.30.0",
+        _gloo_engines,
+    ),
+)
+"""Applied instead of these if vLLM's trainer engine sends (SkyRL 0.4.0)."""
+
 EXPERTS_ON_CPU = (
     Patch(
         "plain-experts",
@@ -380,6 +397,7 @@ BY_NAME: dict[str, Patch] = {
     for patch in (
         *CPU,
         *NATIVE_SYNC_ON_CPU,
+        *ENGINE_SYNC_ON_CPU,
         *EXPERTS_ON_CPU,
         LORA_ON_CPU,
         LEGACY_CPU,

@@ -65,6 +65,9 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
         found |= {Capability.NATIVE_WEIGHT_SYNC} & promised
     if _asked_at_once(own) > REQUEST_CAP * len(trace.header.servers):
         found |= {Capability.REQUEST_CAP} & promised
+    breaks = [call.request.get("fault") or {} for call in own if call.method == "break_hop"]
+    if any(fault.get("hop") == "router" for fault in breaks):
+        found |= {Capability.BROKEN_ROUTER_HOP} & promised
     if any(worker["transport"] == "ipc" for worker in _workers(own)):
         found.add(Capability.CUDA_IPC)
     return found | _of_adapters(own, answered)
