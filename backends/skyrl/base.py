@@ -183,6 +183,8 @@ class SkyRLStack(VllmStack):
             packed=self.release.packed,
             by_engine=self.release.trainer_engine,
         )
+        assumed = release.assumed(installed(("skyrl",)).get("skyrl", "without a version"))
+        self.notes += [assumed] if assumed is not None else []
         self.notes += [MEGATRON_NOTE] if Capability.MEGATRON_TRAINER in self.capabilities() else []
         self._description = await self._describe()
         return self._description

@@ -137,10 +137,21 @@ RELEASES.append(replace(RELEASES[-1], since="0.4.0", trainer_engine=True))
 
 @cache
 def installed() -> Release:
-    """The traits of the installed release. A checkout without a version has the newest row's traits."""
+    """The traits of the installed release. A checkout without a version has the newest row's traits, and so has a newer release."""
     try:
         version = Version(importlib.metadata.version("skyrl"))
     except (importlib.metadata.PackageNotFoundError, InvalidVersion):
         return RELEASES[-1]
     before = [release for release in RELEASES if Version(release.since) <= version]
     return before[-1] if before else RELEASES[0]
+
+
+def assumed(version: str) -> str | None:
+    """What to say of a SkyRL that is newer than the newest row, or has no readable version; None for one that has been described."""
+    newest = Version(RELEASES[-1].since)
+    try:
+        if Version(version).release[:2] <= newest.release[:2]:
+            return None
+    except InvalidVersion:
+        pass
+    return f"SkyRL {version} has no row in backends/skyrl/release.py: it is started as {newest} is"
