@@ -37,6 +37,7 @@ from harness.contract.messages import (
     SampleRequest,
     TokenizeRequest,
     TokenizeResult,
+    UnloadLoraRequest,
     WorldSizeResult,
 )
 from harness.driving import probing, raw
@@ -358,6 +359,9 @@ class HttpStack(SkyRLStack):
             await client.load_lora_adapter(request.name, folder)
         else:
             await client.update_lora_from_disk(folder)
+
+    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> None:
+        await self.client.unload_lora_adapter(request.name)
 
     async def forget_adapters(self, request: Empty) -> None:
         """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the
