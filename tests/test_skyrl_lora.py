@@ -13,8 +13,9 @@ from backends.policies import lora
 from backends.skyrl.http import HttpStack
 from backends.skyrl.legacy import LegacyStack
 from backends.skyrl.lora import Adapters
+from backends.skyrl.release import RELEASES
 from harness.contract.capability import Capability
-from harness.contract.messages import Empty, LoadLoraRequest, OpenAIRequest, StartRequest
+from harness.contract.messages import Empty, LoadLoraRequest, OpenAIRequest, StartRequest, UnloadLoraRequest
 from harness.contract.topology import topology
 
 
@@ -33,7 +34,7 @@ class Client:
         self.closed = True
 
 
-def made(kind, tmp_path, name: str):
+def made(kind, tmp_path, name: str, since: str = "0.2.0"):
     stack = kind()
     stack.request = StartRequest(
         target="t",
@@ -43,6 +44,7 @@ def made(kind, tmp_path, name: str):
         scratch=str(tmp_path),
         logs=str(tmp_path),
     )
+    stack.release = next(release for release in RELEASES if release.since == since)
     stack.adapters = Adapters(str(tmp_path), "/model")
     stack.client = Client()
     stack.has_experts = False
@@ -126,3 +128,28 @@ def test_legacy_knows_no_name_of_an_adapter(tmp_path):
     assert (asked("policy"), asked("/model"), asked("nobody")) == ("/model", "/model", "nobody")
     stack._loaded = None
     assert asked("policy") == "policy"
+
+
+@dataclass
+class NamingClient:
+    """The same of 0.3.0's: adapters have names, and a request names its model."""
+
+    model_name: str = "/model"
+    loaded: list[tuple[str, str]] = field(default_factory=list)
+    unloaded: list[str] = field(default_factory=list)
+
+    async def load_lora_adapter(self, name: str, path: str) -> None:
+        self.loaded.append((name, path))
+
+    async def unload_lora_adapter(self, name: str) -> None:
+        self.unloaded.append(name)
+
+
+def test_a_later_client_loads_and_unloads_by_name(tmp_path, written):
+    stack = made(HttpStack, tmp_path, "lora", since="0.3.0")
+    stack.client = NamingClient()
+    asyncio.run(stack.load_lora_adapter(LoadLoraRequest(name="a", version=1)))
+    assert stack.client_of("a").model_name == "a"
+    assert stack.client_of("a").loaded == [("a", str(written[0][0]))]
+    asyncio.run(stack.unload_lora_adapter(UnloadLoraRequest(name="a")))
+    assert stack.client.unloaded == ["a"]

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from backends.policies import lora
-from backends.skyrl.release import installed
 from harness.contract.capability import Capability
 
 OF_ADAPTERS = frozenset(
@@ -68,6 +67,7 @@ class Adapters:
         """The HTTP client of an adapter: a pickled copy of `base` with the adapter's name."""
         if name not in self.clients:
             self.clients[name] = pickle.loads(pickle.dumps(base))
-            own = "model_name" if installed().adapters_in_requests else "active_lora_name"
+            # from 0.3.0 on a client has no active adapter, and its requests name a model
+            own = "active_lora_name" if hasattr(base, "active_lora_name") else "model_name"
             setattr(self.clients[name], own, name)
         return self.clients[name]
