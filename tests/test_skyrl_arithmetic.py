@@ -61,7 +61,7 @@ def test_every_process_of_the_stack_inherits_choice_and_deadline(asked, variable
     made.request = msgspec.structs.replace(made.request, logs=str(tmp_path))
     monkeypatch.setattr(os, "environ", {**os.environ, BATCH_INVARIANT: "of the user's shell"})
     monkeypatch.setattr(SkyRLStack, "vllm_patches", lambda _: [])
-    monkeypatch.setattr(SkyRLStack, "_trainer_on_cpu", staticmethod(lambda: None))
+    monkeypatch.setattr(SkyRLStack, "_trainer_on_cpu", staticmethod(lambda **_: None))
     monkeypatch.setattr(SkyRLStack, "_only_loopback", staticmethod(lambda: None))
     made._prepare_process()
     assert os.environ[BATCH_INVARIANT] == variable
