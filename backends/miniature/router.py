@@ -63,8 +63,7 @@ class Router:
     ) -> Output:
         """Send one request to its session's server, or to `engine`. Raises EngineDead if that server, or every server, is dead."""
         await asyncio.sleep(HOP_S * (1 + self._random.random()))
-        chosen = self.server_of(session) if engine is None else engine
-        return await self.forward(chosen, prompt, params, **more)
+        return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         fault = self.strikes(engine, params)

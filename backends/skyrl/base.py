@@ -18,7 +18,7 @@ import httpx
 
 from backends.skyrl import endpoint, exposed, gym, lora, release
 from backends.skyrl.actors import shipped_hosts
-from backends.skyrl.release import EXPERTS
+from backends.skyrl.release import CPU_WORKER, EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
@@ -128,7 +128,6 @@ SHARED_GPU_NOTE = (
     "{} engines share a GPU: SkyRL's entry point asks Ray for a whole one each. Each has a key-value cache of 1 GiB, since vLLM "
     "would otherwise measure free memory while its neighbours take theirs"
 )
-CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 CPU_WORKER_NOTE = f'worker_cls is "{CPU_WORKER}": where it is "auto", SkyRL takes its own GPU worker'
 GROUP_NOTE = (
     'override_existing_update_group is "enable", so that a trainer whose sync failed joins anew; for engines that SkyRL starts '

@@ -10,10 +10,10 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 EXPERTS = "enable_return_routed_experts"
 """The engine option that makes answers include their routed experts."""
 
@@ -43,31 +43,21 @@ class Release:
     """True if get_world_size() returns a pair: the total over all servers, and the size of each."""
     resolved_placement: bool
     """True if engines take a `ResolvedPlacementGroup`."""
-    update_group_option: bool
+    update_group_option: bool = True
     """True if the configuration has `override_existing_update_group`."""
-    adapters_in_requests: bool
+    adapters_in_requests: bool = False
     """True if adapters are loaded under names, and a request names its own. Otherwise a client has one active adapter."""
-    server: str
+    server: str = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
     """Module of the standalone server."""
-    extension: str
+    extension: str = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
     """SkyRL's worker extension for external servers."""
-    ray_statistics: bool
+    ray_statistics: bool = False
     """True if a server's actor reports statistics to Ray unless it is told not to."""
-    trainer_engine: bool
+    trainer_engine: bool = False
     """True if vLLM's trainer engine sends weights. Otherwise SkyRL's transfer strategy does."""
     endpoints: tuple[str, ...]
     """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
-
-BOTH_STACKS: dict[str, Any] = {
-    "update_group_option": True,
-    "adapters_in_requests": False,
-    "server": "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server",
-    "extension": "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap",
-    "ray_statistics": False,
-    "trainer_engine": False,
-}
-"""What the releases with a legacy stack have in common."""
 
 RELEASES = [
     Release(
@@ -82,7 +72,6 @@ RELEASES = [
         pause_modes={"abort": "abort", "wait": "finish"},
         sizes=False,
         resolved_placement=False,
-        **BOTH_STACKS,
         # SkyRL's own server actor has the last four; an external server lacks them.
         endpoints=(
             "/inference/v1/generate",
@@ -107,7 +96,6 @@ RELEASES = [
         pause_modes=None,
         sizes=True,
         resolved_placement=True,
-        **BOTH_STACKS,
         endpoints=(
             "/inference/v1/generate",
             "/skyrl/v1/generate",

@@ -16,13 +16,10 @@ from pathlib import Path
 
 import httpx
 
-from backends.skyrl.release import installed
+from backends.skyrl.release import CPU_WORKER, installed
 from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
-
-TRANSFER = {False: "nccl", True: "skyrl_nccl"}
-"""Weight transfer backend of an external server, by whether vLLM's trainer engine sends."""
 
 
 class PortTaken(StartFailed):
@@ -90,12 +87,13 @@ class RemoteServers:
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
         command += ["--worker-extension-cls", installed().extension] if self._extended else []
         if not installed().sync_by_extension:
-            command += ["--weight-transfer-config", json.dumps({"backend": TRANSFER[installed().trainer_engine]})]
+            backend = "skyrl_nccl" if installed().trainer_engine else "nccl"
+            command += ["--weight-transfer-config", json.dumps({"backend": backend})]
         command += ["--uvicorn-log-level", "warning"]
         if self._on_cpu:
             executor = "uni" if request.topology.tensor_parallel == 1 else "mp"
             command += ["--num-gpu-blocks-override", "256", "--distributed-executor-backend", executor]
-            command += ["--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"] if installed().trainer_engine else []
+            command += ["--worker-cls", CPU_WORKER] if installed().trainer_engine else []
         return command
 
     def _port(self, index: int) -> int:

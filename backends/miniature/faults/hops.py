@@ -10,32 +10,36 @@ from backends.miniature.router import HopBroken, Router
 from harness.contract.faults import Fact
 
 
-@seeded("hop_error_repeated", "refused", caught_by=["broken_hops", "conservation"])
-class RefusedIsSentAgain(Router):
-    """A request that a server refused is sent again."""
+class _SendsAgain(Router):
+    """Sends a request again after some errors of a hop."""
+
+    def repeats(self, error: HopBroken) -> bool:
+        raise NotImplementedError
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         try:
             return await super().forward(engine, prompt, params, **more)
         except HopBroken as e:
-            if e.status not in range(400, 500):
+            if not self.repeats(e):
                 raise
             self.fired += 1
             return await super().forward(engine, prompt, params, **more)
+
+
+@seeded("hop_error_repeated", "refused", caught_by=["broken_hops", "conservation"])
+class RefusedIsSentAgain(_SendsAgain):
+    """A request that a server refused is sent again."""
+
+    def repeats(self, error: HopBroken) -> bool:
+        return error.status in range(400, 500)
 
 
 @seeded("hop_error_repeated", "after_execution", caught_by=["broken_hops", "conservation"])
-class AnswerLostIsComputedAgain(Router):
+class AnswerLostIsComputedAgain(_SendsAgain):
     """A request whose connection broke is sent again, although an engine has run it."""
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        try:
-            return await super().forward(engine, prompt, params, **more)
-        except HopBroken as e:
-            if e.status is not None:
-                raise
-            self.fired += 1
-            return await super().forward(engine, prompt, params, **more)
+    def repeats(self, error: HopBroken) -> bool:
+        return error.status is None
 
 
 @seeded("hop_error_loses_its_cause", caught_by=["broken_hops"])
