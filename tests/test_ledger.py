@@ -266,6 +266,32 @@ def test_an_entry_about_a_pair_holds_where_either_side_is_a_release_under_anothe
     assert known(apply(held, [verdict(target=LEGACY, baseline=LOCAL, status="regression")], TODAY)[0]) == [None]
 
 
+LATER = "skyrl-0.4.0:http"
+
+
+def test_an_entry_holds_for_another_release_with_a_place_there_and_is_judged_there_alone(tmp_path):
+    entries = ledger(tmp_path, ("cap = 2", f'cap = 1\nalso."{LATER}" = "skyrl/client.py:30"'))
+    judged = [verdict(), verdict(target=LATER)]
+    assert known(apply(entries, judged, TODAY)[0]) == ["stop-text"] * 2, "each release has a cap of its own"
+    mended = [verdict(), verdict(target=LATER, status="pass", reason="")]
+    verdicts, [problem] = apply(entries, mended, TODAY)
+    assert (known(verdicts), problem.entry) == (["stop-text", None], "stop-text")
+    assert f"matches nothing on {LATER}" in problem.problem
+    assert [(use.target, use.explained, use.stale) for use in uses(entries, {"run": verdicts})] == [
+        (HTTP, 1, False),
+        (LATER, 0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stack", "place", "says"),
+    [(LATER, "somewhere", "also.*somewhere"), (HTTP, "client.py:30", "targets"), ("*:http", "client.py:30", "targets")],
+)
+def test_another_release_without_a_place_or_named_twice_is_refused(tmp_path, stack, place, says):
+    with pytest.raises(LedgerError, match=f"stop-text.*{says}"):
+        ledger(tmp_path, ("cap = 2", f'cap = 2\nalso."{stack}" = "{place}"'))
+
+
 def test_an_own_stack_that_mended_a_difference_does_not_make_its_entry_stale(tmp_path):
     held = ledger(tmp_path).holding_for({LOCAL: HTTP})
     mended = verdict(target=LOCAL, status="pass", reason="")
@@ -281,10 +307,10 @@ def test_runs_together_show_what_each_entry_explains(tmp_path):
     tuesday, _ = apply(entries, [verdict("b", status="pass", reason="")], TODAY)
     blind = verdict(check="stops.idle", status="untestable", reason="tap is blind")
     found = uses(entries, {"monday": monday, "tuesday": [*tuesday, blind]})
-    assert [(use.entry, use.judged, use.explained, use.runs) for use in found] == [
-        ("stop-text", 3, 2, ["monday"]),
-        ("gone", 1, 0, []),
-        ("idle", 0, 0, []),
+    assert [(use.entry, use.target, use.judged, use.explained, use.runs) for use in found] == [
+        ("stop-text", HTTP, 3, 2, ["monday"]),
+        ("gone", HTTP, 1, 0, []),
+        ("idle", HTTP, 0, 0, []),
     ]
     assert [use.stale for use in found] == [False, True, False]
 

@@ -656,12 +656,13 @@ def used_entries(
     from harness.judging.ledger import load, uses
 
     found = uses(load(), {name: _read_report(run_folder(name)).verdicts for name in runs})
-    width = max((len(use.entry) for use in found), default=0)
-    typer.echo(f"{'entry':<{width}}  explains  judged  runs")
-    for use in found:
+    names = [f"{use.entry} ({use.target})" for use in found]
+    width = max(map(len, names), default=0)
+    typer.echo(f"{'entry (target)':<{width}}  explains  judged  runs")
+    for name, use in zip(names, found, strict=True):
         said = "explains nothing: remove it" if use.stale else "" if use.judged else "nothing about it was judged"
         in_runs = f"{len(use.runs)} of {len(runs)}"
-        typer.echo(f"{use.entry:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
+        typer.echo(f"{name:<{width}}  {use.explained:>8}  {use.judged:>6}  {in_runs:<8}{said}".rstrip())
     stale, unjudged = sum(use.stale for use in found), sum(not use.judged for use in found)
     typer.echo(
         f"{len(found)} entries: {len(found) - stale - unjudged} explain something, {stale} were judged and explain nothing, "

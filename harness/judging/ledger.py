@@ -25,8 +25,10 @@ from harness.records.verdict import Conformance, LedgerProblem, Parity, Verdict
 IDENTITY = re.compile(r"[a-z0-9][a-z0-9.-]*")
 SOURCE = re.compile(r"[\w./-]+\.\w+:\d+.*\s\S.*", re.DOTALL)
 """A file and line of the released source, and words about it."""
-Claims = dict[tuple[str, ...], list[str]]
-"""An entry's id and targets → the verdicts that it explains, also those beyond its cap."""
+PLACE = re.compile(r"[\w./-]+\.\w+:\d+(:.*\S)?", re.DOTALL)
+"""A file and line of another release's source; words only if they differ."""
+Claims = dict[tuple[str, str], list[str]]
+"""An entry's id and target → the verdicts that it explains, also those beyond its cap."""
 UNLIKELY = "\x00a reason that no check gives\x00"
 
 
@@ -45,9 +47,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
     topology: str = "*"
     status: Literal["fail", "regression", "both-wrong", "missing", "untestable"] | None = None
+    also: dict[str, str] = {}
+    """Other stacks or pairs that have the difference, and where the cause stands in their release."""
     link: str | None = None
     blocks_removal: bool = True
     race: str | None = None
+
+    @property
+    def stacks(self) -> list[str]:
+        """All stacks and pairs that have the difference."""
+        return [*self.targets, *self.also]
+
+    @property
+    def each(self) -> list[Entry]:
+        """The entry for each stack or pair. Each copy has the whole cap, and becomes stale alone."""
+        return [msgspec.structs.replace(self, targets=[stack], also={}) for stack in self.stacks]
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
@@ -58,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def at(self, scenario: str, topology: str, stack: str) -> bool:
         """True if the entry has this scenario, topology, and stack or pair."""
-        return stack in self.targets and fnmatchcase(scenario, self.scenario) and fnmatchcase(topology, self.topology)
+        return stack in self.stacks and fnmatchcase(scenario, self.scenario) and fnmatchcase(topology, self.topology)
 
     def settled_by(self, verdict: Verdict) -> bool:
         """True if the verdict is about the entry and shows whether its difference is still there."""
@@ -96,18 +110,18 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     def holding_for(self, released: Mapping[str, str | None]) -> Ledger:
         """The ledger whose entries also hold for these: target → the released target that it is (None: no entry holds).
 
-        Each stack or pair gets a copy of the entry with its share of the cap. A pair may have one side under its own name.
+        Each stack or pair gets a copy of the entry. A pair may have one side under its own name.
         """
         names: dict[str, list[str]] = {}
         for target, release in released.items():
             if release is not None:
                 names.setdefault(release, []).append(target)
         borrowed = (
-            msgspec.structs.replace(entry, targets=[other], cap=-(-entry.cap // len(entry.targets)))
+            msgspec.structs.replace(one, targets=[other])
             for entry in self.entries
-            for target in entry.targets
-            for sides in product(*([side, *names.get(side, ())] for side in target.split("~")))
-            if (other := "~".join(sides)) != target
+            for one in entry.each
+            for sides in product(*([side, *names.get(side, ())] for side in one.targets[0].split("~")))
+            if (other := "~".join(sides)) != one.targets[0]
         )
         return msgspec.structs.replace(self, borrowed=tuple(borrowed))
 
@@ -161,9 +175,9 @@ def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
             yield field, "is empty", "say it, or leave it out if it is optional"
     if entry.cap < 1:
         yield "cap", f"is {entry.cap}", "say how many verdicts the entry may explain, at least 1"
-    if not entry.targets or len(set(entry.targets)) != len(entry.targets):
-        yield "targets", f"is {entry.targets}", 'name each stack, or pair "baseline~candidate", once'
-    for target in entry.targets:
+    if not entry.targets or len(set(entry.stacks)) != len(entry.stacks):
+        yield "targets", f"is {entry.stacks}", 'name each stack, or pair "baseline~candidate", once'
+    for target in entry.stacks:
         if not target.strip("~ ") or target.count("~") > 1 or "*" in target:
             yield "targets", f"holds {target!r}", 'write "skyrl-0.2.0:http" or "skyrl-0.2.0:legacy~skyrl-0.2.0:http"'
     try:
@@ -175,6 +189,9 @@ def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
             yield "reason", f"{entry.reason!r} matches any reason", "write what the verdict says"
     if not SOURCE.fullmatch(entry.source):
         yield "source", f"is {entry.source!r}", 'write "file.py:123: what the released code does there"'
+    for target, place in entry.also.items():
+        if not PLACE.fullmatch(place):
+            yield "also", f"says {place!r} of {target}", 'write "file.py:123", where the cause stands in that release'
     if entry.link is not None and not entry.link.startswith(("https://", "http://")):
         yield "link", f"is {entry.link!r}", "give an https:// address"
 
@@ -188,7 +205,7 @@ def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:
             )
     seen: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
-        for target in entry.targets:
+        for target in entry.stacks:
             match = (entry.scenario, entry.check, entry.topology, entry.status, entry.reason, target)
             if match in seen:
                 raise LedgerError(
@@ -207,9 +224,10 @@ def apply(
     gives the same answer. Entries without a judged verdict in this run are left alone. `elsewhere` names scenarios that
     were not driven in each of their topologies; an entry whose pattern covers one of them is called neither stale nor changed.
     """
-    live = [entry for entry in (*ledger.entries, *ledger.borrowed) if entry.expires >= today]
+    own = [one for entry in ledger.entries for one in entry.each if entry.expires >= today]
+    live = [*own, *(entry for entry in ledger.borrowed if entry.expires >= today)]
     known: dict[str, str] = {}
-    claims: Claims = {(entry.id, *entry.targets): [] for entry in live}
+    claims: Claims = {(entry.id, entry.targets[0]): [] for entry in live}
     problems = [
         LedgerProblem(
             entry=entry.id,
@@ -231,10 +249,10 @@ def apply(
         elif verdict.red:
             explained[verdict.id] = _claim(verdict, live, claims, problems)
             known |= _known(verdict, explained[verdict.id])
-    for entry in live:
-        claimed = claims[entry.id, *entry.targets]
+    for number, entry in enumerate(live):
+        claimed = claims[entry.id, entry.targets[0]]
         problems.extend(_over_cap(entry, claimed))
-        if not claimed and entry in ledger.entries and not entry.race and not entry.may_be_about(elsewhere):
+        if not claimed and number < len(own) and not entry.race and not entry.may_be_about(elsewhere):
             problems.extend(_stale(entry, verdicts, known))
     told = [msgspec.structs.replace(v, known=known.get(v.id), explained=explained.get(v.id, {})) for v in verdicts]
     return told, list(dict.fromkeys(problems))
@@ -251,6 +269,8 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     """What several runs together show about an entry."""
 
     entry: str
+    target: str
+    """The stack or pair that it is about here."""
     judged: int
     """Number of verdicts that show whether its difference is still there."""
     explained: int
@@ -267,7 +287,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uses(ledger: Ledger, runs: Mapping[str, Sequence[Verdict]]) -> list[Use]:
-    """Each entry with its use in these runs (name → verdicts to which the ledger was applied), in the order of the file.
+    """The use of each entry, for each of its targets, in these runs: name → verdicts to which the ledger was applied.
 
     Raises `LedgerError` for a verdict that is explained by an entry that the ledger does not have.
     """
@@ -277,7 +297,7 @@ def uses(ledger: Ledger, runs: Mapping[str, Sequence[Verdict]]) -> list[Use]:
                 f"run {run} was judged with entries that the ledger lacks: {', '.join(lost)}",
                 next_step=f"judge it again with this ledger: parity judge {run}",
             )
-    return [_use(entry, runs) for entry in ledger.entries]
+    return [_use(one, runs) for entry in ledger.entries for one in entry.each]
 
 
 def _needed(verdict: Verdict) -> set[str]:
@@ -286,10 +306,17 @@ def _needed(verdict: Verdict) -> set[str]:
 
 
 def _use(entry: Entry, runs: Mapping[str, Sequence[Verdict]]) -> Use:
-    explained = {run: sum(entry.id in _needed(v) for v in verdicts) for run, verdicts in runs.items()}
-    settled = (v for verdicts in runs.values() for v in verdicts if entry.id in _needed(v) or entry.settled_by(v))
+    [target] = entry.targets
+
+    def needs(verdict: Verdict) -> bool:
+        sides = (verdict.target, verdict.baseline, f"{verdict.baseline}~{verdict.target}")
+        return entry.id in _needed(verdict) and target in sides
+
+    explained = {run: sum(map(needs, verdicts)) for run, verdicts in runs.items()}
+    settled = (v for verdicts in runs.values() for v in verdicts if needs(v) or entry.settled_by(v))
     return Use(
         entry=entry.id,
+        target=target,
         judged=sum(1 for _ in settled),
         explained=sum(explained.values()),
         runs=[run for run, count in explained.items() if count],
@@ -311,7 +338,7 @@ def _claim(verdict: Verdict, live: Sequence[Entry], claims: Claims, problems: li
                 )
             )
         for entry in matching[:1]:
-            claimed = claims[entry.id, *entry.targets]
+            claimed = claims[entry.id, entry.targets[0]]
             if verdict.id not in claimed:
                 claimed.append(verdict.id)
             if len(claimed) <= entry.cap:
@@ -367,6 +394,6 @@ def _stale(entry: Entry, verdicts: Sequence[Verdict], known: dict[str, str]) -> 
     elif settled:
         yield LedgerProblem(
             entry=entry.id,
-            problem=f"matches nothing: {len(settled)} verdicts about it were judged and none needs it",
-            next_step="the difference is gone: remove the entry",
+            problem=f"matches nothing on {entry.targets[0]}: {len(settled)} verdicts about it were judged and none needs it",
+            next_step="the difference is gone there: remove the target, or the entry with its last target",
         )

@@ -36,7 +36,7 @@ def prove_entries(
                 proofs.append(EntryProof(entry=entry.id, topology=topology, known=known, faults=under))
                 problems += _problems(proofs[-1])
     driven = {proof.entry for proof in proofs}
-    untried = [entry.id for entry in ledger.entries if target in entry.targets and entry.id not in driven]
+    untried = [entry.id for entry in ledger.entries if target in entry.stacks and entry.id not in driven]
     return LedgerProof(entries=proofs, untried=untried, problems=problems)
 
 
