@@ -157,14 +157,24 @@ def test_the_gate_names_what_no_entry_explains():
 def test_each_entry_names_its_source_in_the_release():
     for one in load():
         assert re.match(r"\S+\.(?:py|rs):\d+: \w", one.source), one.cause
-        assert re.fullmatch(r"skyrl-(\S+):legacy~skyrl-\1:http", one.pair)
+        assert re.fullmatch(r"skyrl-(\S+):(legacy|http)~skyrl-(\S+):http", one.pair)
+
+
+def test_an_entry_holds_for_another_pair_with_the_place_there(tmp_path):
+    text = '[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x.py:1: no text"\nalso."a~c" = "x.py:7"\n'
+    (tmp_path / "d.toml").write_text(text)
+    assert [(one.pair, one.source) for one in load(tmp_path / "d.toml")] == [
+        ("a~b", "x.py:1: no text"),
+        ("a~c", "x.py:7: no text"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('[[difference]]\ncause = "nobody knows"\npair = "a~b"\nsource = "x"', "nobody knows"),
-        (2 * '[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x"\n', "no-text of a~b twice"),
+        (2 * '[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x.py:1: it is so"\n', "no-text of a~b twice"),
+        ('[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x"', "source of no-text"),
         ("=", "holds no open differences"),
     ],
 )

@@ -16,7 +16,7 @@ import msgspec
 from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.contract.messages import CensusResult, Offer
-from harness.judging.ledger import SOURCE
+from harness.judging.sources import SOURCE, moved
 from harness.records.recording import ScenarioTrace
 from harness.records.verdict import Change, How
 
@@ -37,6 +37,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
     to: str = ""
     scenario: str = ""
+    also: dict[str, str] = {}
+    """Other pairs with the same change → the place of its source there."""
+
+    @property
+    def each(self) -> list[Entry]:
+        """The entry for each of its pairs."""
+        return [msgspec.structs.replace(self, also={})] + [
+            msgspec.structs.replace(self, pair=pair, source=moved(self.source, place), also={})
+            for pair, place in self.also.items()
+        ]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +70,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: Path | None = None) -> list[Entry]:
     """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
-    found = data.read(path, "client_changes.toml", _File, holds="changes of a client").change
+    listed = data.read(path, "client_changes.toml", _File, holds="changes of a client").change
+    found = [one for entry in listed for one in entry.each]
     named = [(entry.pair, name) for entry in found for name in entry.names]
     wrong = [f"{name} of {pair} twice" for pair, name in dict.fromkeys(named) if named.count((pair, name)) > 1]
     wrong += [f"{entry.names}: no file and line in its source" for entry in found if not SOURCE.fullmatch(entry.source)]

@@ -20,13 +20,10 @@ from typing import Any, Literal, final
 import msgspec
 
 from harness.contract.errors import LedgerError
+from harness.judging.sources import PLACE, SOURCE, moved
 from harness.records.verdict import Conformance, LedgerProblem, Parity, Verdict
 
 IDENTITY = re.compile(r"[a-z0-9][a-z0-9.-]*")
-SOURCE = re.compile(r"[\w./-]+\.\w+:\d+.*\s\S.*", re.DOTALL)
-"""A file and line of the released source, and words about it."""
-PLACE = re.compile(r"[\w./-]+\.\w+:\d+(:.*\S)?", re.DOTALL)
-"""A file and line of another release's source; words only if they differ."""
 Claims = dict[tuple[str, str], list[str]]
 """An entry's id and target → the verdicts that it explains, also those beyond its cap."""
 UNLIKELY = "\x00a reason that no check gives\x00"
@@ -61,7 +58,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def each(self) -> list[Entry]:
         """The entry for each stack or pair. Each copy has the whole cap, and becomes stale alone."""
-        return [msgspec.structs.replace(self, targets=[stack], also={}) for stack in self.stacks]
+        own = [msgspec.structs.replace(self, targets=[stack], also={}) for stack in self.targets]
+        return own + [
+            msgspec.structs.replace(self, targets=[stack], also={}, source=moved(self.source, place))
+            for stack, place in self.also.items()
+        ]
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""

@@ -10,6 +10,7 @@ import msgspec
 from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.judging.causes import Why
+from harness.judging.sources import SOURCE, moved
 from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
 
 
@@ -20,6 +21,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pair: str
     """"baseline~candidate"."""
     source: str
+    also: dict[str, str] = {}
+    """Other pairs with the same cause → the place of its source there."""
+
+    @property
+    def each(self) -> list[Entry]:
+        """The entry for each of its pairs."""
+        return [msgspec.structs.replace(self, also={})] + [
+            msgspec.structs.replace(self, pair=pair, source=moved(self.source, place), also={})
+            for pair, place in self.also.items()
+        ]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,8 +39,14 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load(path: Path | None = None) -> list[Entry]:
     """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
-    found = data.read(path, "open_differences.toml", _File, holds="open differences").difference
+    listed = data.read(path, "open_differences.toml", _File, holds="open differences").difference
+    found = [one for entry in listed for one in entry.each]
     keys = [(one.cause, one.pair) for one in found]
+    if wrong := [str(one.cause) for one in found if not SOURCE.fullmatch(one.source)]:
+        raise UsageError(
+            f"{path or 'open_differences.toml'}: no file and line in the source of {', '.join(wrong)}",
+            next_step="its head explains an entry",
+        )
     if twice := sorted({f"{cause} of {pair}" for cause, pair in keys if keys.count((cause, pair)) > 1}):
         raise UsageError(
             f"{path or 'open_differences.toml'} has {', '.join(twice)} twice", next_step="keep one of the two"
