@@ -67,12 +67,6 @@ CONFIGURATION = "generator.inference_engine"
 """Path of the section of SkyRL's configuration for its engines."""
 ENTRY = "skyrl.train.entrypoints.main_base"
 """Module of SkyRL's entry point, which makes engines and client from the configuration."""
-TRAINERS_CODE = (
-    f"{PACKAGE}.weight_sync.broadcast_strategy",
-    f"{PACKAGE}.weight_sync.cuda_ipc_strategy",
-    f"{PACKAGE}.workers.worker",
-)
-"""Modules of the trainer's side of a weight sync, which both stacks have."""
 OWN_DEADLINES = ("SKYRL_WAIT_UNTIL_INFERENCE_SERVER_HEALTHY_TIMEOUT_S", "VLLM_ENGINE_READY_TIMEOUT_S")
 """Variables for how long SkyRL waits for its servers and router, and vLLM for its engine. Both default to ten minutes."""
 
@@ -486,7 +480,7 @@ class SkyRLStack(VllmStack):
     def _census(self) -> CensusResult:
         from skyrl.backends.skyrl_train import weight_sync
 
-        read = census.read_by((*self.reads_configuration(), *TRAINERS_CODE))
+        read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
         return census.of(self.client, types=vars(weight_sync), keys=keys)
 

@@ -55,6 +55,12 @@ class Release:
     """True if a server's actor reports statistics to Ray unless it is told not to."""
     trainer_engine: bool = False
     """True if vLLM's trainer engine sends weights. Otherwise SkyRL's transfer strategy does."""
+    trainers_code: tuple[str, ...] = (
+        "skyrl.backends.skyrl_train.weight_sync.broadcast_strategy",
+        "skyrl.backends.skyrl_train.weight_sync.cuda_ipc_strategy",
+        "skyrl.backends.skyrl_train.workers.worker",
+    )
+    """Modules of the trainer's side of a weight sync, which both stacks have."""
     endpoints: tuple[str, ...]
     """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
@@ -120,7 +126,18 @@ RELEASES.append(
         ray_statistics=True,
     )
 )
-RELEASES.append(replace(RELEASES[-1], since="0.4.0", trainer_engine=True))
+RELEASES.append(
+    replace(
+        RELEASES[-1],
+        since="0.4.0",
+        trainer_engine=True,
+        trainers_code=(
+            "skyrl.backends.skyrl_train.weight_sync.sources",
+            "skyrl.backends.skyrl_train.weight_sync.weight_senders",
+            "skyrl.backends.skyrl_train.workers.worker",
+        ),
+    )
+)
 
 
 @cache

@@ -134,6 +134,7 @@ def _wrap_requests(processor: type, folder: Path) -> None:
     def process_outputs(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         at_ns = time.time_ns()
         known = [o for o in engine_core_outputs if o.request_id in self.request_states]
+        states = {o.request_id: self.request_states[o.request_id] for o in known}
         result = process(self, engine_core_outputs, *args, **kwargs)
         log = _log_of(self, folder)
         tokens = {o.request_id: list(o.new_token_ids) for o in known if len(o.new_token_ids)}
@@ -143,9 +144,8 @@ def _wrap_requests(processor: type, folder: Path) -> None:
             if output.request_id not in self.request_states:
                 # The frontend finds stop strings itself: the engine core reports no reason for them.
                 reason = str(output.finish_reason) if output.finish_reason is not None else "stop"
-                cached = getattr(
-                    output, "num_cached_tokens", None
-                )  # prompt tokens from the prefix cache, counted by the engine
+                # prompt tokens from the prefix cache, counted by the engine
+                cached = getattr(states[output.request_id], "num_cached_tokens", None)
                 log.write("finish", {"request_id": output.request_id, "reason": reason, "cached_tokens": cached})
         return result
 

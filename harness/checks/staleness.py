@@ -26,6 +26,7 @@ BLOCK = 128
 NO_CHANGE = "nothing was answered after a call that could leave old weights"
 SILENT = "a server answered nothing after the weights had changed"
 NOT_HIT = "no engine's prefix cache held a prompt that was answered again"
+NOT_TOLD = "no engine says how many tokens of a prompt its prefix cache held"
 NOTHING_BETWEEN = "nothing that could change an answer happened between two answers of a version"
 CHANGES_ANSWERS = (*MOVES_PARAMETERS, "unload_lora_adapter", "reset_prefix_cache")
 """Calls that may change the engines' answers, on purpose or not."""
@@ -218,14 +219,18 @@ def after_hits(evidence: Evidence, again: Sequence[Again], others: Others, *, re
     hits = sum(one.hit for one in again)
     answers = [one.answer for one in again]
     found = follow(evidence, answers, others, replaced=replaced, neither=neither, cache_hits=hits)
-    return untestable(NOT_HIT) if found.status == "pass" and not hits else found
+    if found.status != "pass" or hits:
+        return found
+    return untestable(NOT_HIT if cached_tokens(evidence) else NOT_TOLD)
 
 
 @kept
 def cached_tokens(evidence: Evidence) -> dict[tuple[str, str], int]:
-    """(server, request) → prompt tokens that the engine took from its prefix cache, as it counts them itself."""
+    """(server, request) → prompt tokens that the engine took from its prefix cache, as it counts them itself. Requests of which the
+    tap could not read the number are left out."""
     ended = (seen for seen in evidence.trace.observations if seen.kind == "finish")
-    return {(seen.server, seen.data["request_id"]): seen.data.get("cached_tokens") or 0 for seen in ended}
+    told = ((seen.server, seen.data["request_id"], seen.data.get("cached_tokens")) for seen in ended)
+    return {(server, request): tokens for server, request, tokens in told if tokens is not None}
 
 
 FRESH_CACHE = Check(

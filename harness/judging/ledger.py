@@ -176,11 +176,7 @@ def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
             yield field, "is empty", "say it, or leave it out if it is optional"
     if entry.cap < 1:
         yield "cap", f"is {entry.cap}", "say how many verdicts the entry may explain, at least 1"
-    if not entry.targets or len(set(entry.stacks)) != len(entry.stacks):
-        yield "targets", f"is {entry.stacks}", 'name each stack, or pair "baseline~candidate", once'
-    for target in entry.stacks:
-        if not target.strip("~ ") or target.count("~") > 1 or "*" in target:
-            yield "targets", f"holds {target!r}", 'write "skyrl-0.2.0:http" or "skyrl-0.2.0:legacy~skyrl-0.2.0:http"'
+    yield from _wrong_stacks(entry)
     try:
         pattern = re.compile(entry.reason, re.DOTALL)
     except re.error as e:
@@ -190,11 +186,19 @@ def _faults(entry: Entry) -> Iterable[tuple[str, str, str]]:
             yield "reason", f"{entry.reason!r} matches any reason", "write what the verdict says"
     if not SOURCE.fullmatch(entry.source):
         yield "source", f"is {entry.source!r}", 'write "file.py:123: what the released code does there"'
+    if entry.link is not None and not entry.link.startswith(("https://", "http://")):
+        yield "link", f"is {entry.link!r}", "give an https:// address"
+
+
+def _wrong_stacks(entry: Entry) -> Iterable[tuple[str, str, str]]:
+    if not entry.targets or len(set(entry.stacks)) != len(entry.stacks):
+        yield "targets", f"is {entry.stacks}", 'name each stack, or pair "baseline~candidate", once'
+    for target in entry.stacks:
+        if not target.strip("~ ") or target.count("~") > 1 or "*" in target:
+            yield "targets", f"holds {target!r}", 'write "skyrl-0.2.0:http" or "skyrl-0.2.0:legacy~skyrl-0.2.0:http"'
     for target, place in entry.also.items():
         if not PLACE.fullmatch(place):
             yield "also", f"says {place!r} of {target}", 'write "file.py:123", where the cause stands in that release'
-    if entry.link is not None and not entry.link.startswith(("https://", "http://")):
-        yield "link", f"is {entry.link!r}", "give an https:// address"
 
 
 def _refuse_duplicates(entries: Sequence[Entry], path: Path) -> None:

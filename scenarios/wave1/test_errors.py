@@ -31,7 +31,7 @@ async def test_an_empty_batch(stack: Stack, prompts: Prompts) -> None:
 @scenario(
     task=0,
     promise="an empty prompt is a named error",
-    checks=[names_error("empty_prompt", "empty", "prompt"), AFTER],
+    checks=[names_error("empty_prompt", "empty", "prompt", "token_ids"), AFTER],
     deadline_s=100,
 )
 async def test_an_empty_prompt(stack: Stack, prompts: Prompts) -> None:

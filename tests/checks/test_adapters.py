@@ -12,6 +12,7 @@ from harness.checks.staleness import (
     FRESH_CACHE,
     NO_GREEDY,
     NOT_HIT,
+    NOT_TOLD,
     SAME_VERSION_SAME_OUTPUT,
 )
 from tests import traces
@@ -127,7 +128,7 @@ def test_what_no_cache_held_shows_nothing_of_it():
     scene = served(LONG)
     scene.generate(LONG, adapter="policy")
     assert scene.judge(FRESH_ADAPTER_CACHE).numbers["cache_hits"] == 4
-    assert without_observations(scene).judge(FRESH_ADAPTER_CACHE).reason == NOT_HIT
+    assert without_observations(scene).judge(FRESH_ADAPTER_CACHE).reason == NOT_TOLD
 
 
 def test_nothing_to_judge_is_untestable():

@@ -11,6 +11,7 @@ from harness.checks.staleness import (
     NO_CHANGE,
     NO_GREEDY,
     NOT_HIT,
+    NOT_TOLD,
     NOTHING_BETWEEN,
     SAME_VERSION_SAME_OUTPUT,
     SILENT,
@@ -79,7 +80,7 @@ def test_a_stale_prefix_cache():
     scene.generate(LONG)
     found = scene.judge(FRESH_CACHE)
     assert (found.status, found.numbers["cache_hits"]) == ("pass", 2)
-    assert without_observations(scene).judge(FRESH_CACHE).reason == NOT_HIT
+    assert without_observations(scene).judge(FRESH_CACHE).reason == NOT_TOLD
     scene = synced(LONG)
     mixed = [[*scene.reference.greedy(prompt, 3, version=1), 1, 2, 3] for prompt in LONG]
     scene.generate(LONG, tokens=mixed)
