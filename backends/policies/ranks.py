@@ -137,6 +137,8 @@ def _be(world: int, rank: int, held: Held, scratch: Path, one_rank: OneRank) -> 
 
 def place(modules: Mapping[str, Mapping[str, Any]]) -> None:
     """Install placeholders for modules that need CUDA to build, and that the imported code imports without using them here."""
+    import transformers.modeling_utils  # noqa: F401 - Transformers looks for the real modules while there are no placeholders
+
     for name, attributes in modules.items():
         placeholder = types.ModuleType(name)
         placeholder.__spec__ = importlib.machinery.ModuleSpec(name, None)
