@@ -21,6 +21,7 @@ from harness.contract.errors import UsageError
 from harness.contract.messages import MAX_MODEL_LEN, Dtype
 from harness.contract.topology import Architecture
 from harness.machine import environments
+from harness.machine.interpreters import KEPT_BYTECODE
 from harness.machine.progress import Progress
 
 SMOLLM2 = "smollm2"
@@ -113,7 +114,7 @@ def _make(python: Path, recipe: Path, arguments: list[str], folder: Path) -> Non
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(
         [str(python), "-m", f"fixtures.{recipe.stem}", *arguments],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
+        cwd=PROJECT, env={**os.environ, **KEPT_BYTECODE, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"},
         capture_output=True, text=True, timeout=MAKE_DEADLINE_S, check=False,
     )  # fmt: skip
     if made.returncode != 0 and not folder.exists():

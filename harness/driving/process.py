@@ -23,6 +23,7 @@ from harness.contract.messages import Empty, Message
 from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import GRACE_S, Farewell, Job
+from harness.machine.interpreters import KEPT_BYTECODE
 from harness.machine.processes import marked
 from harness.records.recording import Raw
 
@@ -143,6 +144,7 @@ class HostProcess:
         self.logs.mkdir(parents=True, exist_ok=True)
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_", "VIRTUAL_ENV"))}
         environment |= {
+            **KEPT_BYTECODE,
             **self._variables,
             "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(PROJECT), str(PROJECT / self._runtime.import_path)))),
             "PYTHONUNBUFFERED": "1",

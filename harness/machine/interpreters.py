@@ -11,10 +11,15 @@ from pathlib import Path
 
 import uv
 
+from harness import PROJECT
 from harness.contract.errors import EnvironmentBroken
 
 STACK_PYTHON = "3.12"
 """Python version of every stack environment. SkyRL 0.2.0's clients fail on 3.11, despite its metadata."""
+
+KEPT_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(PROJECT / ".parity" / "bytecode")}
+"""Variables of processes that import a stack's packages, thousands of modules each. They keep the compiled code in one folder.
+Installers leave it out, and compiling in each process would take half of every import."""
 
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2])"
 
