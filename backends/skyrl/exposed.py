@@ -1,5 +1,5 @@
-"""Routes that may be open at the addresses of SkyRL's stacks: every route outside the data plane of vLLM 0.16 and 0.19, of SkyRL's
-servers 0.1.0 and 0.2.0 and of vllm-router 0.1.12, and every route that unpickles. Taken from their sources.
+"""Routes that may be open at the addresses of SkyRL's stacks: every route outside the data plane of vLLM 0.16, 0.19, 0.23 and 0.30,
+of SkyRL's servers 0.1.0 to 0.4.0 and of vllm-router 0.1.12, and every route that unpickles. Taken from their sources.
 
 A probe must have no effect. It POSTs an empty object if the handler then finds a field missing. It uses GET if no field could be
 missing and the call would have an effect. A server passes with 404 for a route that it lacks.
@@ -43,6 +43,16 @@ ROUTES = (
     Route("information", "GET", "/openapi.json"),
     Route("information", "GET", "/tokenizer_info"),
     Route("information", "POST", "/server_info", "{}"),  # GET would compute it for seconds
+    # vLLM 0.23 and 0.30 (vllm/entrypoints/serve/dev/rlhf/api_router.py)
+    Route("weights", "GET", "/start_weight_update"),
+    Route("weights", "GET", "/start_draft_weight_update"),
+    Route("weights", "GET", "/finish_weight_update"),
+    Route("weights", "POST", "/update_weight_version", "{}"),
+    Route("information", "GET", "/weight_info"),
+    Route("information", "GET", "/fault_tolerance/status"),
+    # SkyRL 0.3.0 and 0.4.0, vllm_server_actor.py
+    Route("weights", "POST", "/fetch_weights", "{}"),
+    Route("weights", "POST", "/skyrl/v1/load_lora_adapter", "{}"),
     # SkyRL 0.1.0, vllm_server_actor.py
     Route("information", "GET", "/get_server_info"),
     Route("weights", "POST", "/init_weight_transfer", "{}"),
@@ -80,6 +90,12 @@ PICKLES = (
         _rpc(
             "update_weights_chunk", update_info={"names": [], "shapes": [], "sizes": [], "ipc_handles_pickled": PICKLE}
         ),
+        _rpc("finish_weight_update"),
+    ),
+    # SkyRL 0.3.0, the same file, update_weights_ipc(): it reads the other fields first
+    (
+        _rpc("start_weight_update", is_checkpoint_format=False),
+        _rpc("update_weights_ipc", update_info={"names": [], "shapes": [], "sizes": [], "ipc_handles_pickled": PICKLE}),
         _rpc("finish_weight_update"),
     ),
     # vLLM, ipc_engine.py: with the backend "ipc" and VLLM_ALLOW_INSECURE_SERIALIZATION=1, which SkyRL 0.2.0 sets
