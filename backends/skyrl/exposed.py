@@ -94,9 +94,9 @@ PICKLES = (
     ),
     # SkyRL 0.3.0, the same file, update_weights_ipc(): it reads the other fields first
     (
-        _rpc("start_weight_update", is_checkpoint_format=False),
+        _rpc("skyrl_start_weight_update", is_checkpoint_format=False),
         _rpc("update_weights_ipc", update_info={"names": [], "shapes": [], "sizes": [], "ipc_handles_pickled": PICKLE}),
-        _rpc("finish_weight_update"),
+        _rpc("skyrl_finish_weight_update"),
     ),
     # vLLM, ipc_engine.py: with the backend "ipc" and VLLM_ALLOW_INSECURE_SERIALIZATION=1, which SkyRL 0.2.0 sets
     (
