@@ -37,6 +37,10 @@ from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario, declaration
 
 WAVES = range(1, 7)
+TESTS = "tests"
+"""The folder of the harness's own tests."""
+MOST_WORKERS = 8
+"""Each worker imports all tests before its first one: more workers would cost more than they save."""
 
 
 class Duel(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +132,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads its options in the same hook
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest` alone runs all of the harness's tests, on all cores unless xdist's options or a debugger say otherwise.
+
+    With a wave, it drives scenarios. Some of the tests (a file, a case) run in this process.
+    """
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and "wave" in config.getoption("markexpr"):
+        config.args[:] = ["scenarios"]
+    undecided = config.getoption("numprocesses", 0) is None and not hasattr(config, "workerinput")
+    if undecided and _paths(config) == [config.rootpath / TESTS] and not config.getoption("usepdb"):
+        config.option.numprocesses, config.option.dist = "logical", "loadgroup"
+        config.option.maxprocesses = config.option.maxprocesses or MOST_WORKERS
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    return [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    tests = config.rootpath / TESTS
+    if config.getoption("dist", "no") != "no" and not all(path.is_relative_to(tests) for path in _paths(config)):
+        raise pytest.UsageError("scenarios are driven one after the other: leave out -n, --dist and --tx")
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
     config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
@@ -194,12 +219,8 @@ class Parity:
 
         Scenarios that spoil a stack come last on it, since the next one waits for a fresh start.
         """
-        bare = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        unasked = bare and "wave" not in self._config.getoption("markexpr")  # `pytest` alone tests the harness
-        dropped = {
-            item for item in items if declaration(getattr(item, "obj", None)) and (unasked or _place(item) is None)
-        }
-        if dropped:  # scenarios that were not requested, or in no requested topology
+        dropped = {item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None}
+        if dropped:  # scenarios that have no requested topology
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
