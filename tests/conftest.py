@@ -13,6 +13,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A machine holds one real stack at a time: one worker runs all tests that start one."""
+    for item in items:
+        if item.get_closest_marker("real"):
+            item.add_marker(pytest.mark.xdist_group("real"))
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     """An empty ledger."""

@@ -94,10 +94,10 @@ source = "tests/adapters.py:1: results in the reverse order"
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with two scenarios and toy targets. Its own `scenarios` package comes first on the path."""
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hundreds of modules that no scenario uses
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
         'runtime = "toy_runtime:RUNTIME"\n'
