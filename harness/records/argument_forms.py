@@ -40,7 +40,11 @@ def _member(value: int) -> Any:
 
 def _numpy(name: str) -> Make:
     """NumPy is imported when one of its forms is made: every host and every driver imports this module."""
-    return lambda value: getattr(import_module("numpy"), name)(value)
+
+    def make(value: Any) -> Any:
+        return getattr(import_module("numpy"), name)(value)
+
+    return make
 
 
 def _rectangular(value: list[Any]) -> bool:
