@@ -31,8 +31,9 @@ def encode(judgement: Judgement) -> bytes:
     took = {(d.scenario, d.topology, d.target): d.seconds for d in judgement.drives}
     suite.set("time", f"{sum(took.values()):.3f}")
     for verdict in judgement.verdicts:
-        judged = ((verdict.scenario, verdict.topology, target) for target in {verdict.target, verdict.baseline})
-        _case(suite, verdict, judgement, sum(took.get(drive, 0.0) for drive in judged))
+        stacks = {verdict.target, verdict.baseline or verdict.target}
+        judged = [took.get((verdict.scenario, verdict.topology, stack), 0.0) for stack in stacks]
+        _case(suite, verdict, judgement, sum(judged))
     if not judgement.verdicts:
         _problem(suite, "run", "something was judged", "nothing was judged")
     if run.outcome != "completed":

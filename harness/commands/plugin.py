@@ -6,6 +6,7 @@ compares the two recordings and drives nothing. The order of items starts each s
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -158,6 +159,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
     config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
     config.pluginmanager.register(Parity(config), "parity-session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without looking for garbage: what collecting makes, modules and items, stays until the end.
+
+    Looking through all of it again and again would take a third of the time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
