@@ -305,9 +305,6 @@ def test_a_package_that_the_index_lacks_is_named(place: Place):
 # --- a machine without an index
 
 
-filled_once = pytest.mark.xdist_group("kit")
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kit of the fruit and of a driver that needs a plum. pip takes long to fill it."""
@@ -333,7 +330,6 @@ def kit(place: Place, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return kit
 
 
-@filled_once
 def test_a_kit_holds_the_packages_of_stacks_and_driver_and_makes_an_environment_without_an_index(
     place: Place, kit: Path
 ):
@@ -342,7 +338,6 @@ def test_a_kit_holds_the_packages_of_stacks_and_driver_and_makes_an_environment_
     assert subprocess.check_output([python, "-c", "import apple, pear; print(pear.VERSION)"], text=True) == "1.0\n"
 
 
-@filled_once
 def test_every_package_that_a_kit_lacks_is_named_before_anything_is_made(place: Place, kit: Path):
     (kit / place.pear.name).rename(kit / "pear-0.9-py3-none-any.whl")
     (kit / place.apple.name).unlink()
@@ -352,7 +347,6 @@ def test_every_package_that_a_kit_lacks_is_named_before_anything_is_made(place: 
     assert not place.home.exists()
 
 
-@filled_once
 def test_a_kit_that_lacks_something_costs_no_environment(place: Place, kit: Path):
     python = place.ensure(kit=kit)
     (kit / place.pear.name).unlink()
@@ -365,7 +359,6 @@ def test_a_kit_that_lacks_something_costs_no_environment(place: Place, kit: Path
 OWN = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
-@filled_once
 @pytest.mark.parametrize("tag", ["cp39-cp39-linux_x86_64", f"{OWN}-{OWN}-macosx_11_0_arm64"])
 def test_a_kit_for_another_python_or_platform_is_named(place: Place, kit: Path, tag: str):
     (kit / place.pear.name).rename(kit / f"pear-1.0-{tag}.whl")
@@ -374,7 +367,6 @@ def test_a_kit_for_another_python_or_platform_is_named(place: Place, kit: Path, 
     assert tag.split("-")[2 if "macosx" in tag else 1] in caught.value.message
 
 
-@filled_once
 def test_a_changed_file_of_a_kit_is_refused(place: Place, kit: Path):
     shutil.copy(wheel(place.wheels, "pear", "2.0"), kit / place.pear.name)
     with pytest.raises(EnvironmentBroken, match="does not have the hash"):
@@ -395,7 +387,6 @@ def test_a_kit_is_made_for_the_project_itself_and_its_tests():
     }
 
 
-@filled_once
 def test_without_a_network_no_interpreter_is_fetched(place: Place, kit: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
     monkeypatch.setattr(

@@ -143,7 +143,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.args[:] = ["scenarios"]
     undecided = config.getoption("numprocesses", 0) is None and not hasattr(config, "workerinput")
     if undecided and _paths(config) == [config.rootpath / TESTS] and not config.getoption("usepdb"):
-        config.option.numprocesses, config.option.dist = "logical", "loadgroup"
+        config.option.numprocesses = "logical"
         config.option.maxprocesses = config.option.maxprocesses or MOST_WORKERS
 
 
