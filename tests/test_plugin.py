@@ -365,7 +365,7 @@ def test_scenarios_are_never_distributed(own: pytest.Pytester):
     for arguments in (
         ["-n2", "scenarios"],
         ["-n2", "-mwave1"],
-        ["-n2", "tests", "."],
+        ["-n2", "tests", "tests/../scenarios"],
         ["--dist=load", "--tx=popen", "scenarios"],
     ):
         shown = own.runpytest_subprocess(*arguments)

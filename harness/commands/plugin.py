@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,18 +142,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and "wave" in config.getoption("markexpr"):
         config.args[:] = ["scenarios"]
     undecided = config.getoption("numprocesses", 0) is None and not hasattr(config, "workerinput")
-    if undecided and _paths(config) == [config.rootpath / TESTS] and not config.getoption("usepdb"):
+    if undecided and _paths(config) == [_tests(config)] and not config.getoption("usepdb"):
         config.option.numprocesses = "logical"
         config.option.maxprocesses = config.option.maxprocesses or MOST_WORKERS
 
 
 def _paths(config: pytest.Config) -> list[Path]:
-    return [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+
+
+def _tests(config: pytest.Config) -> Path:
+    return (config.rootpath / TESTS).resolve()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tests = config.rootpath / TESTS
-    if config.getoption("dist", "no") != "no" and not all(path.is_relative_to(tests) for path in _paths(config)):
+    only_tests = all(path.is_relative_to(_tests(config)) for path in _paths(config))
+    if config.getoption("dist", "no") != "no" and not only_tests:
         raise pytest.UsageError("scenarios are driven one after the other: leave out -n, --dist and --tx")
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
@@ -162,14 +166,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection() -> Generator[None, object, object]:
     """Collect without looking for garbage: what collecting makes, modules and items, stays until the end.
 
     Looking through all of it again and again would take a third of the time.
     """
     gc.disable()
     try:
-        yield
+        return (yield)
     finally:
         gc.freeze()
         gc.enable()
