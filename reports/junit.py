@@ -1,4 +1,8 @@
-"""junit.xml for CI: one test case per verdict. Red is a failure, known is skipped with its ledger entry."""
+"""junit.xml for CI: one test case per verdict. Red is a failure, known is skipped with its ledger entry.
+
+A case's `time` is that of the drives that were judged: all takes of its stack, in a comparison of both. The verdicts of one
+scenario share drives, so their times add up to more than the suite's.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,12 @@ def encode(judgement: Judgement) -> bytes:
     }  # fmt: skip
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=one_line(name), value=one_line(str(value)))
+    took = {(d.scenario, d.topology, d.target): d.seconds for d in judgement.drives}
+    suite.set("time", f"{sum(took.values()):.3f}")
     for verdict in judgement.verdicts:
-        _case(suite, verdict, judgement)
+        stacks = {verdict.target, verdict.baseline or verdict.target}
+        judged = [took.get((verdict.scenario, verdict.topology, stack), 0.0) for stack in stacks]
+        _case(suite, verdict, judgement, sum(judged))
     if not judgement.verdicts:
         _problem(suite, "run", "something was judged", "nothing was judged")
     if run.outcome != "completed":
@@ -43,8 +51,9 @@ def encode(judgement: Judgement) -> bytes:
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement) -> None:
-    case = ET.SubElement(suite, "testcase", classname=one_line(verdict.scenario), name=one_line(verdict.id))
+def _case(suite: ET.Element, verdict: Verdict, judgement: Judgement, took: float) -> None:
+    about = {"classname": one_line(verdict.scenario), "name": one_line(verdict.id), "time": f"{took:.3f}"}
+    case = ET.SubElement(suite, "testcase", about)
     if verdict.known is not None:
         message = one_line(f"known divergence {verdict.known}: {verdict.reason}")
         ET.SubElement(case, "skipped", type="known", message=message)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+ONE_WORKER = ("tests/real/", "tests/test_environments.py")
+"""A machine holds one real stack at a time. A kit is filled once."""
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # busy or not
+settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:
     """Restore SIGINT's default handler: if pytest's parent ignores SIGINT, the processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers take one test after the other, but one worker has all of a place in `ONE_WORKER`.
+
+    xdist's own groups do not hold on pytest 9.2 (pytest-xdist #1386).
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((place for place in ONE_WORKER if nodeid.startswith(place)), nodeid)
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture

@@ -78,3 +78,9 @@ def test_the_driver_imports_no_package_of_a_stack():
         if name.partition(".")[0] in STACKS
     }
     assert found == set()
+
+
+def test_tests_of_real_stacks_lie_where_one_worker_runs_them():
+    mark = ".".join(("pytest", "mark", "real"))
+    marked = {path for path in (PROJECT / "tests").rglob("test_*.py") if mark in path.read_text()}
+    assert marked == set((PROJECT / "tests" / "real").glob("test_*.py")), "see ONE_WORKER in tests/conftest.py"

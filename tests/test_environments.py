@@ -305,15 +305,25 @@ def test_a_package_that_the_index_lacks_is_named(place: Place):
 # --- a machine without an index
 
 
-@pytest.fixture
-def kit(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kit of the fruit and of a driver that needs a plum. Afterwards there is no index and no other folder with packages."""
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kit of the fruit and of a driver that needs a plum. pip takes long to fill it."""
+    place = Place(tmp_path_factory.mktemp("source"))
     wheel(place.wheels, "plum")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(place.wheels))
-    monkeypatch.setattr(environments, "_of_driver", lambda: ["plum"])
-    kit = tmp_path / "kit"
-    environments.download([place.requirements / "fruit.cpu.txt"], kit, progress=Steps())
+    kit = tmp_path_factory.mktemp("filled") / "kit"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PIP_NO_INDEX", "1")
+        patched.setenv("PIP_FIND_LINKS", str(place.wheels))
+        patched.setattr(environments, "find_interpreter", lambda chosen: Path(sys._base_executable))
+        patched.setattr(environments, "_of_driver", lambda: ["plum"])
+        environments.download([place.requirements / "fruit.cpu.txt"], kit, progress=Steps())
+    return kit
+
+
+@pytest.fixture
+def kit(place: Place, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A filled kit of a test's own. There is no index and no other folder with packages."""
+    kit = shutil.copytree(filled, tmp_path / "kit")
     monkeypatch.delenv("UV_NO_INDEX")
     monkeypatch.delenv("UV_FIND_LINKS")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")

@@ -29,7 +29,7 @@ JOBS = ROOT / "jobs"
 CLUSTER_JOB = JOBS / "anyscale-gpu.yaml"
 WAVES = ["1", "2", "3", "4", "5", "6"]
 INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "FROM", "RUN", "WORKDIR"}
-STAND_IN = """#!{python}
+STAND_IN = """#!{python} -IS
 import json, pathlib, sys
 run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1]) if "--run-dir" in sys.argv else None
 with open({log!r}, "a") as log:

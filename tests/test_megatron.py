@@ -6,7 +6,7 @@ from math import gcd
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.policies import megatron
@@ -180,7 +180,6 @@ def models(draw):
     return tensors, llama_like(of, tensors, tensor_parallel=tensor_parallel, pipeline_parallel=stages)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(models())
 def test_there_and_back_is_exact(model):
     tensors, sharding = model
@@ -193,7 +192,6 @@ def test_there_and_back_is_exact(model):
 COPIED = ("norm_weight", "norm.weight")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(models())
 def test_each_rank_has_its_share(model):
     """A rank has 1/TP of every tensor except the norms, so a stage's ranks hold each tensor once. Two stages share only layers with
@@ -218,7 +216,6 @@ def test_each_rank_has_its_share(model):
     assert held == sum(tensor.size for tensor in tensors.values()) + spare * embeddings + copied
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(models())
 def test_layers_of_a_stage_start_at_zero(model):
     tensors, sharding = model
@@ -227,7 +224,6 @@ def test_layers_of_a_stage_start_at_zero(model):
         assert {int(name.split(".")[2]) for name in rank if ".layers." in name} == set(range(each))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.sampled_from([1, 2, 4, 8]))
 def test_padding_is_enough_and_not_more(vocabulary, ranks):
     assert padded(vocabulary, ranks) % (gcd(vocabulary, 128) * ranks) == 0

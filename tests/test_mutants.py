@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from functools import cache
 
 import jsonschema
 import msgspec
@@ -90,9 +91,16 @@ def module(tmp_path, monkeypatch):
     return made
 
 
+@cache
+def surveyed():
+    return {m.id: m for m in survey("tiny_stack", SOURCE).mutants}
+
+
 def of(function: str, operator: str, occurrence: int = 0):
-    found = {m.id: m for m in survey("tiny_stack", SOURCE).mutants}
-    return found[f"tiny_stack:{function}:{operator}:{occurrence}"]
+    return surveyed()[f"tiny_stack:{function}:{operator}:{occurrence}"]
+
+
+PLUS, TIMES, NAME = ("Client.add", "swap_op"), ("Client.twice", "swap_op"), ("Client._private", "name")
 
 
 # --- making them
@@ -474,9 +482,6 @@ def proved(session, chosen, **request) -> MutantProof:
     return proving.proof()
 
 
-PLUS, TIMES, NAME = of("Client.add", "swap_op"), of("Client.twice", "swap_op"), of("Client._private", "name")
-
-
 @pytest.mark.usefixtures("_two_scenarios")
 def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, tmp_path):
     class Stuck(Tiny):
@@ -485,7 +490,7 @@ def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, 
 
     seat = mutants.Seat(target="toy", topology=catalogue.declared()[A].driven_in(2)[0])
     monkeypatch.setattr(mutants, "load", lambda *_: code_of({"tiny_stack": SOURCE}, []))
-    monkeypatch.setattr(mutants, "chosen", lambda *_: [PLUS])
+    monkeypatch.setattr(mutants, "chosen", lambda *_: [of(*PLUS)])
     monkeypatch.setattr(mutants, "seats_of", lambda *_: [(seat, (A, B))])
     request = Request(stacks=("miniature",), sample=1, seed=3, run_dir=tmp_path / "run")
     finished = mutants.prove_mutants(request, silent, [].append, lambda *_: Stuck(module))
@@ -499,7 +504,7 @@ def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, 
 def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(module):
     session = Tiny(module)
     shown = of("Client.name", "string")
-    proof = proved(session, [PLUS, TIMES, NAME, shown])
+    proof = proved(session, [of(*PLUS), of(*TIMES), of(*NAME), shown])
     plus, times, name, left_out = proof.judged
     assert (plus.fate, plus.by, plus.driven, plus.callers, plus.fired) == (Fate.KILLED, ["sum"], 1, 2, True)
     assert (times.fate, times.scenario, times.driven, times.callers) == (Fate.KILLED, B, 1, 1)
@@ -546,9 +551,9 @@ def test_scenarios_with_untried_checks_and_little_cost_come_first_after_those_th
     )
     proving = Proving(Request(stacks=("toy",), sample=0, seed=3), code_of({}, []), [], "toy", print)
     same = msgspec.structs.replace(one, seconds=0.21)
-    assert proving._in_order(PLUS, [same, one, other])[:2] == [one, other], "`same` repeats the first one's checks"
-    proving._killers[PLUS.place] = [third.scenario]
-    assert proving._in_order(PLUS, [one, third])[0] == third
+    assert proving._in_order(of(*PLUS), [same, one, other])[:2] == [one, other], "`same` repeats the first one's checks"
+    proving._killers[of(*PLUS).place] = [third.scenario]
+    assert proving._in_order(of(*PLUS), [one, third])[0] == third
 
 
 @pytest.mark.usefixtures("_two_scenarios")
@@ -565,13 +570,13 @@ def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module
 def test_a_mutant_whose_statement_ran_in_the_control_only_was_not_reached(module):
     session = Tiny(module, runs_once=True)
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
-    proof = proved(session, [PLUS])
+    proof = proved(session, [of(*PLUS)])
     assert [(one.fate, one.reason, one.driven) for one in proof.judged] == [(Fate.UNREACHED, mutants.ONCE, 2)]
 
 
 @pytest.mark.usefixtures("_two_scenarios")
 def test_a_stack_that_dies_of_it_is_an_accident(module):
-    proof = proved(Tiny(module, dies_of="StackDied"), [PLUS])
+    proof = proved(Tiny(module, dies_of="StackDied"), [of(*PLUS)])
     assert [one.fate for one in proof.judged] == [Fate.ACCIDENT]
     assert proof.score == 0.0
 
@@ -579,7 +584,7 @@ def test_a_stack_that_dies_of_it_is_an_accident(module):
 @pytest.mark.usefixtures("_two_scenarios")
 def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
     session = Tiny(module, flaky=True)
-    proof = proved(session, [PLUS])
+    proof = proved(session, [of(*PLUS)])
     assert [(one.fate, one.reason.partition(" ")[2]) for one in proof.judged] == [
         (Fate.SKIPPED, "turned red without it too")
     ]
@@ -590,7 +595,7 @@ def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
 @pytest.mark.parametrize("at_start", [False, True])
 def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module, at_start):
     session = Tiny(module, starts_with="_private")
-    proof = proved(session, [PLUS, NAME, of("Client.name", "string")], at_start=at_start)
+    proof = proved(session, [of(*PLUS), of(*NAME), of("Client.name", "string")], at_start=at_start)
     plus, private, _ = proof.judged
     assert plus.fate == (Fate.NOT_DRIVEN if at_start else Fate.KILLED)
     assert (private.fate, private.by, private.driven, private.fired) == (Fate.KILLED, ["sum"], 1, True)
@@ -611,7 +616,7 @@ def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(mod
                 raise StartFailed(f"toy could not be started: {message}")
             return super().swap(seat, request)
 
-    proof = proved(Stays(module, starts_with="_private"), [NAME])
+    proof = proved(Stays(module, starts_with="_private"), [of(*NAME)])
     [private] = proof.judged
     assert (private.fate, private.by, private.driven) == (fate, ["start"], 0)
     assert report.figures_of(proof).killed_by_a_failed_call == (fate == Fate.KILLED)
@@ -619,37 +624,37 @@ def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(mod
 
 @pytest.mark.usefixtures("_two_scenarios")
 def test_what_was_judged_before_an_interrupt_is_kept(module):
-    proof = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
+    proof = proved(Tiny(module, interrupts=4), [of(*PLUS), of(*TIMES)])
     assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.NOT_DRIVEN]
 
 
 @pytest.mark.usefixtures("_two_scenarios")
 def test_a_resumed_run_drives_neither_the_control_nor_what_was_judged(module, tmp_path):
-    first = proved(Tiny(module, interrupts=4), [PLUS, TIMES])
+    first = proved(Tiny(module, interrupts=4), [of(*PLUS), of(*TIMES)])
     run = MutantRun(run_id="r", created_at="now", command="parity prove", outcome="interrupted", proofs=[first])
     report.write_all(run, tmp_path)
     session = Tiny(module)
-    proof = proved(session, [PLUS, TIMES], earlier=tuple(report.read(tmp_path)))
+    proof = proved(session, [of(*PLUS), of(*TIMES)], earlier=tuple(report.read(tmp_path)))
     assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.KILLED]
     assert (proof.judged[0], proof.control) == (first.judged[0], first.control)
     assert session.drives == [B, B], "under the mutant, and without it"
-    again = proved(Tiny(module), [PLUS], earlier=(proof,), mutants=(PLUS.id,))
-    assert {one.id: one.fate for one in again.judged} == {PLUS.id: Fate.KILLED, TIMES.id: Fate.KILLED}
+    again = proved(Tiny(module), [of(*PLUS)], earlier=(proof,), mutants=(of(*PLUS).id,))
+    assert {one.id: one.fate for one in again.judged} == {of(*PLUS).id: Fate.KILLED, of(*TIMES).id: Fate.KILLED}
     with pytest.raises(UsageError, match="no-run"):
         report.read(tmp_path / "no-run")
 
 
 @pytest.mark.usefixtures("_two_scenarios")
 def test_a_check_that_is_red_in_the_earlier_control_kills_nothing_in_a_resumed_run(module):
-    first = proved(Tiny(module), [NAME])
+    first = proved(Tiny(module), [of(*NAME)])
     known = [msgspec.structs.replace(one, reds={"sum": "sum is wrong"}) for one in first.control]
-    proof = proved(Tiny(module), [TIMES], earlier=(msgspec.structs.replace(first, control=known),))
+    proof = proved(Tiny(module), [of(*TIMES)], earlier=(msgspec.structs.replace(first, control=known),))
     assert [one.fate for one in proof.judged] == [Fate.SURVIVED]
 
 
 @pytest.mark.usefixtures("_two_scenarios")
 def test_no_mutant_begins_after_the_time_is_up(module):
-    proof = proved(Tiny(module), [PLUS, TIMES], minutes=0.0)
+    proof = proved(Tiny(module), [of(*PLUS), of(*TIMES)], minutes=0.0)
     assert {one.fate for one in proof.judged} == {Fate.NOT_DRIVEN}
 
 
@@ -657,7 +662,7 @@ def test_no_mutant_begins_after_the_time_is_up(module):
 def test_the_report_names_score_survivors_and_unreached_functions(module, tmp_path):
     session = Tiny(module)
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": module.Client.twice})})
-    proof = proved(session, [PLUS, TIMES, NAME])
+    proof = proved(session, [of(*PLUS), of(*TIMES), of(*NAME)])
     assert proof.problems == []
     run = MutantRun(
         run_id="r", created_at="now", command="parity prove --mutants 3", outcome="completed", proofs=[proof]

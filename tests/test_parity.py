@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.checks.base import Check, Evidence, failed, passed
@@ -599,7 +599,7 @@ def greedy_calls(draw: st.DrawFn) -> list[Call]:
 
 
 @given(greedy_calls())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_trace_beside_itself_is_parity(calls):
     found = both(calls, calls, twin=calls)
     assert {v.status for v in found.values()} == {Parity.PARITY}
@@ -619,7 +619,7 @@ MUTATIONS = {
 
 
 @given(greedy_calls(), st.data(), st.sampled_from(sorted(MUTATIONS)))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_no_single_mutation_of_a_deterministic_call_is_parity(calls, data, mutation):
     at = data.draw(st.integers(0, len(calls) - 1))
     result = copy.deepcopy(calls[at].result)

@@ -94,10 +94,10 @@ source = "tests/adapters.py:1: results in the reverse order"
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with two scenarios and toy targets. Its own `scenarios` package comes first on the path."""
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hundreds of modules that no scenario uses
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
         'runtime = "toy_runtime:RUNTIME"\n'
@@ -316,3 +316,72 @@ def test_the_harnesss_own_tests_are_left_alone(project: pytest.Pytester):
     shown = project.runpytest_subprocess("-p", "no:cacheprovider", "--candidate", "toy:htp", "-k", "plain")
     shown.assert_outcomes(passed=1)
     assert "parity" not in shown.stdout.str()
+
+
+# --- the harness's own tests
+
+
+PLAIN = """
+def test_one(): pass
+
+def test_other(): pass
+"""
+STUCK = """
+import pytest, time
+from pathlib import Path
+
+@pytest.mark.parametrize("name", ["one", "other"])
+def test_stuck(name):
+    Path(name).touch()
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def own(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """The project with tests of its own, on a machine of two cores."""
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p no:cacheprovider")
+    project.makeini("[pytest]\ntestpaths = tests")
+    (project.mkdir("tests") / "test_plain.py").write_text(PLAIN)
+    return project
+
+
+def test_all_of_the_harnesss_own_tests_use_all_cores_unless_told_otherwise(own: pytest.Pytester):
+    for arguments in [], ["tests"], ["-k", "one or other"]:
+        shown = own.runpytest_subprocess(*arguments)
+        shown.assert_outcomes(passed=2)
+        shown.stdout.fnmatch_lines(["created: 2/2 workers"])
+    for arguments in ["tests/test_plain.py"], ["-n0"], ["--pdb"], ["-p", "no:xdist.plugin"], ["--collect-only"]:
+        shown = own.runpytest_subprocess(*arguments)
+        assert shown.ret == 0
+        assert "workers" not in shown.stdout.str()
+
+
+def test_scenarios_are_never_distributed(own: pytest.Pytester):
+    shown = own.runpytest_subprocess("-m", "wave1", *GIVEN, "--run-dir", "run")
+    shown.assert_outcomes(passed=6)
+    assert "workers" not in shown.stdout.str()
+    for arguments in (
+        ["-n2", "scenarios"],
+        ["-n2", "-mwave1"],
+        ["-n2", "tests", "tests/../scenarios"],
+        ["--dist=load", "--tx=popen", "scenarios"],
+    ):
+        shown = own.runpytest_subprocess(*arguments)
+        assert shown.ret == pytest.ExitCode.USAGE_ERROR
+        assert "scenarios are driven one after the other: leave out -n, --dist and --tx" in shown.stderr.str()
+
+
+def test_ctrl_c_ends_all_workers(own: pytest.Pytester):
+    (own.path / "tests" / "test_plain.py").write_text(STUCK)
+    with own.popen([sys.executable, "-mpytest"], stdin=subprocess.DEVNULL) as driver:
+        while not all((own.path / name).exists() for name in ("one", "other")):
+            assert driver.poll() is None
+            time.sleep(0.05)
+        before = footprint(driver.pid)
+        driver.send_signal(signal.SIGINT)
+        driver.communicate(timeout=60)
+    assert driver.returncode == pytest.ExitCode.INTERRUPTED
+    assert len(before.processes) == 3
+    before.wait_until_gone()

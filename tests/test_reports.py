@@ -26,6 +26,7 @@ from harness.records.verdict import (
     Cause,
     Change,
     Concession,
+    Drive,
     Exposure,
     GapCurve,
     Gate,
@@ -287,6 +288,21 @@ def test_an_open_gate_says_so_in_every_format(tmp_path):
     assert '<div class="big yes">Yes</div>' in files["report.html"]
     assert 'name="may_remove_legacy" value="True"' in files["junit.xml"]
     assert "removed? YES" in in_terminal(judgement)
+
+
+def test_each_case_in_junit_has_the_time_of_the_drives_that_were_judged(tmp_path):
+    at = {"scenario": "ordering.test_one_prompt", "topology": "disaggregated"}
+    alone, pair = (verdict("ordering", "one_prompt", "c", HTTP, **fields) for fields in ({}, {"baseline": LEGACY}))
+    undriven = verdict("ordering", "messages", "c", HTTP)
+    drives = [
+        Drive(target=LEGACY, takes=2, seconds=1.5, **at),
+        Drive(target=HTTP, takes=1, seconds=0.25, **at),
+        Drive(target=HTTP, takes=1, seconds=8.0, **(at | {"topology": "colocated"})),
+    ]
+    made = msgspec.structs.replace(synthetic.judgement(), verdicts=[alone, pair, undriven], drives=drives)
+    suite = ET.fromstring(written(made, tmp_path)["junit.xml"])
+    assert [case.get("time") for case in suite.iter("testcase")][:3] == ["0.250", "1.750", "0.000"]
+    assert suite.get("time") == "9.750"
 
 
 def test_a_run_that_ended_early_is_a_failure_in_junit(tmp_path):

@@ -162,6 +162,16 @@ def test_outputs_that_differ_while_both_conform_are_open(judged):
     assert judgement.exit_status == 0
 
 
+def test_a_judgement_says_how_long_each_scenario_was_driven_on_each_stack(judged):
+    def slow(event: Event) -> Event:
+        late = isinstance(event, ScenarioEnd) and event.scenario == NAMES[1]
+        return msgspec.structs.replace(event, at_ns=event.at_ns + 5 * 10**9) if late else event
+
+    took = {(drive.scenario, drive.target, drive.takes): round(drive.seconds, 1) for drive in judged(slow).drives}
+    a, b = NAMES
+    assert took == {(a, OLD, 2): 0.0, (b, OLD, 2): 0.0, (a, NEW, 1): 0.0, (b, NEW, 1): 5.0}
+
+
 def test_a_stack_that_died_in_a_scenario_fails_it_and_what_came_after_is_untestable(tmp_path, ledger):
     def dies(event: Event) -> Event:
         error = CallError(kind="StackDied", message="engine 1", blame="stack")

@@ -4,3 +4,9 @@
 the oracle, `faults` the broken parts. Each step that could break has its own small method: a fault is a subclass that overrides
 one.
 """
+
+import os
+
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # read at NumPy's import: on small matrices a second thread only waits

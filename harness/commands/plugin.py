@@ -6,9 +6,10 @@ compares the two recordings and drives nothing. The order of items starts each s
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,10 @@ from harness.running.session import Options, Seat, Session
 from harness.suite.scenario import Scenario, declaration
 
 WAVES = range(1, 7)
+TESTS = "tests"
+"""The folder of the harness's own tests."""
+MOST_WORKERS = 8
+"""Each worker imports all tests before its first one: more workers would cost more than they save."""
 
 
 class Duel(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +133,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads its options in the same hook
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest` alone runs all of the harness's tests, on all cores unless xdist's options or a debugger say otherwise.
+
+    With a wave, it drives scenarios. Some of the tests (a file, a case) run in this process.
+    """
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and "wave" in config.getoption("markexpr"):
+        config.args[:] = ["scenarios"]
+    undecided = config.getoption("numprocesses", 0) is None and not hasattr(config, "workerinput")
+    if undecided and _paths(config) == [_tests(config)] and not config.getoption("usepdb"):
+        config.option.numprocesses = "logical"
+        config.option.maxprocesses = config.option.maxprocesses or MOST_WORKERS
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    return [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+
+
+def _tests(config: pytest.Config) -> Path:
+    return (config.rootpath / TESTS).resolve()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    only_tests = all(path.is_relative_to(_tests(config)) for path in _paths(config))
+    if config.getoption("dist", "no") != "no" and not only_tests:
+        raise pytest.UsageError("scenarios are driven one after the other: leave out -n, --dist and --tx")
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
     config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
     config.pluginmanager.register(Parity(config), "parity-session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage: what collecting makes, modules and items, stays until the end.
+
+    Looking through all of it again and again would take a third of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -194,12 +238,8 @@ class Parity:
 
         Scenarios that spoil a stack come last on it, since the next one waits for a fresh start.
         """
-        bare = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
-        unasked = bare and "wave" not in self._config.getoption("markexpr")  # `pytest` alone tests the harness
-        dropped = {
-            item for item in items if declaration(getattr(item, "obj", None)) and (unasked or _place(item) is None)
-        }
-        if dropped:  # scenarios that were not requested, or in no requested topology
+        dropped = {item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None}
+        if dropped:  # scenarios that have no requested topology
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]

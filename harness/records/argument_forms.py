@@ -11,10 +11,9 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, final
-
-import numpy as np
 
 AS_IT_IS = "as it is"
 """In place of a form: the arguments stay as they are. Also the label of such a call."""
@@ -27,6 +26,9 @@ DEPTH = 4
 """Levels of a place."""
 
 
+Make = Callable[[Any], Any]
+
+
 @final
 class List(list[Any]):
     """A list, by its own class."""
@@ -36,9 +38,18 @@ def _member(value: int) -> Any:
     return next(iter(IntEnum("Number", {"ONE": value})))  # type: ignore[call-overload]
 
 
+def _numpy(name: str) -> Make:
+    """NumPy is imported when one of its forms is made: every host and every driver imports this module."""
+
+    def make(value: Any) -> Any:
+        return getattr(import_module("numpy"), name)(value)
+
+    return make
+
+
 def _rectangular(value: list[Any]) -> bool:
     try:
-        return bool(np.asarray(value).dtype.kind in "iuf") and bool(value)
+        return bool(value) and _numpy("asarray")(value).dtype.kind in "iuf"
     except ValueError:  # rows of different lengths
         return False
 
@@ -47,25 +58,24 @@ def _whole(value: float) -> bool:
     return value == int(value)
 
 
-Make = Callable[[Any], Any]
 FORMS: Mapping[type, Mapping[str, tuple[Callable[[Any], bool], Make]]] = {
     list: {
         "of a subclass": (bool, List),
         "tuple": (bool, tuple),
-        "NumPy array": (_rectangular, np.asarray),
+        "NumPy array": (_rectangular, _numpy("asarray")),
     },
     dict: {
         "of a subclass": (bool, OrderedDict),
         "read-only mapping": (bool, MappingProxyType),
     },
-    str: {"NumPy str": (bool, np.str_)},
-    int: {"IntEnum": (lambda _: True, _member), "NumPy int64": (lambda _: True, np.int64)},
+    str: {"NumPy str": (bool, _numpy("str_"))},
+    int: {"IntEnum": (lambda _: True, _member), "NumPy int64": (lambda _: True, _numpy("int64"))},
     float: {
-        "NumPy float64": (lambda _: True, np.float64),
-        "NumPy float32": (lambda _: True, np.float32),
+        "NumPy float64": (lambda _: True, _numpy("float64")),
+        "NumPy float32": (lambda _: True, _numpy("float32")),
         "int": (_whole, int),
     },
-    bool: {"NumPy bool": (lambda _: True, np.bool_)},
+    bool: {"NumPy bool": (lambda _: True, _numpy("bool_"))},
 }
 """Type → the forms that a value of it has beside the usual one: form → (which values have it, how it is made)."""
 

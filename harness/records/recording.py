@@ -203,6 +203,11 @@ class ScenarioTrace(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[Mark, ...] = ()
 
     @property
+    def seconds(self) -> float:
+        """Wall time from the first call, the clean room's, to the end. 0 if no call was made."""
+        return (self.end.at_ns - min((call.started_ns for call in self.calls), default=self.end.at_ns)) / 1e9
+
+    @property
     def began_ns(self) -> int:
         """End of the last clean room. Earlier lines belong to a clean room or to an abandoned attempt."""
         return max((c.ended_ns for c in self.calls if c.phase == "clean_room"), default=0)

@@ -427,6 +427,17 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """Bullets of the plan that were judged without some of their scenarios, because neither stack offers what these need."""
 
 
+class Drive(msgspec.Struct, frozen=True, kw_only=True):
+    """What it took to drive one scenario on one stack."""
+
+    scenario: str
+    topology: str
+    target: str
+    takes: int
+    seconds: float
+    """Wall time of all takes, with their clean rooms. Simulated on a stack that runs inline."""
+
+
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a report shows. Reports compute nothing."""
 
@@ -436,6 +447,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     released: dict[str, str | None] = {}
     """Stack that is a release under another name → the released target whose ledger entries hold for it; None: no released target
     has its version, and no entry holds."""
+    drives: list[Drive] = []
     noise: list[NoiseFloor] = []
     gaps: list[GapCurve] = []
     open_causes: list[OpenCause] = []

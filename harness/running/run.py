@@ -29,7 +29,7 @@ from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
 from harness.records.run_folder import RunFolder, references_in
-from harness.records.verdict import Conformance, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
+from harness.records.verdict import Conformance, Drive, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import declared
 from harness.suite import concessions
 from harness.suite.plan import load_plan
@@ -138,10 +138,13 @@ def _judgement(
     entries = known.load(ledger).holding_for(of_release)
     noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
     trained: list[GapCurve] = []
+    driven: dict[tuple[str, str, str], list[float]] = {}
     seen: dict[str, set[Capability]] = {r.target: set() for r in found}
 
     def look(evidence: Evidence, verdicts: Sequence[Verdict]) -> None:
-        seen[evidence.header.target] |= exercised(evidence.trace)
+        trace = evidence.trace
+        seen[trace.header.target] |= exercised(trace)
+        driven.setdefault((trace.scenario, trace.header.topology.name, trace.header.target), []).append(trace.seconds)
         trained.extend(_curve(evidence, verdicts))
 
     verdicts = list(_of_scenarios(info, found, scenarios, noise, look))
@@ -159,6 +162,10 @@ def _judgement(
         verdicts=verdicts,
         ledger_problems=problems,
         released=of_release,
+        drives=[
+            Drive(scenario=scenario, topology=topology, target=target, takes=len(takes), seconds=round(sum(takes), 3))
+            for (scenario, topology, target), takes in driven.items()
+        ],
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
         open_causes=open_differences.by_cause(verdicts, open_differences.load()),
