@@ -415,7 +415,7 @@ def targets() -> None:
 
 @app.command()
 def contract() -> None:
-    """Print the contract: every scenario with its promise and source, every check with the fault that it guards against (Markdown).
+    """Print the contract (Markdown): every promise with its id, level and source, every scenario, every check with its fault.
 
     \b
     Examples:
@@ -423,9 +423,10 @@ def contract() -> None:
       parity contract > contract.md
     """
     from harness.running.catalogue import declared
+    from harness.suite.plan import load_plan
     from reports.catalogue import catalogue
 
-    typer.echo(catalogue(declared()), nl=False)
+    typer.echo(catalogue(declared(), load_plan()), nl=False)
 
 
 @app.command(name="concessions")
