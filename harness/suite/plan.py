@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Literal, final
@@ -121,19 +122,23 @@ def _validate(plan: Plan, path: Path) -> None:
         if not ids or ids != wanted:
             raise wrong(f"task {task.number} has bullets {ids}", f"number them {wanted or ['0.1']} in order")
         for bullet in task.bullet:
-            if not bullet.text.strip():
-                raise wrong(f"bullet {bullet.id} has no text", "say what is promised")
-            if not SLUG.fullmatch(bullet.slug):
-                raise wrong(f"bullet {bullet.id} has the slug {bullet.slug!r}", "write words with dashes between")
-            if not bullet.source.strip():
-                raise wrong(f"bullet {bullet.id} has no source", "name the public text that promises it")
-            if not RELEASE.fullmatch(bullet.since):
-                raise wrong(f"bullet {bullet.id} is since {bullet.since!r}", "name a release of this suite, as 0.1.0")
-            for name in bullet.scenarios:
-                if not SCENARIO.fullmatch(name):
-                    raise wrong(
-                        f"bullet {bullet.id} names {name!r}",
-                        f'write "module.test_function", or with a topology "…@{topology.names()[0]}"',
-                    )
-            if len(set(bullet.scenarios)) != len(bullet.scenarios):
-                raise wrong(f"bullet {bullet.id} names a scenario twice", "name each once")
+            for what, next_step in _faults(bullet):
+                raise wrong(f"bullet {bullet.id} {what}", next_step)
+
+
+def _faults(bullet: Bullet) -> Iterator[tuple[str, str]]:
+    """What is wrong with a well-typed bullet: (problem, next step)."""
+    if not bullet.text.strip():
+        yield "has no text", "say what is promised"
+    if not SLUG.fullmatch(bullet.slug):
+        yield f"has the slug {bullet.slug!r}", "write words with dashes between"
+    if not bullet.source.strip():
+        yield "has no source", "name the public text that promises it"
+    if not RELEASE.fullmatch(bullet.since):
+        yield f"is since {bullet.since!r}", "name a release of this suite, as 0.1.0"
+    for name in bullet.scenarios:
+        if not SCENARIO.fullmatch(name):
+            example = f'write "module.test_function", or with a topology "…@{topology.names()[0]}"'
+            yield f"names {name!r}", example
+    if len(set(bullet.scenarios)) != len(bullet.scenarios):
+        yield "names a scenario twice", "name each once"
