@@ -8,6 +8,8 @@
   let last = null; // the cell that has, or last had, the focus
 
   document.body.classList.add("live");
+  const tools = document.querySelector(".filter"); // the head of the table sticks below it
+  new ResizeObserver(() => document.body.style.setProperty("--tools", `${tools.offsetHeight}px`)).observe(tools);
 
   const cellsOf = (row) => [...row.querySelectorAll("a.c")];
   const open = () => {
@@ -93,7 +95,7 @@
     close();
   });
   document.addEventListener("focusin", (event) => { if (event.target.matches("a.c")) reach(event.target); });
-  for (const one of [text, level, state, differs]) one.addEventListener("input", filter);
+  for (const kind of ["input", "change"]) $("promises").addEventListener(kind, filter);
   addEventListener("hashchange", opened);
   for (const row of rows) for (const cell of cellsOf(row)) cell.tabIndex = -1;
   filter();
