@@ -16,7 +16,10 @@ NEXT, LATEST = "skyrl-0.3.0:http", "skyrl-0.4.0:http"
 
 def releases() -> list[Release]:
     judgement = synthetic.judgement()
-    of = {target: [v for v in judgement.verdicts if v.baseline is None and v.target == target] for target in (LEGACY, HTTP)}
+    of = {
+        target: [v for v in judgement.verdicts if v.baseline is None and v.target == target]
+        for target in (LEGACY, HTTP)
+    }
     of[NEXT] = _later(of[HTTP], NEXT, fixed="openai.test_unknown_model")
     of[LATEST] = _later(of[NEXT], LATEST, fixed="sampling.test_stop_string", broke="weights.test_chunked")
     return [release(target, verdicts) for target, verdicts in of.items()]
