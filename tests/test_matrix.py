@@ -36,7 +36,9 @@ SELECTED = "empty_batch or world_size or test_health_is_true"
 
 
 def orders(*targets: str, **options) -> list[Order]:
-    return plan(targets or ("miniature",), ["disaggregated", "remote"], [1], SELECTED, ["-k", SELECTED], **options)
+    return plan(
+        targets or ("miniature",), ["disaggregated", "remote"], [1], SELECTED, arguments=["-k", SELECTED], **options
+    )
 
 
 def launch(script: str) -> list[str]:
@@ -68,6 +70,16 @@ def test_cells_are_targets_by_topologies_by_waves_with_a_scenario():
     assert first.cell == Cell(target="miniature", topology=first.cell.topology, wave=1)
     assert all(order.scenarios for order in found)
     assert {order.cell.topology for order in orders()} == {"disaggregated", "remote"}
+
+
+def test_only_cells_of_a_local_target_get_its_interpreter():
+    found = plan(
+        ["miniature", "local:http"], ["lora"], (), arguments=["--start", "fork"], pythons={"": Path("/a/python")}
+    )
+    assert {order.cell.target: order.arguments for order in found} == {
+        "miniature": ["--start", "fork"],
+        "local:http": ["--python", "/a/python", "--start", "fork"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ def drive_matrix(
     k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
     start: Annotated[StartChoice | None, typer.Option(help="As in `parity run`.")] = None,
     engine: Annotated[EngineChoice | None, typer.Option(help="As in `parity run`.")] = None,
+    python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
     ] = None,
@@ -262,7 +263,7 @@ def drive_matrix(
     A page of runs that were made one by one, of single stacks or pairs:
       parity matrix --from .parity/runs/monday .parity/runs/tuesday --stack skyrl-0.2.0:http --out docs/releases
     Other options of `parity run`, for every cell:
-      parity matrix --stack local:http --wave 1 -- --python ~/skyrl/.venv/bin/python
+      parity matrix --stack local:http --python ~/skyrl/.venv/bin/python --wave 1 -- --dtype bfloat16
 
     Each cell is a run of one target in its own process and folder. A cell that does not run is red, with its reason. All cells of
     a target are then merged and judged as one run. It writes matrix.html, matrix.json and a badge for each target.
@@ -272,11 +273,12 @@ def drive_matrix(
     """
     from harness.commands import matrix
     from harness.machine.progress import console_progress
+    from harness.machine.targets import interpreters
     from harness.records.run_folder import new_run_dir
     from harness.running.matrix import MatrixFolder, plan
 
-    _check_targets(stack or [], ["asked"] if "--python" in (rest or ()) else [])
-    if from_runs and (topology or wave or k or start or engine or shard or again):
+    _check_targets(stack or [], python or ())
+    if from_runs and (topology or wave or k or start or engine or python or shard or again):
         raise UsageError("--from drives nothing", next_step="leave out what selects cells; --stack selects columns")
     if not from_runs and rest and not rest[0].startswith("-"):
         raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
@@ -290,7 +292,14 @@ def drive_matrix(
         with contextlib.nullcontext() if from_runs else folder.held():
             if not from_runs:
                 options = _arguments({"--start": start, "--engine": engine, "-k": k})
-                orders = plan(stack or (), topology or (), wave or (), k or "", [*options, *(rest or ())])
+                orders = plan(
+                    stack or (),
+                    topology or (),
+                    wave or (),
+                    k or "",
+                    arguments=[*options, *(rest or ())],
+                    pythons=interpreters(python or ()),
+                )
                 _drive_cells(folder, orders, shard, again=again)
             found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
             target = out.expanduser().absolute() if out is not None else whole

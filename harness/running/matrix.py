@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar, final
@@ -29,6 +29,7 @@ from harness.driving.process import log_tail
 from harness.judging.judge import absent
 from harness.machine.processes import kill_trees
 from harness.machine.progress import Progress
+from harness.machine.targets import known
 from harness.records.run_folder import RunFolder, stem
 from harness.records.verdict import Verdict
 from harness.running.catalogue import declared, matching
@@ -66,7 +67,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     scenarios: list[str]
     arguments: list[str]
-    """Options of `parity run` that all cells share."""
+    """Options of `parity run`."""
     version: str = harness.__version__
     commit: str | None = None
 
@@ -105,11 +106,14 @@ def plan(
     places: Sequence[str] = (),
     waves: Sequence[int] = (),
     expression: str = "",
+    *,
     arguments: Sequence[str] = (),
+    pythons: Mapping[str, Path] | None = None,
 ) -> list[Order]:
     """The cells in the order in which they are driven: by target, topology, wave. Cells without a scenario are left out.
 
-    Without `places` or `waves` all of them. Raises UsageError for an unknown topology and if no scenario is selected.
+    Without `places` or `waves` all of them. `arguments` are for every cell's `parity run`, `pythons` as in `resolve`.
+    Raises UsageError for an unknown topology and if no scenario is selected.
     """
     for place in places:
         topologies.topology(place)
@@ -117,7 +121,10 @@ def plan(
     now = commit()
     found = [
         Order(
-            cell=Cell(target=target, topology=place, wave=wave), scenarios=names, arguments=list(arguments), commit=now
+            cell=Cell(target=target, topology=place, wave=wave),
+            scenarios=names,
+            arguments=[*_interpreter(target, pythons or {}), *arguments],
+            commit=now,
         )
         for target in dict.fromkeys(targets)
         for place in topologies.names()
@@ -130,6 +137,12 @@ def plan(
             "no cell of the matrix has a scenario", next_step="`parity topologies` lists the waves of each"
         )
     return found
+
+
+def _interpreter(target: str, pythons: Mapping[str, Path]) -> list[str]:
+    """The option that a local target needs. `parity run` refuses it for others."""
+    chosen = pythons.get(target) or pythons.get("")
+    return ["--python", str(chosen)] if chosen is not None and known(target).local else []
 
 
 def shard_of(orders: Sequence[Order], shard: str) -> list[Order]:
@@ -173,8 +186,8 @@ class MatrixFolder:
 
     def extend(self, orders: Iterable[Order]) -> None:
         """Note the wanted cells. An order replaces an older one for the same cell."""
-        known = {one.cell: one for one in self.planned()} | {one.cell: one for one in orders}
-        _write(self._plan, list(known.values()))
+        every = {one.cell: one for one in self.planned()} | {one.cell: one for one in orders}
+        _write(self._plan, list(every.values()))
 
     def run_of(self, cell: Cell) -> Path:
         return self.cells / cell.name
@@ -301,7 +314,7 @@ def _error_in(log: Path) -> str:
     """The error that a cell's log names, on one line, else its last line."""
     lines = [line.strip() for line in log_tail(log).splitlines() if line.strip()]
     named = [number for number, line in enumerate(lines) if SAID.fullmatch(line)]
-    return " ".join(lines[named[0] : named[0] + 2]) if named else (lines or ["it printed nothing"])[-1]
+    return "; ".join(lines[named[0] : named[0] + 2]) if named else (lines or ["it printed nothing"])[-1]
 
 
 def _read(path: Path, kind: type[T]) -> T:
