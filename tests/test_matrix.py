@@ -179,12 +179,14 @@ def test_two_commands_do_not_work_in_one_folder(folder):
         pass
 
 
-def test_ctrl_c_ends_the_cell_and_keeps_what_is_finished(tmp_path):
-    """The command gets SIGINT alone, as from `kill -INT`: no terminal tells its children."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_cell_and_keeps_what_is_finished(tmp_path, how):
+    """The command gets the signal alone, as from `kill`: no terminal tells its children. A script's background ignores SIGINT."""
     out = tmp_path / "matrix"
     where = ["--stack", "miniature", "--wave", "1", "--topology", "disaggregated", "--run-dir", str(out)]
     command = [sys.executable, "-m", "harness.commands.cli", "matrix", *where]
-    process = subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True)
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    process = subprocess.Popen([*background, *command], cwd=PROJECT, stderr=subprocess.PIPE, text=True)
     try:
         log = out / "cells" / "miniature@disaggregated-wave1.log"
         deadline = time.monotonic() + 60
@@ -193,7 +195,7 @@ def test_ctrl_c_ends_the_cell_and_keeps_what_is_finished(tmp_path):
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         _, said = process.communicate(timeout=120)
     finally:
         process.kill()

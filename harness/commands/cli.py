@@ -287,7 +287,8 @@ def drive_matrix(
     whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished cells are kept
+    # SIGTERM is like Ctrl-C: finished cells are kept. In a script's background SIGINT is ignored, and cells would inherit that.
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         with contextlib.nullcontext() if from_runs else folder.held():
             if not from_runs:
@@ -305,7 +306,8 @@ def drive_matrix(
             target = out.expanduser().absolute() if out is not None else whole
             made, page = matrix.write(found, target, shlex.join(["parity", *sys.argv[1:]]))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     typer.echo("\n".join(matrix.summary(made)))
     typer.echo(f"page: {page}")
     raise typer.Exit(made.exit_status)
