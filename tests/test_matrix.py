@@ -174,6 +174,17 @@ def test_a_finished_cell_of_another_harness_or_selection_is_named_and_driven_aga
     assert folder.to_drive([changed], again=True) == [changed]
 
 
+def test_a_harness_that_changes_stops_the_matrix_before_the_next_cell(folder, monkeypatch):
+    one, other = orders()
+    whole = launch(f"done({', '.join(map(repr, one.scenarios))})")
+    commits = [one.commit, "beef", "beef"]
+    monkeypatch.setattr(cells, "commit", lambda: commits.pop(0))
+    assert "the harness changed while it was driven" in folder.drive(one, whole).failed
+    with pytest.raises(UsageError, match="the harness changed since the matrix began") as caught:
+        folder.drive(other, whole)
+    assert "finished cells are kept" in caught.value.next_step
+
+
 def test_two_commands_do_not_work_in_one_folder(folder):
     with pytest.raises(UsageError, match="another `parity matrix` works in"), MatrixFolder(folder.path).held():
         pass

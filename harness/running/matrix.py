@@ -227,7 +227,13 @@ class MatrixFolder:
         """Drive one cell in a process of its own. `launch` is the command line of `parity run`.
 
         What an earlier attempt left is moved aside. After Ctrl-C the process has ended, and the cell has no outcome.
+        Raises UsageError if the harness is not the one that the cell was ordered for: its run could not be merged.
         """
+        if (now := commit()) != order.commit:
+            raise UsageError(
+                f"the harness changed since the matrix began: {order.commit} then, {now} now",
+                next_step="finish the change, then give the same command again; finished cells are kept",
+            )
         cell, began = order.cell, time.monotonic()
         self._set_aside(cell)
         log = self.cells / f"{cell.name}.log"
@@ -263,16 +269,19 @@ class MatrixFolder:
 
     def _why_failed(self, order: Order, status: int, log: Path) -> str:
         """Why the cell's run is not whole; empty if it is."""
-        if status < 0:
-            return f"ended by {signal.Signals(-status).name}"
         if status not in (0, 1):
-            return f"exit status {status}: {_error_in(log)}"
+            signalled = status < 0
+            return (
+                f"ended by {signal.Signals(-status).name}" if signalled else f"exit status {status}: {_error_in(log)}"
+            )
         try:
             info = RunFolder.existing(self.run_of(order.cell)).info()
         except HarnessError:
             return f"it wrote no run: {_error_in(log)}"
         if info.outcome != "completed":
             return f"the run is not whole: {info.outcome}"
+        if (now := commit()) != order.commit:
+            return f"the harness changed while it was driven: {order.commit} then, {now} now"
         driven = info.selected.get(order.cell.topology, [])
         if set(driven) != set(order.scenarios):
             return f"it selected {len(driven)} scenarios where the matrix selects {len(order.scenarios)}"
