@@ -1,4 +1,4 @@
-"""The contract as a document: every scenario with its promise and its source, every check with the fault it guards against.
+"""The contract as a document: every promise of the plan, every scenario with its source, every check with its fault.
 
 `parity contract` prints it. Pure.
 """
@@ -11,23 +11,34 @@ from itertools import groupby
 
 from harness.checks.always import ALWAYS
 from harness.checks.base import Check
+from harness.suite.plan import Plan
 from harness.suite.scenario import Scenario
 
 HEAD = """\
 # The contract
 
-What a rollout stack promises: one scenario per promise, as the scenarios declare it.
+What a rollout stack promises: first the promises of the plan, each with an id that never changes, then the scenarios that
+give evidence for them.
 
 *Needs* lists required capabilities (`harness/contract/capability.py` explains them); a stack without them
 is `missing` here. *Driven in* lists topologies (`parity topologies`). The checks of every scenario apply too.
 """
 
 
-def catalogue(scenarios: Mapping[str, Scenario]) -> str:
+def catalogue(scenarios: Mapping[str, Scenario], plan: Plan) -> str:
     """The document, in Markdown. `scenarios` maps names to declarations (`harness.running.catalogue.declared`)."""
     every = sorted(scenarios.values(), key=_place)
-    counted = f"{len(every)} scenarios, {len(_checks(every))} checks."
-    return "\n".join([HEAD, counted, "", *_scenarios(every), *_checks_section(every)]) + "\n"
+    counted = f"{len(plan.bullets)} promises, {len(every)} scenarios, {len(_checks(every))} checks."
+    return "\n".join([HEAD, counted, "", *_promises(plan), *_scenarios(every), *_checks_section(every)]) + "\n"
+
+
+def _promises(plan: Plan) -> Iterator[str]:
+    yield "## Promises\n"
+    yield "| id | place | level | since | promise | source |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for one in plan.bullets:
+        yield f"| `{one.slug}` | {one.id} | {one.level} | {one.since} | {_cell(one.text)} | {_cell(one.source)} |"
+    yield ""
 
 
 def _place(scenario: Scenario) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The command that drives a verdict's scenario again. Only this module knows its options."""
+"""The command that drives a verdict's scenario, or a promise's, again. Only this module knows its options."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import shlex
 
 from harness.contract import topology
 from harness.records.verdict import RunInfo, Verdict
+from harness.suite.plan import Bullet
 
 OF_A_RUN = ("run", "capabilities")
 """Names in place of a scenario's module, in verdicts about a whole run."""
+
+
+def promise_command(bullet: Bullet, target: str, run: RunInfo) -> str:
+    """``parity run --stack … -k "test_… or test_…"`` for all scenarios of a promise on one stack, as `run` drove it."""
+    names = list(dict.fromkeys(name.partition("@")[0].rpartition(".")[2] for name in bullet.scenarios))
+    places = dict.fromkeys(place for name in bullet.scenarios if (place := name.partition("@")[2]))
+    everywhere = any("@" not in name for name in bullet.scenarios)
+    words = ["parity", "run", "--stack", target, "-k", " or ".join(names)]
+    words += [] if everywhere else [word for place in places for word in ("--topology", place)]
+    words += [] if run.start == "inline" else ["--start", run.start, "--engine", run.engine]
+    return shlex.join(words)
 
 
 def command(verdict: Verdict, run: RunInfo) -> str:

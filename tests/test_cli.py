@@ -22,6 +22,7 @@ from tests import recordings, synthetic
 
 COMMANDS = (
     "run",
+    "matrix",
     "prove",
     "targets",
     "contract",
@@ -66,6 +67,13 @@ def test_the_commands_are_those_that_are_documented():
         (["setup", "--offline", "/nowhere"], "there is no kit /nowhere"),
         (["setup", "--download", "kit", "--offline", "/"], "--download makes no environment"),
         (["setup", "--download", "kit", "--model", "/nowhere"], "/nowhere is not a model"),
+        (["matrix"], "the matrix has no column"),
+        (["matrix", "--from"], "the matrix has no column"),
+        (["matrix", "--stack", "miniture"], "did you mean miniature"),
+        (["matrix", "--stack", "miniature", "monday"], "'monday' is no option of `parity run`"),
+        (["matrix", "--stack", "miniature", "--shard", "9/8"], "--shard '9/8' is no part of a whole"),
+        (["matrix", "--from", "monday", "--wave", "1"], "--from drives nothing"),
+        (["matrix", "--from", "/"], "has no report.json"),
         (["judge", "no-such-run"], "there is no run 'no-such-run'"),
         (["report", "/"], "has no report.json"),
         (["report", "/", "/"], "without --merge one run is rendered"),

@@ -14,6 +14,7 @@ import typer
 from fixtures.prompts import Prompts
 from harness.commands import cli
 from harness.running.catalogue import declared
+from harness.suite.plan import load_plan
 from harness.suite.scenario import declaration
 from reports.catalogue import catalogue
 from tests.miniature import bench
@@ -112,8 +113,10 @@ def test_links_and_files_exist(document):
         assert not re.fullmatch(rooms, named) or (ROOT / named).exists(), f"{document.name}: there is no {named}"
 
 
-def test_the_contract_names_every_scenario_and_every_check():
-    text = catalogue(declared())
+def test_the_contract_names_every_promise_scenario_and_check():
+    text = catalogue(declared(), load_plan())
+    for promise in load_plan().bullets:
+        assert f"| `{promise.slug}` | {promise.id} | {promise.level} | {promise.since} |" in text
     for scenario in declared().values():
         assert f"### `{scenario.name}`" in text
         for check in scenario.checks:

@@ -14,16 +14,20 @@ from harness.records.verdict import Judgement, LedgerProblem, RunInfo, Verdict
 from harness.suite.plan import Bullet, Plan, Task
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
+
+
+def promise(place: str, text: str, scenarios: list[str]) -> Bullet:
+    return Bullet(id=place, slug=text, level="must", source="s", since="0.1.0", text=text, scenarios=scenarios)
+
+
 PLAN = Plan(
     task=[
-        Task(
-            number=0, wave=1, title="contract", bullet=[Bullet(id="0.1", text="order", scenarios=["order.test_rows"])]
-        ),
+        Task(number=0, wave=1, title="contract", bullet=[promise("0.1", "order", ["order.test_rows"])]),
         Task(
             number=1,
             wave=1,
             title="colocated",
-            bullet=[Bullet(id="1.1", text="sync", scenarios=["sync.test_all@colocated"])],
+            bullet=[promise("1.1", "sync", ["sync.test_all@colocated"])],
         ),
     ]
 )
@@ -167,9 +171,7 @@ def test_what_neither_stack_offers_needs_no_evidence(lacking, closed):
 
 
 def test_a_bullet_without_scenarios_has_no_evidence():
-    task = msgspec.structs.replace(
-        PLAN.task[0], bullet=[*PLAN.task[0].bullet, Bullet(id="0.2", text="t", scenarios=[])]
-    )
+    task = msgspec.structs.replace(PLAN.task[0], bullet=[*PLAN.task[0].bullet, promise("0.2", "t", [])])
     assert reasons(GREEN, plan=Plan(task=[task, PLAN.task[1]])) == ["task 0: no evidence for 0.2"]
 
 

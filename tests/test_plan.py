@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness import __version__
 from harness.contract.errors import UsageError
 from harness.running.catalogue import declared
-from harness.suite.plan import load_plan
+from harness.suite.plan import load_plan, published
 
 GOOD = """
 [[task]]
@@ -15,9 +16,35 @@ wave = 1
 title = "contract"
 [[task.bullet]]
 id = "0.1"
+slug = "results-in-order"
+level = "must"
+source = "an API reference"
+since = "0.1.0"
 text = "order"
 scenarios = ["ordering.test_rows", "weights.test_sync@colocated"]
 """
+ANOTHER = """[[task.bullet]]
+id = "0.0"
+slug = "results-in-order"
+level = "may"
+source = "an API reference"
+since = "0.1.0"
+text = "the same id twice"
+scenarios = []
+[[task.bullet]]"""
+
+
+def test_every_promise_has_an_id_that_is_published_and_no_published_id_disappears():
+    slugs = [bullet.slug for bullet in load_plan().bullets]
+    assert len(set(published())) == len(published())
+    assert sorted(slugs) == sorted(published()), "a new promise needs a line in promises.txt; a published one stays"
+
+
+def test_no_promise_is_younger_than_the_suite():
+    def numbers(release: str) -> list[int]:
+        return [int(part) for part in release.split(".")]
+
+    assert all(numbers(bullet.since) <= numbers(__version__) for bullet in load_plan().bullets)
 
 
 def test_the_shipped_plan_has_the_fifteen_tasks_of_the_issue_and_the_contract():
@@ -55,6 +82,12 @@ def test_a_good_plan_loads(tmp_path):
         ('title = "contract"', 'title = "contract"\ncolour = "red"', "colour"),
         ('id = "0.1"', 'id = "0.2"', "0.2"),
         ('text = "order"', 'text = ""', "0.1 has no text"),
+        ('slug = "results-in-order"\n', "", "slug"),
+        ("results-in-order", "0.1 Order", "0.1 has the slug"),
+        ('level = "must"', 'level = "shall"', "level"),
+        ("an API reference", "", "0.1 has no source"),
+        ('since = "0.1.0"', 'since = "today"', "since 'today'"),
+        ("[[task.bullet]]", ANOTHER, "several bullets have the slug results-in-order"),
         ("ordering.test_rows", "ordering.rows", "ordering.rows"),
         ("@colocated", "@moon", "@moon"),
         ('"ordering.test_rows", ', '"weights.test_sync@colocated", ', "twice"),

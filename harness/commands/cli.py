@@ -22,6 +22,7 @@ from harness.machine.targets import default_pair
 if TYPE_CHECKING:
     from harness.proving.prove import Plan, Request
     from harness.records.verdict import Judgement
+    from harness.running.matrix import MatrixFolder, Order
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -209,6 +210,126 @@ def run(
     with contextlib.chdir(PROJECT):
         status = pytest.main(arguments)
     raise typer.Exit(int(status))
+
+
+@app.command(name="matrix")
+def drive_matrix(
+    *,
+    stack: Annotated[
+        list[str] | None, typer.Option(help="A column, in this order (repeatable). With --from: default all.")
+    ] = None,
+    topology: Annotated[
+        list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
+    ] = None,
+    wave: Annotated[
+        list[int] | None, typer.Option(min=1, max=6, help="Only this wave (repeatable; default all).")
+    ] = None,
+    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    start: Annotated[StartChoice | None, typer.Option(help="As in `parity run`.")] = None,
+    engine: Annotated[EngineChoice | None, typer.Option(help="As in `parity run`.")] = None,
+    python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="The matrix's folder (default: a new one in .parity/runs). An existing one goes on."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Drive finished cells again if the harness or the selection changed.")
+    ] = False,
+    from_runs: Annotated[
+        bool, typer.Option("--from", help="Drive nothing: put the named runs and matrices together.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write page, data and badges (default: the matrix's folder).")
+    ] = None,
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]... [-- OPTIONS]", help="With --from: runs. Without: options for each `parity run`."
+        ),
+    ] = None,
+) -> None:
+    """Drive targets × topologies × waves, and show on one page which promise each release keeps.
+
+    \b
+    Two releases side by side, everything that this machine can drive:
+      parity matrix --stack skyrl-0.2.0:http --stack skyrl-0.3.0:http --run-dir releases
+    Go on after Ctrl-C, a crash or a cell that failed: the same command. Finished cells are not driven again.
+    The second of eight machines; then, on one of them, all shards as one:
+      parity matrix --stack skyrl-0.2.0:http --stack skyrl-0.3.0:http --shard 2/8 --run-dir shard-2
+      parity matrix --from shard-1 shard-2 shard-3 --run-dir whole
+    A page of runs that were made one by one, of single stacks or pairs:
+      parity matrix --from .parity/runs/monday .parity/runs/tuesday --stack skyrl-0.2.0:http --out docs/releases
+    Other options of `parity run`, for every cell:
+      parity matrix --stack local:http --python ~/skyrl/.venv/bin/python --wave 1 -- --dtype bfloat16
+
+    Each cell is a run of one target in its own process and folder. A cell that does not run is red, with its reason. All cells of
+    a target are then merged and judged as one run. It writes matrix.html, matrix.json and a badge for each target.
+
+    Exit status: 0 every verdict is green or in the ledger and every cell was driven; 1 something is red or left to drive; 2 Ctrl-C,
+    or a named error.
+    """
+    from harness.commands import matrix
+    from harness.machine.progress import console_progress
+    from harness.machine.targets import interpreters
+    from harness.records.run_folder import new_run_dir
+    from harness.running.matrix import MatrixFolder, plan
+
+    _check_targets(stack or [], python or ())
+    if from_runs and (topology or wave or k or start or engine or python or shard or again):
+        raise UsageError("--from drives nothing", next_step="leave out what selects cells; --stack selects columns")
+    if not from_runs and rest and not rest[0].startswith("-"):
+        raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
+    if not (rest if from_runs else stack):
+        raise UsageError("the matrix has no column", next_step="name targets with --stack, or runs after --from")
+    whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
+    folder = MatrixFolder(whole)
+    # SIGTERM is like Ctrl-C: finished cells are kept. In a script's background SIGINT is ignored, and cells would inherit that.
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with contextlib.nullcontext() if from_runs else folder.held():
+            if not from_runs:
+                options = _arguments({"--start": start, "--engine": engine, "-k": k})
+                orders = plan(
+                    stack or (),
+                    topology or (),
+                    wave or (),
+                    k or "",
+                    arguments=[*options, *(rest or ())],
+                    pythons=interpreters(python or ()),
+                )
+                _drive_cells(folder, orders, shard, again=again)
+            found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
+            target = out.expanduser().absolute() if out is not None else whole
+            made, page = matrix.write(found, target, shlex.join(["parity", *sys.argv[1:]]))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    typer.echo("\n".join(matrix.summary(made)))
+    typer.echo(f"page: {page}")
+    raise typer.Exit(made.exit_status)
+
+
+def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | None, *, again: bool) -> None:
+    """Drive the cells of a matrix, or of a shard of it, that are not finished. After Ctrl-C it ends with status 2."""
+    from harness.machine.progress import console_progress
+    from harness.running.matrix import drive, shard_of
+
+    mine = orders if shard is None else shard_of(orders, shard)
+    left = folder.to_drive(mine, again=again)
+    folder.extend(orders)
+    finished = len(mine) - len(left)
+    typer.echo(f"{folder.path}: {len(orders)} cells, {len(mine)} of them here, {finished} finished", err=True)
+    launch = [sys.executable, "-m", "harness.commands.cli", "run"]
+    try:
+        drive(folder, left, launch, console_progress(), lambda outcome: typer.echo(outcome.told, err=True))
+    except KeyboardInterrupt:
+        done = sum(folder.outcome(order.cell) is not None for order in mine)
+        typer.echo(f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on", err=True)
+        raise typer.Exit(2) from None
 
 
 @app.command()
@@ -415,7 +536,7 @@ def targets() -> None:
 
 @app.command()
 def contract() -> None:
-    """Print the contract: every scenario with its promise and source, every check with the fault that it guards against (Markdown).
+    """Print the contract (Markdown): every promise with its id, level and source, every scenario, every check with its fault.
 
     \b
     Examples:
@@ -423,9 +544,10 @@ def contract() -> None:
       parity contract > contract.md
     """
     from harness.running.catalogue import declared
+    from harness.suite.plan import load_plan
     from reports.catalogue import catalogue
 
-    typer.echo(catalogue(declared()), nl=False)
+    typer.echo(catalogue(declared(), load_plan()), nl=False)
 
 
 @app.command(name="concessions")

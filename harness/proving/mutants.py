@@ -35,7 +35,7 @@ from harness.machine.progress import Progress
 from harness.machine.targets import Target, resolve
 from harness.proving.kill_matrix import Baseline
 from harness.proving.mutations import Equivalent, Mutant, Surveyed, explained, mutated, sample, survey
-from harness.proving.prove import matching, seat_of
+from harness.proving.prove import seat_of
 from harness.records.run_folder import RunFolder
 from harness.records.verdict import Cause, Conformance, Verdict
 from harness.running import catalogue
@@ -780,7 +780,7 @@ def seats_of(request: Request, target: Target) -> list[tuple[Seat, tuple[str, ..
     left out, since each costs a start. The topology with most scenarios is first. Raises UsageError if none is left."""
     able = [
         scenario
-        for scenario in matching(request.expression, catalogue.declared().values())
+        for scenario in catalogue.matching(request.expression, catalogue.declared().values())
         if scenario.needs <= target.capabilities and not scenario.once
     ]
     seats: dict[Seat, list[str]] = {}

@@ -6,7 +6,6 @@ faults are injected one after the other.
 
 from __future__ import annotations
 
-import ast
 import gc
 import multiprocessing
 import os
@@ -162,7 +161,7 @@ def plan(request: Request, target: Target) -> Plan:
             f"faults of {target.name} name scenarios that do not exist: {', '.join(lost)}",
             next_step=f"correct `scenarios` of the fault in {target.faults}",
         )
-    selected = matching(request.expression, declared.values())
+    selected = catalogue.matching(request.expression, declared.values())
     narrowed = tuple(f for f in faults if not f.scenarios or f.scenarios & {s.name for s in selected})
     wanted = [s for s in selected if any(s.proves(fault) for fault in narrowed)]
     able = [s for s in wanted if s.needs <= target.capabilities]
@@ -189,34 +188,6 @@ def plan(request: Request, target: Target) -> Plan:
 
 def _matches(fault: Fault, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in (fault.id, fault.name) for pattern in patterns)
-
-
-def matching(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """Scenarios whose names pytest's -k would select. Raises UsageError for a malformed expression or an empty selection."""
-    if not expression:
-        return list(scenarios)
-    try:
-        parsed = ast.parse(expression, mode="eval").body
-        found = [s for s in scenarios if _holds(parsed, s.name.lower())]
-    except SyntaxError as e:
-        raise UsageError(
-            f"-k {expression}: {e.msg}", next_step="write it as for pytest: -k 'routing and not remote'"
-        ) from e
-    if not found:
-        raise UsageError(f"-k {expression} selects no scenario", next_step="`parity contract` lists them")
-    return found
-
-
-def _holds(expression: ast.expr, name: str) -> bool:
-    """True if the name satisfies the expression of words, and, or, not. Raises SyntaxError for anything else."""
-    match expression:
-        case ast.BoolOp(op=operator, values=parts):
-            return (all if isinstance(operator, ast.And) else any)([_holds(part, name) for part in parts])
-        case ast.UnaryOp(op=ast.Not(), operand=part):
-            return not _holds(part, name)
-        case ast.Name() | ast.Attribute():
-            return ast.unparse(expression).lower() in name
-    raise SyntaxError(f"{ast.unparse(expression)!r} is no word")
 
 
 def seat_of(target: str, scenario: Scenario, engines: int) -> Seat:

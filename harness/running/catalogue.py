@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import cache
 
 import scenarios
@@ -64,3 +65,39 @@ def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:
         for wave in sorted({s.wave for s in scenarios})
         if all(s.name in selected.get(topology, ()) for s in scenarios if s.wave == wave for topology in s.topologies)
     ]
+
+
+def matching(expression: str, scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Scenarios that pytest's -k would select by module, function, wave or mark.
+
+    Raises UsageError for a malformed expression or an empty selection.
+    """
+    if not expression:
+        return list(scenarios)
+    try:
+        parsed = ast.parse(expression, mode="eval").body
+        found = [s for s in scenarios if _holds(parsed, _words(s))]
+    except SyntaxError as e:
+        raise UsageError(
+            f"-k {expression}: {e.msg}", next_step="write it as for pytest: -k 'routing and not remote'"
+        ) from e
+    if not found:
+        raise UsageError(f"-k {expression} selects no scenario", next_step="`parity contract` lists them")
+    return found
+
+
+def _words(scenario: Scenario) -> str:
+    """What pytest's -k looks at, in lower case: "test_ordering.test_an_empty_batch wave1"."""
+    return f"test_{scenario.name} wave{scenario.wave}{' bulk' * scenario.bulk}".lower()
+
+
+def _holds(expression: ast.expr, words: str) -> bool:
+    """True if the words satisfy the expression of words, and, or, not. Raises SyntaxError for anything else."""
+    match expression:
+        case ast.BoolOp(op=operator, values=parts):
+            return (all if isinstance(operator, ast.And) else any)([_holds(part, words) for part in parts])
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return not _holds(part, words)
+        case ast.Name() | ast.Attribute():
+            return ast.unparse(expression).lower() in words
+    raise SyntaxError(f"{ast.unparse(expression)!r} is no word")

@@ -518,7 +518,7 @@ class Session:
             engine=self.options.engine,
             capabilities=description.capabilities,
             packages=description.packages,
-            commit=_commit(),
+            commit=commit(),
             vocabulary=self._vocabularies[model.sha256],
             model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
             cuda_graphs=self.options.cuda_graphs,
@@ -683,7 +683,7 @@ def hardware() -> dict[str, str]:
     return found
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the harness's checkout, with "+changes" if there are any; None outside a checkout."""
     git = shutil.which("git")
     if git is None or not (PROJECT / ".git").exists():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Literal, final
@@ -17,6 +18,8 @@ from harness.contract import topology
 from harness.contract.errors import UsageError
 from harness.records.verdict import Verdict
 
+SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+RELEASE = re.compile(r"\d+\.\d+\.\d+")
 SCENARIO = re.compile(rf"[a-z]\w*\.test_\w+(@({'|'.join(topology.names())}))?")
 
 
@@ -25,7 +28,15 @@ class Bullet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One promise of a task's checklist."""
 
     id: str
-    """"<task>.<position>", such as "1.3"."""
+    """Its place in the plan: "<task>.<position>", such as "1.3"."""
+    slug: str
+    """The promise's id, such as "results-in-order". It never changes and is in ``scenarios/promises.txt``."""
+    level: Literal["must", "should", "may"]
+    """As in RFC 2119; the head of ``scenarios/plan.toml`` says what each means here."""
+    source: str
+    """The public text that promises it."""
+    since: str
+    """First release of this suite that has it, such as "0.1.0"."""
     text: str
     scenarios: list[str]
     """"module.function" of the scenarios that give evidence; "…@colocated" counts only that topology."""
@@ -52,6 +63,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def bullets(self) -> list[Bullet]:
         return [bullet for task in self.task for bullet in task.bullet]
+
+
+def published() -> list[str]:
+    """The ids of all promises that a release of this suite ever had."""
+    lines = (files("scenarios") / "promises.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def counts_for(name: str, verdict: Verdict) -> bool:
@@ -92,6 +109,9 @@ def _validate(plan: Plan, path: Path) -> None:
     numbers = [task.number for task in plan.task]
     if not numbers or numbers != list(range(len(numbers))):
         raise wrong(f"tasks are numbered {numbers}", "number them 0, 1, 2, … in order; 0 is the contract")
+    slugs = [bullet.slug for bullet in plan.bullets]
+    if twice := sorted({slug for slug in slugs if slugs.count(slug) > 1}):
+        raise wrong(f"several bullets have the slug {', '.join(twice)}", "give each promise an id of its own")
     for task in plan.task:
         if not 1 <= task.wave <= 6:
             raise wrong(f"task {task.number} is in wave {task.wave}", "the plan has waves 1 to 6")
@@ -102,13 +122,23 @@ def _validate(plan: Plan, path: Path) -> None:
         if not ids or ids != wanted:
             raise wrong(f"task {task.number} has bullets {ids}", f"number them {wanted or ['0.1']} in order")
         for bullet in task.bullet:
-            if not bullet.text.strip():
-                raise wrong(f"bullet {bullet.id} has no text", "say what is promised")
-            for name in bullet.scenarios:
-                if not SCENARIO.fullmatch(name):
-                    raise wrong(
-                        f"bullet {bullet.id} names {name!r}",
-                        f'write "module.test_function", or with a topology "…@{topology.names()[0]}"',
-                    )
-            if len(set(bullet.scenarios)) != len(bullet.scenarios):
-                raise wrong(f"bullet {bullet.id} names a scenario twice", "name each once")
+            for what, next_step in _faults(bullet):
+                raise wrong(f"bullet {bullet.id} {what}", next_step)
+
+
+def _faults(bullet: Bullet) -> Iterator[tuple[str, str]]:
+    """What is wrong with a well-typed bullet: (problem, next step)."""
+    if not bullet.text.strip():
+        yield "has no text", "say what is promised"
+    if not SLUG.fullmatch(bullet.slug):
+        yield f"has the slug {bullet.slug!r}", "write words with dashes between"
+    if not bullet.source.strip():
+        yield "has no source", "name the public text that promises it"
+    if not RELEASE.fullmatch(bullet.since):
+        yield f"is since {bullet.since!r}", "name a release of this suite, as 0.1.0"
+    for name in bullet.scenarios:
+        if not SCENARIO.fullmatch(name):
+            example = f'write "module.test_function", or with a topology "…@{topology.names()[0]}"'
+            yield f"names {name!r}", example
+    if len(set(bullet.scenarios)) != len(bullet.scenarios):
+        yield "names a scenario twice", "name each once"

@@ -1,0 +1,339 @@
+"""A matrix of runs: targets × topologies × waves. Each cell is an ordinary run of one target in its own process and folder.
+
+::
+
+    plan.json                       every cell that was ever asked for in this folder, those of other shards too
+    cells/<target>@<topology>-waveN/      the cell's run
+    cells/<target>@<topology>-waveN.log   what `parity run` printed
+    cells/<target>@<topology>-waveN.json  what the cell came to; a cell without this file is driven again
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar, final
+
+import msgspec
+from filelock import FileLock, Timeout
+
+import harness
+from harness.contract import topology as topologies
+from harness.contract.errors import Blame, HarnessError, RecordingError, UsageError
+from harness.driving.process import log_tail
+from harness.judging.judge import absent
+from harness.machine.processes import kill_trees
+from harness.machine.progress import Progress
+from harness.machine.targets import known
+from harness.records.run_folder import RunFolder, stem
+from harness.records.verdict import Verdict
+from harness.running.catalogue import declared, matching
+from harness.running.session import commit
+
+T = TypeVar("T")
+
+ENDING_S = 120.0
+"""Seconds that a cell has after Ctrl-C to end its stack and write its report. Then its processes are killed."""
+SAID = re.compile(r"(parity|[A-Z]\w+): .+")
+"""A line of a cell's log that names an error."""
+
+
+@final
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One target in one topology, with the scenarios of one wave."""
+
+    target: str
+    topology: str
+    wave: int
+
+    @property
+    def name(self) -> str:
+        """Its name, fit for a file."""
+        return f"{stem(self.target, self.topology)}-wave{self.wave}"
+
+    def __str__(self) -> str:
+        return f"{self.target} @ {self.topology}, wave {self.wave}"
+
+
+@final
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to drive in a cell, and with which harness."""
+
+    cell: Cell
+    scenarios: list[str]
+    arguments: list[str]
+    """Options of `parity run`."""
+    version: str = harness.__version__
+    commit: str | None = None
+
+    def differs_from(self, other: Order) -> list[str]:
+        """The facts in which two orders for one cell differ, in words."""
+        facts = {
+            "the harness": (f"{self.version} {self.commit}", f"{other.version} {other.commit}"),
+            "the options": (" ".join(self.arguments), " ".join(other.arguments)),
+        }
+        found = [
+            f"{fact} ({now or 'none'}, was {then or 'none'})" for fact, (now, then) in facts.items() if now != then
+        ]
+        new, gone = set(self.scenarios) - set(other.scenarios), set(other.scenarios) - set(self.scenarios)
+        return found + [f"the selection ({len(new)} scenarios more, {len(gone)} fewer)"] * bool(new or gone)
+
+
+@final
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell came to."""
+
+    order: Order
+    exit_status: int
+    """Of `parity run`."""
+    seconds: float
+    failed: str = ""
+    """Why the cell has no whole run; empty for a run that was completed and judged, whatever its verdicts."""
+
+    @property
+    def told(self) -> str:
+        words = self.failed and f"failed: {self.failed}"
+        return f"{self.order.cell}: {words or ('red' if self.exit_status else 'green')}, {self.seconds:.0f} s"
+
+
+def plan(
+    targets: Sequence[str],
+    places: Sequence[str] = (),
+    waves: Sequence[int] = (),
+    expression: str = "",
+    *,
+    arguments: Sequence[str] = (),
+    pythons: Mapping[str, Path] | None = None,
+) -> list[Order]:
+    """The cells in the order in which they are driven: by target, topology, wave. Cells without a scenario are left out.
+
+    Without `places` or `waves` all of them. `arguments` are for every cell's `parity run`, `pythons` as in `resolve`.
+    Raises UsageError for an unknown topology and if no scenario is selected.
+    """
+    for place in places:
+        topologies.topology(place)
+    selected = matching(expression, declared().values())
+    now = commit()
+    found = [
+        Order(
+            cell=Cell(target=target, topology=place, wave=wave),
+            scenarios=names,
+            arguments=[*_interpreter(target, pythons or {}), *arguments],
+            commit=now,
+        )
+        for target in dict.fromkeys(targets)
+        for place in topologies.names()
+        for wave in sorted({s.wave for s in selected})
+        if (not places or place in places) and (not waves or wave in waves)
+        if (names := sorted(s.name for s in selected if s.wave == wave and place in s.topologies))
+    ]
+    if not found:
+        raise UsageError(
+            "no cell of the matrix has a scenario", next_step="`parity topologies` lists the waves of each"
+        )
+    return found
+
+
+def _interpreter(target: str, pythons: Mapping[str, Path]) -> list[str]:
+    """The option that a local target needs. `parity run` refuses it for others."""
+    chosen = pythons.get(target) or pythons.get("")
+    return ["--python", str(chosen)] if chosen is not None and known(target).local else []
+
+
+def shard_of(orders: Sequence[Order], shard: str) -> list[Order]:
+    """The cells of shard "2/8": every eighth, from the second on. Raises UsageError for another form."""
+    part, _, parts = shard.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise UsageError(
+            f"--shard {shard!r} is no part of a whole", next_step="write --shard 2/8 for the second of eight"
+        )
+    return list(orders[int(part) - 1 :: int(parts)])
+
+
+@final
+class MatrixFolder:
+    """The folder of a matrix."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cells = path / "cells"
+        self._plan = path / "plan.json"
+
+    @classmethod
+    def is_one(cls, path: Path) -> bool:
+        return (path / "plan.json").is_file()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the folder, and keep other commands out of it. Raises UsageError if one works in it."""
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / "matrix.lock", timeout=0):
+                yield
+        except Timeout as e:
+            raise UsageError(
+                f"another `parity matrix` works in {self.path}", next_step="wait for it, or give another --run-dir"
+            ) from e
+
+    def planned(self) -> list[Order]:
+        """Every cell that was ever asked for. Raises `RecordingError` for a file that does not parse."""
+        return _read(self._plan, list[Order]) if self._plan.is_file() else []
+
+    def extend(self, orders: Iterable[Order]) -> None:
+        """Note the wanted cells. An order replaces an older one for the same cell."""
+        every = {one.cell: one for one in self.planned()} | {one.cell: one for one in orders}
+        _write(self._plan, list(every.values()))
+
+    def run_of(self, cell: Cell) -> Path:
+        return self.cells / cell.name
+
+    def outcome(self, cell: Cell) -> Outcome | None:
+        """What a cell came to; None for one that was not driven, or not to its end."""
+        path = self.cells / f"{cell.name}.json"
+        return _read(path, Outcome) if path.is_file() else None
+
+    def outcomes(self) -> list[Outcome]:
+        """The driven cells, in the order of the plan."""
+        return [found for one in self.planned() if (found := self.outcome(one.cell)) is not None]
+
+    def to_drive(self, orders: Sequence[Order], *, again: bool = False) -> list[Order]:
+        """The cells that are not finished. With `again`, finished ones that another harness or selection drove as well.
+
+        Raises UsageError for those without `again`.
+        """
+        changed: dict[Cell, list[str]] = {}
+        left: list[Order] = []
+        for one in orders:
+            found = self.outcome(one.cell)
+            if found is None or found.failed:
+                left.append(one)
+            elif said := one.differs_from(found.order):
+                changed[one.cell] = said
+                left.append(one)
+        if changed and not again:
+            cell, said = next(iter(changed.items()))
+            raise UsageError(
+                f"{len(changed)} finished cells of {self.path} were driven with something else; first {cell}: {', '.join(said)}",
+                next_step="add --again to drive these again, or give another --run-dir",
+            )
+        return left
+
+    def drive(self, order: Order, launch: Sequence[str]) -> Outcome:
+        """Drive one cell in a process of its own. `launch` is the command line of `parity run`.
+
+        What an earlier attempt left is moved aside. After Ctrl-C the process has ended, and the cell has no outcome.
+        Raises UsageError if the harness is not the one that the cell was ordered for: its run could not be merged.
+        """
+        if (now := commit()) != order.commit:
+            raise UsageError(
+                f"the harness changed since the matrix began: {order.commit} then, {now} now",
+                next_step="finish the change, then give the same command again; finished cells are kept",
+            )
+        cell, began = order.cell, time.monotonic()
+        self._set_aside(cell)
+        log = self.cells / f"{cell.name}.log"
+        where = ["--stack", cell.target, "--wave", str(cell.wave), "--topology", cell.topology]
+        with log.open("wb") as out:
+            command = [*launch, *where, "--run-dir", str(self.run_of(cell)), *order.arguments]
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status = process.wait()
+            except BaseException:
+                _end(process)
+                raise
+        found = Outcome(
+            order=order,
+            exit_status=status,
+            seconds=round(time.monotonic() - began, 1),
+            failed=self._why_failed(order, status, log),
+        )
+        _write(self.cells / f"{cell.name}.json", found)
+        return found
+
+    def _set_aside(self, cell: Cell) -> None:
+        earlier = [path for path in (self.run_of(cell), *self.cells.glob(f"{cell.name}.*")) if path.exists()]
+        if earlier:
+            attempts = self.cells / "earlier"
+            attempts.mkdir(exist_ok=True)
+            number = len(list(attempts.glob(f"{cell.name}.*"))) + 1
+            (aside := attempts / f"{cell.name}.{number}").mkdir()
+            for path in earlier:
+                path.rename(aside / path.name)
+
+    def _why_failed(self, order: Order, status: int, log: Path) -> str:
+        """Why the cell's run is not whole; empty if it is."""
+        if status not in (0, 1):
+            signalled = status < 0
+            return (
+                f"ended by {signal.Signals(-status).name}" if signalled else f"exit status {status}: {_error_in(log)}"
+            )
+        try:
+            info = RunFolder.existing(self.run_of(order.cell)).info()
+        except HarnessError:
+            return f"it wrote no run: {_error_in(log)}"
+        if info.outcome != "completed":
+            return f"the run is not whole: {info.outcome}"
+        if (now := commit()) != order.commit:
+            return f"the harness changed while it was driven: {order.commit} then, {now} now"
+        driven = info.selected.get(order.cell.topology, [])
+        if set(driven) != set(order.scenarios):
+            return f"it selected {len(driven)} scenarios where the matrix selects {len(order.scenarios)}"
+        return ""
+
+
+def drive(
+    folder: MatrixFolder,
+    orders: Sequence[Order],
+    launch: Sequence[str],
+    progress: Progress,
+    told: Callable[[Outcome], None],
+) -> None:
+    """Drive these cells one after the other. One that fails does not keep the others from being driven."""
+    for number, order in enumerate(orders, start=1):
+        with progress(f"cell {number} of {len(orders)}: {order.cell}"):
+            outcome = folder.drive(order, launch)
+        told(outcome)
+
+
+def not_driven(outcome: Outcome) -> list[Verdict]:
+    """The verdicts on a cell that failed: each of its scenarios is untestable, with the reason."""
+    cell, reason = outcome.order.cell, f"the cell {outcome.order.cell} was not driven: {outcome.failed}"
+    chosen = (declared()[name] for name in outcome.order.scenarios if name in declared())
+    return [v for one in chosen for v in absent(one, cell.target, cell.topology, reason, Blame.ENVIRONMENT)]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a cell end as after Ctrl-C. If that takes too long, or at a second Ctrl-C, kill it."""
+    try:
+        process.send_signal(signal.SIGINT)
+        process.wait(ENDING_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        kill_trees([process.pid])
+        process.wait()
+
+
+def _error_in(log: Path) -> str:
+    """The error that a cell's log names, on one line, else its last line."""
+    lines = [line.strip() for line in log_tail(log).splitlines() if line.strip()]
+    named = [number for number, line in enumerate(lines) if SAID.fullmatch(line)]
+    return "; ".join(lines[named[0] : named[0] + 2]) if named else (lines or ["it printed nothing"])[-1]
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as e:
+        raise RecordingError(f"{path} does not say what was driven: {e}", next_step="remove it, and drive again") from e
+
+
+def _write(path: Path, value: object) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    partial.replace(path)
