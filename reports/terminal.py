@@ -27,6 +27,7 @@ from reports.view import (
     held_entries,
     known_ids,
     open_causes,
+    question,
     repetition,
     severities,
     tally,
@@ -190,9 +191,10 @@ def _noise(judgement: Judgement) -> list[RenderableType]:
 
 def _gate(judgement: Judgement) -> list[RenderableType]:
     gate = judgement.gate
-    yes = gate is not None and gate.may_remove_legacy
+    yes = gate is not None and gate.may_replace
     answer = ("YES", "bold green") if yes else ("NO", "bold red")
-    lines: list[RenderableType] = [Text(), _line(("May the legacy stack be removed? ", "bold"), answer)]
+    lines: list[RenderableType] = [Text(), _line((f"{one_line(question(judgement))} ", "bold"), answer)]
+    lines += [Padding(Text(one_line(gate.means)), (0, 0, 0, 2))] if gate and gate.means else []
     reasons = gate.reasons if gate else ["the gate was not asked"]
     lines += [Padding(Text(f"- {shortened(one_line(reason), 300)}"), (0, 0, 0, 2)) for reason in reasons[:SHOWN]]
     if len(reasons) > SHOWN:

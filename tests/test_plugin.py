@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from harness import PROJECT
 from harness.records.recording import traces
 from harness.records.run_folder import RunFolder
 from tests.leftovers import footprint
@@ -110,6 +111,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         "scenarios/plan.toml": PLAN,
         "scenarios/concessions.toml": "concession = []",
         "scenarios/open_differences.toml": "difference = []",
+        "scenarios/profiles.toml": (PROJECT / "scenarios" / "profiles.toml").read_text(),
         "scenarios/topologies.toml": TOPOLOGIES,
         "scenarios/known_divergences.toml": "",
         "scenarios/wave1/__init__.py": "",

@@ -18,6 +18,7 @@ import typer
 from harness import PROJECT
 from harness.contract.errors import HarnessError, UsageError
 from harness.machine.targets import default_pair
+from harness.suite import profiles
 
 if TYPE_CHECKING:
     from harness.proving.prove import Plan, Request
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 BASELINE, CANDIDATE = default_pair()
+PROFILES = ", ".join(f"{one.name} (default for {one.default_for})" for one in profiles.load())
 
 
 EngineChoice = Literal["auto", "cpu", "cuda"]
@@ -52,6 +54,13 @@ BatchInvariant = Annotated[
     ),
 ]
 Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What the step from baseline to candidate needs: {PROFILES}. scenarios/profiles.toml says what each asks for.",
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
 
 
@@ -136,6 +145,7 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
+    profile: Profile = None,
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
@@ -192,6 +202,7 @@ def run(
         "--topology": topology,
         "--model": model and absolute(model),
         "--run-dir": run_dir and run_dir.expanduser().absolute(),
+        "--profile": profile,
         "--ledger": ledger and ledger.expanduser().absolute(),
         "--repeat": repeat,
         "--base-port": base_port,
@@ -540,19 +551,19 @@ def setup(
 
 
 @app.command()
-def judge(run: Run) -> None:
+def judge(run: Run, profile: Profile = None) -> None:
     """Judge a run's recordings again, with today's checks and ledger, and write its reports again. Drives nothing.
 
     \b
     Examples:
       parity judge .parity/runs/20261121-1500
-      parity judge 20261121-1500
+      parity judge 20261121-1500 --profile upgrade
     """
     from harness.running.run import judge_run
     from reports.render import write_all
 
     folder = run_folder(run)
-    judgement = judge_run(folder)
+    judgement = judge_run(folder, profile=profile)
     write_all(judgement, folder)
     _show(judgement)
 
@@ -562,6 +573,7 @@ def compare(
     baseline: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     out: Annotated[Path | None, typer.Option(help="Also write the reports into this folder.")] = None,
+    profile: Profile = None,
 ) -> None:
     """Compare two recordings of any origin: yesterday's against today's, a GPU node's against another's.
 
@@ -578,7 +590,7 @@ def compare(
             raise UsageError(
                 f"there is no recording {path}", next_step="name a .jsonl file or a folder of .parity/runs"
             )
-    judgement = compare_recordings(baseline, candidate)
+    judgement = compare_recordings(baseline, candidate, profile=profile)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_all(judgement, out)
@@ -590,12 +602,14 @@ def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
     ],
+    *,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the runs into one, judge it and report it.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
     ] = None,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
+    profile: Profile = None,
 ) -> None:
     """Render a run's reports again from its report.json. Judges nothing; recordings, if present, only give the pictures.
 
@@ -614,10 +628,15 @@ def report(
 
     if merge:
         folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
-        judgement = _merged([run_folder(name) for name in runs], folder, all_pictures=all_pictures)
+        judgement = _merged([run_folder(name) for name in runs], folder, profile, all_pictures=all_pictures)
     elif len(runs) > 1 or run_dir is not None:
         raise UsageError(
             "without --merge one run is rendered, in its own folder", next_step="add --merge to merge runs"
+        )
+    elif profile is not None:
+        raise UsageError(
+            "without --merge nothing is judged, so --profile has no effect",
+            next_step=f"parity judge {runs[0]} --profile {profile}",
         )
     else:
         folder = run_folder(runs[0])
@@ -709,14 +728,14 @@ def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
     return None if engine == "auto" else engine
 
 
-def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
+def _merged(shards: Sequence[Path], out: Path, profile: str | None, *, all_pictures: bool) -> Judgement:
     """Merge shards into one run in `out`, judge it and write all reports."""
     from harness.running.merge import merging
     from harness.running.run import judge_run
     from reports.render import write_all
 
     with merging(shards, out) as folder:
-        judgement = judge_run(folder)
+        judgement = judge_run(folder, profile=profile)
         write_all(judgement, folder, all_pictures=all_pictures)
     return judgement
 

@@ -34,6 +34,7 @@ from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, Verdict
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
+from harness.suite import profiles
 from harness.suite.scenario import Scenario, declaration
 
 WAVES = range(1, 7)
@@ -125,6 +126,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
     )
     add("--no-twin", action="store_true", help="do not drive the baseline a second time to measure its noise")
+    add(
+        "--profile", metavar="NAME",
+        help="what the step from baseline to candidate needs, by scenarios/profiles.toml (default: by what the candidate is to the "
+        "baseline)",
+    )  # fmt: skip
     add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
 
 
@@ -256,6 +262,8 @@ class Parity:
         self._options().check()
         if option("--model") not in (None, *models.NAMED):
             models.check_model(Path(option("--model")))
+        if option("--profile") is not None:
+            profiles.named(option("--profile"))
         self._known = ledger.load(option("--ledger"))
 
     def _options(self) -> Options:
@@ -279,6 +287,7 @@ class Parity:
             twin=not option("--no-twin"),
             base_port=option("--base-port"),
             ledger=option("--ledger"),
+            profile=option("--profile"),
             command="pytest " + shlex.join(str(a) for a in self._config.invocation_params.args),
         )
 

@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     topology: str = "*"
     status: Literal["fail", "regression", "both-wrong", "missing", "untestable"] | None = None
     link: str | None = None
-    blocks_removal: bool = True
+    blocks: bool = True
     race: str | None = None
 
     def about(self, verdict: Verdict) -> bool:

@@ -112,6 +112,7 @@ def _identity(shard: Shard) -> Iterator[tuple[str, Any]]:
     yield "the candidate", info.candidate
     yield "the start", info.start
     yield "the engine", info.engine
+    yield "the profile", info.profile
     for header in (part.header for seat in shard.seats for part in seat.parts):
         yield from _identity_of_stack(header)
 
@@ -191,6 +192,7 @@ def _info(shards: Sequence[Shard], run_id: str) -> RunInfo:
         candidate=infos[0].candidate,
         start=infos[0].start,
         engine=infos[0].engine,
+        profile=infos[0].profile,
         seconds={
             stage: round(sum(info.seconds.get(stage, 0.0) for info in infos), 2)
             for stage in dict.fromkeys(stage for info in infos for stage in info.seconds)

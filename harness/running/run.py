@@ -24,33 +24,42 @@ from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
 from harness.judging.recorded import Judging, Look, Recorded, with_twins
-from harness.machine.targets import real_stacks, released
+from harness.machine.targets import Step, real_stacks, released, step
 from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
 from harness.records.run_folder import RunFolder, references_in
 from harness.records.verdict import Conformance, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import declared
-from harness.suite import concessions
+from harness.suite import concessions, profiles
 from harness.suite.plan import load_plan
 from harness.suite.scenario import Scenario
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
 
 
-def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None) -> Judgement:
+def judge_run(
+    folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None, profile: str | None = None
+) -> Judgement:
     """Judge the run in `folder` with today's checks, and compare its candidate with its baseline.
 
-    `ledger` None means the project's own. Raises UsageError for a folder that holds no run, `RecordingError` for a
-    recording or a book that is not whole, and `LedgerError` for a ledger that is malformed.
+    `ledger` None means the project's own, `profile` None the one that the run was asked for. Raises UsageError for a folder that
+    holds no run, `RecordingError` for a recording or a book that is not whole, and `LedgerError` for a ledger that is malformed.
     """
     started = time.perf_counter()
     run = RunFolder.existing(folder)
-    return _judgement(run.info(), _with_books(run.recorded(), run.path), ledger, today, started)
+    info = run.info()
+    info = msgspec.structs.replace(info, profile=profile or info.profile)
+    return _judgement(info, _with_books(run.recorded(), run.path), ledger, today, started)
 
 
 def compare_recordings(
-    baseline: Path, candidate: Path, *, ledger: Path | None = None, today: datetime.date | None = None
+    baseline: Path,
+    candidate: Path,
+    *,
+    ledger: Path | None = None,
+    today: datetime.date | None = None,
+    profile: str | None = None,
 ) -> Judgement:
     """Judge and compare two recordings of any origin. Each is a recording's file or a run's folder.
 
@@ -75,6 +84,7 @@ def compare_recordings(
         candidate=right[0].target,
         start="ray" if all(h.start == "ray" for h in headers) else "fork",
         engine="/".join(sorted({h.engine for h in headers})),
+        profile=profile,
     )
     return _judgement(info, [*left, *right], ledger, today, started)
 
@@ -134,6 +144,7 @@ def _judgement(
     """
     scenarios = declared()
     _refuse_what_differs(found)
+    profile, since = _profile(info, found)
     of_release = released((r.target, part.header.packages) for r in found for part in r.index.parts)
     entries = known.load(ledger).holding_for(of_release)
     noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
@@ -164,7 +175,16 @@ def _judgement(
         open_causes=open_differences.by_cause(verdicts, open_differences.load()),
         concessions=concessions.of_stacks(concessions.load(), real_stacks((r.target for r in found), of_release)),
     )
-    return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
+    return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries, profile, since))
+
+
+def _profile(info: RunInfo, found: Iterable[Recorded]) -> tuple[profiles.Profile, str]:
+    """The profile of the run's step, and why it is this one."""
+    if info.profile is not None:
+        return profiles.named(info.profile), "named by --profile"
+    packages = {r.target: r.index.header.packages for r in found}
+    taken = step(info.baseline, info.candidate, packages) if info.baseline and info.candidate else Step.IMPLEMENTATION
+    return profiles.default_for(taken), f"the default for {taken}"
 
 
 def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:

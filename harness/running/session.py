@@ -102,6 +102,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     twin: bool = True
     base_port: int | None = None
     ledger: Path | None = None
+    profile: str | None = None
+    """Name in ``scenarios/profiles.toml``; None: the default for the step from baseline to candidate."""
     command: str = ""
     fault_taps: bool = False
     """True if the stacks start with the fault instrument (`Session.inject`)."""
@@ -226,6 +228,7 @@ class Session:
             candidate=options.candidate if options.compares else None,
             start=self._start_kind,
             engine=options.engine,
+            profile=options.profile,
             declared={name: sorted(self._target(name).capabilities) for name in options.targets},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
