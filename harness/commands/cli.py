@@ -98,7 +98,13 @@ def run(
         list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
     ] = None,
     k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
-    baseline: Annotated[str | None, typer.Option(help=f"Default {BASELINE}.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET|RUN",
+            help=f"Default {BASELINE}. An earlier run stands for the stack that it recorded with a twin: nothing of it is started.",
+        ),
+    ] = None,
     candidate: Annotated[str | None, typer.Option(help=f"Default {CANDIDATE}.")] = None,
     stack: Annotated[
         list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
@@ -149,6 +155,10 @@ def run(
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin", help="With --stack: drive everything twice, so that the run can be a --baseline later."),
+    ] = False,
     no_twin: Annotated[
         bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
     ] = False,
@@ -166,6 +176,9 @@ def run(
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
     Your own checkout against the release:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
+    An upgrade with one start: record the old release once, then compare candidates with the recording:
+      parity run --wave 1 --stack skyrl-0.3.0:http --twin --run-dir recorded
+      parity run --wave 1 --baseline recorded --candidate skyrl-0.4.0:http
     On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
@@ -181,14 +194,16 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import interpreters
+    from harness.machine.targets import interpreters, registry
+    from harness.records.run_folder import find_run
 
-    names = [name for name in (baseline, candidate, *(stack or ())) if name]
+    earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
+    names = [name for name in (None if earlier else baseline, candidate, *(stack or ())) if name]
     _check_targets(names, python or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),
         "-k": k,
-        "--baseline": baseline,
+        "--baseline": earlier or baseline,
         "--candidate": candidate,
         "--stack": stack,
         "--target-python": [
@@ -210,6 +225,7 @@ def run(
     arguments = [
         "scenarios",
         *_arguments(options),
+        *["--twin"] * twin,
         *["--no-twin"] * no_twin,
         *["--cuda-graphs"] * cuda_graphs,
         *["--batch-invariant"] * batch_invariant,
@@ -712,10 +728,11 @@ def doctor(engine: Engine = "auto") -> None:
 
 def run_folder(run: str) -> Path:
     """The folder of a run, by path or by name. Raises UsageError naming the latest ones."""
-    runs = PROJECT / ".parity" / "runs"
-    for folder in (Path(run).expanduser(), runs / run):
-        if folder.is_dir():
-            return folder.absolute()
+    from harness.records.run_folder import RUNS, find_run
+
+    if (folder := find_run(run, PROJECT)) is not None:
+        return folder
+    runs = PROJECT / RUNS
     there = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime)[-3:] if runs.is_dir() else []
     named = (
         f"the latest are {', '.join(path.name for path in there)}" if there else "none has been made yet: `parity run`"

@@ -351,6 +351,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A command line that repeats the run."""
     baseline: str | None
     candidate: str | None
+    recorded: str | None = None
+    """The folder of the earlier run that holds the baseline's recordings; None if this run drove the baseline."""
     start: str
     """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack). Only with "ray" can the gate say yes."""
     engine: str
@@ -366,6 +368,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Fully selected waves. Only for these can a report say what was never driven or exercised."""
     selected: dict[str, list[str]] = {}
     """Topology → its selected scenarios. Merging adds them up to find the whole waves of a sharded run."""
+    contract: dict[str, str] = {}
+    """What the stacks were driven by: module, or "fixtures" → a hash of it. Empty in older runs."""
     declared: dict[str, list[Capability]] = {}
     """Target → capabilities that it declares before its start. A scenario that needs more is missing without a start."""
     not_started: dict[str, CallError] = {}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -31,6 +32,7 @@ from harness.records.reference import NoiseRequest, UnansweredQuery
 from harness.records.run_folder import RunFolder, references_in
 from harness.records.verdict import Conformance, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import declared
+from harness.running.earlier import target_of, told_apart
 from harness.suite import concessions, profiles
 from harness.suite.plan import load_plan
 from harness.suite.scenario import Scenario
@@ -69,7 +71,7 @@ def compare_recordings(
     """
     started = time.perf_counter()
     left, right = _source(baseline, "baseline"), _source(candidate, "candidate")
-    left, right = _told_apart(left, baseline), _told_apart(right, candidate, taken=left[0].target)
+    right = _told_apart(right, candidate, taken=left[0].target)
     if not {r.shape for r in left} & {r.shape for r in right}:
         raise UsageError(
             f"{baseline} ({_topologies(left)}) and {candidate} ({_topologies(right)}) have no topology in common",
@@ -89,21 +91,13 @@ def compare_recordings(
     return _judgement(info, [*left, *right], ledger, today, started)
 
 
-def _source(path: Path, role: str) -> list[Recorded]:
+def _source(path: Path, role: Literal["baseline", "candidate"]) -> list[Recorded]:
     if not path.is_dir():
         beside = next((p for p in (path.parent, path.parent.parent) if references_in(p)), path.parent)
         return _with_books([path], beside)
     run = RunFolder.existing(path)
-    wanted = run.info().baseline if role == "baseline" else run.info().candidate
-    found = _with_books(run.recorded(), run.path)
-    targets = sorted({r.target for r in found})
-    chosen = wanted if wanted in targets else (targets[0] if len(targets) == 1 else None)
-    if chosen is None:
-        raise UsageError(
-            f"{path} holds recordings of {', '.join(targets) or 'nothing'}, and none is its {role}",
-            next_step="name the recording's file",
-        )
-    return [r for r in found if r.target == chosen]
+    target = target_of(run, role)
+    return [r for r in _with_books(run.recorded(), run.path) if r.target == target]
 
 
 def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
@@ -113,13 +107,10 @@ def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
     return [Recorded(index=one, book=books[one.header.model_sha256]) for one in found]
 
 
-def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
+def _told_apart(found: list[Recorded], path: Path, taken: str) -> list[Recorded]:
     """The recordings; if their target's name is `taken`, it gets their run's name added."""
-    if found[0].target != taken:
-        return found
-    return [
-        Recorded(book=r.book, index=r.index.renamed(f"{r.target} in {r.index.header.run_id or path}")) for r in found
-    ]
+    names = [told_apart(r.target, r.index.header.run_id or str(path), taken) for r in found]
+    return [Recorded(book=r.book, index=r.index.renamed(name)) for r, name in zip(found, names, strict=True)]
 
 
 def _topologies(found: Iterable[Recorded]) -> str:
