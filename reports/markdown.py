@@ -22,6 +22,7 @@ from reports.view import (
     changes,
     count,
     divergences,
+    earlier,
     effect_counts,
     explained,
     exposures,
@@ -112,6 +113,7 @@ def _gate(judgement: Judgement) -> str:
         f"{status} · {pair} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
+    lines += [f"{text(said)}.\n" for said in earlier(judgement)]
     if not judgement.verdicts:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":

@@ -20,6 +20,7 @@ from reports.view import (
     changed,
     count,
     divergences,
+    earlier,
     effect_counts,
     explained,
     exposures,
@@ -82,6 +83,7 @@ def _head(judgement: Judgement) -> list[RenderableType]:
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
+    lines += [Text(one_line(said)) for said in earlier(judgement)]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
     for where, error in run.not_started.items():

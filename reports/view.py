@@ -120,6 +120,16 @@ def question(judgement: Judgement) -> str:
     return judgement.gate.question if judgement.gate is not None else "May one stack replace another?"
 
 
+def earlier(judgement: Judgement) -> list[str]:
+    """One line if the baseline was recorded earlier: in which run, and when."""
+    run = judgement.run
+    if run.recorded is None:
+        return []
+    about = [header for header in run.headers if header.get("target") == run.baseline]
+    when = ", ".join(dict.fromkeys(f"run {header['run_id']}, {header['created_at']}" for header in about))
+    return [f"{run.baseline} was not started: its recordings are those of {when or 'an earlier run'}"]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """A line on the concessions to the run's stacks, one on the bullets of the plan that were not judged whole, and one on the
     objections that do not stand under the run's profile."""

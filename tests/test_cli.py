@@ -173,6 +173,19 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
     assert Path.cwd() == tmp_path
 
 
+def test_a_baseline_that_was_recorded_earlier_is_handed_over_as_seen_from_here(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "monday").mkdir()
+    parity(monkeypatch, "run", "--baseline", "monday", "--candidate", "miniature:retry", "--profile", "upgrade")
+    assert given["arguments"] == [
+        *("scenarios", f"--baseline={tmp_path}/monday", "--candidate=miniature:retry", "--profile=upgrade")
+    ]
+    parity(monkeypatch, "run", "--stack", "miniature", "--twin")
+    assert given["arguments"] == ["scenarios", "--stack=miniature", "--twin"]
+
+
 def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     parity(monkeypatch, "run", "--stack", "skyrl-0.2.0:http", "--stack", "reference")
     assert given["arguments"] == ["scenarios", "--stack=skyrl-0.2.0:http", "--stack=reference"]

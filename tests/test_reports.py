@@ -312,6 +312,15 @@ def test_every_format_says_what_was_asked_what_a_yes_means_and_what_does_not_sta
     assert json.loads(files["report.json"])["judgement"]["gate"]["question"] == GATE.question
 
 
+def test_every_format_says_that_the_baseline_was_recorded_earlier_and_how_to_use_it_again(tmp_path):
+    made = synthetic.judgement()
+    judgement = msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, recorded="/runs/monday"))
+    files = written(judgement, tmp_path)
+    for shown in (in_terminal(judgement), files["report.md"], Page(files["report.html"]).text):
+        assert f"{LEGACY} was not started: its recordings are those of run r, 2026-05-02" in shown
+        assert "--baseline /runs/monday --candidate skyrl-0.2.0:http" in shown
+
+
 def test_a_run_that_ended_early_is_a_failure_in_junit(tmp_path):
     base = synthetic.judgement()
     early = msgspec.structs.replace(base, run=msgspec.structs.replace(base.run, outcome="stopped by Ctrl-C"))

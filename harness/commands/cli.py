@@ -198,7 +198,8 @@ def run(
     from harness.records.run_folder import find_run
 
     earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
-    names = [name for name in (None if earlier else baseline, candidate, *(stack or ())) if name]
+    target = None if earlier or "/" in (baseline or "") else baseline
+    names = [name for name in (target, candidate, *(stack or ())) if name]
     _check_targets(names, python or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),

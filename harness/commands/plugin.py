@@ -183,9 +183,11 @@ def _baseline(config: pytest.Config) -> tuple[str, Path | None]:
     """The baseline's name and its earlier run, if `--baseline` names one. A target goes before a folder of its name."""
     said = config.getoption("--baseline")
     run = None if said in registry() or config.getoption("--stack") else find_run(said, PROJECT)
-    if run is None:
-        return said, None
     try:
+        if run is None and "/" in said:
+            raise UsageError(f"there is no run {said!r}", next_step="name a run's folder, or one of `parity targets`")
+        if run is None:
+            return said, None
         folder = RunFolder.existing(run)
         return told_apart(target_of(folder, "baseline"), folder.run_id, config.getoption("--candidate")), run
     except HarnessError as e:

@@ -46,12 +46,13 @@ def decide(judgement: Judgement, plan: Plan, ledger: Ledger, profile: Profile, s
     ]
     reasons = list(dict.fromkeys(said for stands, found in rules if stands for said in found))
     baseline, candidate = judgement.run.baseline or "another", judgement.run.candidate or "one stack"
-    means = f"Yes means: {profile.about.format(baseline=baseline, candidate=candidate)}"
+    about = profile.about.format(baseline=baseline, candidate=candidate)
+    means = f"Yes means: {about}" + (f". Profile {profile.name}: {since}" if since else "")
     return Gate(
         question=f"May {candidate} replace {baseline}? (profile {profile.name})",
         may_replace=not reasons,
         profile=profile.name,
-        means=means + (f". Profile {profile.name}: {since}" if since else ""),
+        means=means if judgement.run.baseline and judgement.run.candidate else "",
         reasons=reasons,
         aside=list(dict.fromkeys(said for stands, found in rules if not stands for said in found)),
         left_out=[*_left_out(plan, needless)],

@@ -126,11 +126,11 @@ class Baseline:
 
         Raises UsageError or `RecordingError` for a run without a baseline, that did not complete, or that does not hold them.
         """
-        again = "record the baseline again: parity run --stack TARGET --twin, with the same --wave and --topology"
-        self.run = whole(path, "the baseline's run", again)
-        self.target = target_of(self.run.folder, "baseline")
+        self.target = target_of(RunFolder.existing(path), "baseline")
+        command = f"parity run --stack {self.target.partition(' in ')[0]} --twin"
+        self._again = f"record the baseline again: {command}, with this run's --wave and --topology"
+        self.run = whole(path, "the baseline's run", self._again)
         self.name, self.selected = name, selected
-        self._again = again.replace("TARGET", self.target.partition(" in ")[0])
         self.seats = {
             one.header.topology.name: one
             for one in self.run.seats
