@@ -14,8 +14,8 @@ from reports import published
 from reports.text import visible
 from reports.view import Counts, count
 
-FORMAT: Literal[1] = 1
-"""Version of report.json. A reader refuses any other."""
+FORMAT: Literal[2] = 2
+"""Version of report.json. A reader refuses any other. Format 1 asked whether legacy may be removed."""
 SCHEMA = Path(__file__).with_name("schema.json")
 
 
@@ -23,7 +23,7 @@ SCHEMA = Path(__file__).with_name("schema.json")
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A parity report: the verdicts of one run, and what they come to."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     exit_status: int
     """0 only when everything judged is green or in the ledger, and something was judged at all."""
     counts: Counts

@@ -12,7 +12,7 @@ from harness.records.differing import around_the_difference
 from harness.records.verdict import Conformance, Judgement, Verdict
 from reports import reproduce
 from reports.text import exact, one_line, seconds, shortened, visible
-from reports.view import count
+from reports.view import count, question
 
 
 def encode(judgement: Judgement) -> bytes:
@@ -23,7 +23,7 @@ def encode(judgement: Judgement) -> bytes:
     facts = {
         "exit_status": judgement.exit_status, "red": counts.red, "known": counts.known, "start": run.start,
         "engine": run.engine, "baseline": run.baseline or "", "candidate": run.candidate or "", "command": run.command,
-        "may_remove_legacy": bool(judgement.gate and judgement.gate.may_remove_legacy),
+        "question": question(judgement), "may_replace": bool(judgement.gate and judgement.gate.may_replace),
         **{f"seconds.{stage}": seconds(value) for stage, value in run.seconds.items()},
     }  # fmt: skip
     for name, value in facts.items():

@@ -22,6 +22,7 @@ from reports.view import (
     changes,
     count,
     divergences,
+    earlier,
     effect_counts,
     explained,
     exposures,
@@ -30,6 +31,7 @@ from reports.view import (
     held_entries,
     known_ids,
     open_causes,
+    question,
     repetition,
     severities,
     tally,
@@ -103,7 +105,7 @@ def _fitting(blocks: Sequence[str], used: int) -> list[str]:
 
 def _gate(judgement: Judgement) -> str:
     run, counts, gate = judgement.run, count(judgement), judgement.gate
-    answer = "**Yes**" if gate and gate.may_remove_legacy else "**No**"
+    answer = "**Yes**" if gate and gate.may_replace else "**No**"
     status = "✅ green" if judgement.exit_status == 0 else "❌ red"
     pair = " → ".join(f"`{one_line(name)}`" for name in (run.baseline, run.candidate) if name)
     lines = [
@@ -111,6 +113,7 @@ def _gate(judgement: Judgement) -> str:
         f"{status} · {pair} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
+    lines += [f"{text(said)}.\n" for said in earlier(judgement)]
     if not judgement.verdicts:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":
@@ -118,7 +121,8 @@ def _gate(judgement: Judgement) -> str:
     for where, error in run.not_started.items():
         lines.append(f"**{text(where)} did not start:** {text(shortened(f'{error.kind}: {error.message}', 600))}\n")
     reasons = gate.reasons if gate else ["the gate was not asked"]
-    lines.append(f"May the legacy stack be removed? {answer}" + (", because:\n" if reasons else ".\n"))
+    lines += [f"{text(gate.means)}.\n"] if gate and gate.means else []
+    lines.append(f"{text(question(judgement))} {answer}" + (", because:\n" if reasons else ".\n"))
     lines += [f"- {text(shortened(reason, 400))}" for reason in reasons[:8]]
     if len(reasons) > 8:
         lines.append(f"- _… and {len(reasons) - 8} more in report.html_")

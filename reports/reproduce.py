@@ -33,8 +33,8 @@ def command(verdict: Verdict, run: RunInfo) -> str:
     shapes = [shape for h in run.headers if (shape := h.get("topology", {})).get("name") == verdict.topology]
     words += ["--engines", str(shapes[0]["engines"])] if shapes else []
     if verdict.baseline is not None:
-        words += ["--baseline", verdict.baseline, "--candidate", verdict.target]
+        words += ["--baseline", run.recorded or verdict.baseline, "--candidate", verdict.target]
     else:
-        words += ["--stack", verdict.target]
+        words += ["--stack", verdict.target.partition(" in ")[0]]
     words += ["--start", run.start, "--engine", run.engine]
     return shlex.join(words)

@@ -20,6 +20,7 @@ from reports.view import (
     changed,
     count,
     divergences,
+    earlier,
     effect_counts,
     explained,
     exposures,
@@ -27,6 +28,7 @@ from reports.view import (
     held_entries,
     known_ids,
     open_causes,
+    question,
     repetition,
     severities,
     tally,
@@ -81,6 +83,7 @@ def _head(judgement: Judgement) -> list[RenderableType]:
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
+    lines += [Text(one_line(said)) for said in earlier(judgement)]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
     for where, error in run.not_started.items():
@@ -190,9 +193,10 @@ def _noise(judgement: Judgement) -> list[RenderableType]:
 
 def _gate(judgement: Judgement) -> list[RenderableType]:
     gate = judgement.gate
-    yes = gate is not None and gate.may_remove_legacy
+    yes = gate is not None and gate.may_replace
     answer = ("YES", "bold green") if yes else ("NO", "bold red")
-    lines: list[RenderableType] = [Text(), _line(("May the legacy stack be removed? ", "bold"), answer)]
+    lines: list[RenderableType] = [Text(), _line((f"{one_line(question(judgement))} ", "bold"), answer)]
+    lines += [Padding(Text(one_line(gate.means)), (0, 0, 0, 2))] if gate and gate.means else []
     reasons = gate.reasons if gate else ["the gate was not asked"]
     lines += [Padding(Text(f"- {shortened(one_line(reason), 300)}"), (0, 0, 0, 2)) for reason in reasons[:SHOWN]]
     if len(reasons) > SHOWN:

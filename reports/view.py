@@ -115,8 +115,24 @@ def held_entries(judgement: Judgement) -> list[str]:
     ]
 
 
+def question(judgement: Judgement) -> str:
+    """What the gate was asked."""
+    return judgement.gate.question if judgement.gate is not None else "May one stack replace another?"
+
+
+def earlier(judgement: Judgement) -> list[str]:
+    """One line if the baseline was recorded earlier: in which run, and when."""
+    run = judgement.run
+    if run.recorded is None:
+        return []
+    about = [header for header in run.headers if header.get("target") == run.baseline]
+    when = ", ".join(dict.fromkeys(f"run {header['run_id']}, {header['created_at']}" for header in about))
+    return [f"{run.baseline} was not started: its recordings are those of {when or 'an earlier run'}"]
+
+
 def given_way(judgement: Judgement) -> list[str]:
-    """A line on the concessions to the run's stacks, and one on the bullets of the plan that neither stack offers whole."""
+    """A line on the concessions to the run's stacks, one on the bullets of the plan that were not judged whole, and one on the
+    objections that do not stand under the run's profile."""
     lines = []
     if judgement.concessions:
         hiding = sum(bool(one.hides) for one in judgement.concessions)
@@ -125,7 +141,11 @@ def given_way(judgement: Judgement) -> list[str]:
     if judgement.gate is not None and (left_out := judgement.gate.left_out):
         count = many(len(left_out), "bullet")
         ids = ", ".join(one.partition(" ")[0] for one in left_out)
-        lines.append(f"{count} judged without scenarios that neither stack offers: {ids}")
+        lines.append(f"{count} judged without scenarios that {judgement.gate.needless}: {ids}")
+    if judgement.gate is not None and (aside := judgement.gate.aside):
+        objections = f"{many(len(aside), 'objection')} {'does' if len(aside) == 1 else 'do'} not stand"
+        more = "; …" if len(aside) > 3 else ""
+        lines.append(f"{objections} under profile {judgement.gate.profile}: {'; '.join(aside[:3])}{more}")
     return lines
 
 

@@ -13,6 +13,7 @@ from harness.judging.judge import NEXT_STEP
 from harness.judging.ledger import Entry, Ledger, apply
 from harness.records.verdict import Judgement, LedgerProblem, NoiseFloor, RunInfo, Verdict
 from harness.suite.plan import Plan, load_plan
+from harness.suite.profiles import named
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 TODAY = datetime.date(2026, 5, 2)
@@ -77,7 +78,7 @@ def ledger() -> Ledger:
             Entry(
                 id="legacy-spread", scenario="routing.test_*", check="routing.spread", targets=[LEGACY],
                 reason=r"all requests without a session went to server \d", cap=4, owner="SkyRL inference maintainers",
-                expires=datetime.date(2026, 9, 30), blocks_removal=False,
+                expires=datetime.date(2026, 9, 30), blocks=False,
                 source="skyrl/inference_engines/utils.py:41: requests without a session all hash to the first engine",
             ),
         )
@@ -199,7 +200,7 @@ def judgement(start: str = "ray") -> Judgement:
             NoiseFloor(check="outputs.logprobs.colocated", unit="nats", floor=0.0, bound=9.2e-5, facts=512),
         ],
     )  # fmt: skip
-    return msgspec.structs.replace(made, gate=decide(made, plan(), ledger()))
+    return msgspec.structs.replace(made, gate=decide(made, plan(), ledger(), named("removal")))
 
 
 def header(target: str) -> dict:

@@ -14,6 +14,7 @@ from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
 from harness.records.verdict import UNEXPLAINED
 from harness.suite.plan import load_plan
+from harness.suite.profiles import named
 from tests import synthetic, traces
 from tests.synthetic import HTTP, LEGACY, verdict
 
@@ -144,13 +145,17 @@ def test_causes_are_added_up_and_what_is_not_understood_comes_first():
 def test_the_gate_names_what_no_entry_explains():
     made = synthetic.judgement()
     lines = by_cause([opened("a", **{Why.CUT_CHARACTER: 3, UNEXPLAINED: 1})], [])
-    reasons = decide(msgspec.structs.replace(made, open_causes=lines), load_plan(), synthetic.ledger()).reasons
+    reasons = decide(
+        msgspec.structs.replace(made, open_causes=lines), load_plan(), synthetic.ledger(), named("removal")
+    ).reasons
     where = f"1 verdict of {PAIR}, first in {lines[0].scenarios[0]}"
     assert {f"no cause explains an open difference: {where}", f"no entry for cut-character-in-text: {where}"} <= set(
         reasons
     )
     explained = [msgspec.structs.replace(one, source="here") for one in lines]
-    reasons = decide(msgspec.structs.replace(made, open_causes=explained), load_plan(), synthetic.ledger()).reasons
+    reasons = decide(
+        msgspec.structs.replace(made, open_causes=explained), load_plan(), synthetic.ledger(), named("removal")
+    ).reasons
     assert not any("no cause" in reason or "no entry" in reason for reason in reasons)
 
 

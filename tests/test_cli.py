@@ -77,6 +77,7 @@ def test_the_commands_are_those_that_are_documented():
         (["judge", "no-such-run"], "there is no run 'no-such-run'"),
         (["report", "/"], "has no report.json"),
         (["report", "/", "/"], "without --merge one run is rendered"),
+        (["report", "/", "--profile", "patch"], "--profile has no effect"),
         (["report", "--merge", "/"], "is not the folder of a run"),
         (["compare", "/nowhere/a.jsonl", "/nowhere/b.jsonl"], "there is no recording /nowhere/a.jsonl"),
     ],
@@ -180,6 +181,19 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
     assert Path.cwd() == tmp_path
 
 
+def test_a_baseline_that_was_recorded_earlier_is_handed_over_as_seen_from_here(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "monday").mkdir()
+    parity(monkeypatch, "run", "--baseline", "monday", "--candidate", "miniature:retry", "--profile", "upgrade")
+    assert given["arguments"] == [
+        *("scenarios", f"--baseline={tmp_path}/monday", "--candidate=miniature:retry", "--profile=upgrade")
+    ]
+    parity(monkeypatch, "run", "--stack", "miniature", "--twin")
+    assert given["arguments"] == ["scenarios", "--stack=miniature", "--twin"]
+
+
 def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     parity(monkeypatch, "run", "--stack", "skyrl-0.2.0:http", "--stack", "reference")
     assert given["arguments"] == ["scenarios", "--stack=skyrl-0.2.0:http", "--stack=reference"]
@@ -202,8 +216,8 @@ class Rooms:
         self._put(monkeypatch, "reports.json_report", read_report=self.judge)
         self._put(monkeypatch, "reports.terminal", show=lambda _, **_more: self.calls.append(("show",)))
 
-    def judge(self, *paths: Path) -> Judgement:
-        self.calls.append(("judge", *paths))
+    def judge(self, *paths: Path, profile: str | None = None) -> Judgement:
+        self.calls.append(("judge", *paths, *([] if profile is None else [profile])))
         return self.judgement
 
     @staticmethod
@@ -226,6 +240,8 @@ def test_judge_finds_a_run_by_name_writes_its_reports_and_ends_with_its_status(
     folder.mkdir(parents=True)
     assert parity(monkeypatch, "judge", "monday") == rooms.judgement.exit_status == 1
     assert rooms.calls == [("judge", folder), ("write", folder), ("show",)]
+    parity(monkeypatch, "judge", "monday", "--profile", "upgrade")
+    assert rooms.calls[3] == ("judge", folder, "upgrade")
 
 
 def test_report_reads_nothing_but_the_report(rooms: Rooms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -291,6 +307,8 @@ def test_compare_writes_reports_only_where_it_is_told(rooms: Rooms, monkeypatch:
     assert rooms.calls == [("judge", *paths), ("show",)]
     parity(monkeypatch, "compare", *map(str, paths), "--out", str(tmp_path / "out"))
     assert rooms.calls[2:] == [("judge", *paths), ("write", tmp_path / "out"), ("show",)]
+    parity(monkeypatch, "compare", *map(str, paths), "--profile", "patch")
+    assert rooms.calls[5] == ("judge", *paths, "patch")
     assert (tmp_path / "out").is_dir()
 
 

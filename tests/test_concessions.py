@@ -16,6 +16,7 @@ from harness.judging.gate import decide
 from harness.machine.targets import real_stacks, registry
 from harness.suite.concessions import EVERY_STACK, load, of_stacks
 from harness.suite.plan import load_plan
+from harness.suite.profiles import named
 from tests import synthetic
 
 CONCESSIONS = load()
@@ -51,7 +52,9 @@ def test_the_gate_counts_those_that_can_hide_a_difference():
     hiding = next(one for one in CONCESSIONS if one.hides)
     harmless = msgspec.structs.replace(hiding, hides="")
     for found, said in (([hiding, harmless], True), ([harmless], False), ([], False)):
-        gate = decide(msgspec.structs.replace(made, concessions=found), load_plan(), synthetic.ledger())
+        gate = decide(
+            msgspec.structs.replace(made, concessions=found), load_plan(), synthetic.ledger(), named("removal")
+        )
         assert any("can hide a difference" in reason for reason in gate.reasons) == said
 
 

@@ -18,6 +18,7 @@ from harness.judging.parity import compare
 from harness.records.differing import around_the_difference, names_of_sides, parting
 from harness.records.verdict import Cause, Judgement
 from harness.running import catalogue
+from harness.suite.profiles import named
 from reports.html import _sides
 from reports.render import write_all
 from reports.terminal import show
@@ -138,7 +139,7 @@ def test_what_explains_others_comes_first_and_hides_nothing(tmp_path):
 
 
 def test_the_gate_names_consequences_last():
-    reasons = decide(swapped(), synthetic.plan(), Ledger()).reasons
+    reasons = decide(swapped(), synthetic.plan(), Ledger(), named("removal")).reasons
     red = [r.split(" on ")[0] for r in reasons if r.startswith("fail")]
     assert red == ["fail: echo", "fail: tokens.greedy", "fail: order", "fail: kept"], (
         "tokens.greedy also stands by itself"

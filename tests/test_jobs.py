@@ -36,7 +36,7 @@ with open({log!r}, "a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\\n")
 if run is not None:
     run.mkdir(parents=True)
-    (run / "report.md").write_text("may the legacy stack be removed?")
+    (run / "report.md").write_text("may one stack replace another?")
 sys.exit({statuses}.get(sys.argv[1], 0))
 """
 

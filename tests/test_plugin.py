@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from harness import PROJECT
 from harness.records.recording import traces
 from harness.records.run_folder import RunFolder
 from tests.leftovers import footprint
@@ -110,6 +111,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         "scenarios/plan.toml": PLAN,
         "scenarios/concessions.toml": "concession = []",
         "scenarios/open_differences.toml": "difference = []",
+        "scenarios/profiles.toml": (PROJECT / "scenarios" / "profiles.toml").read_text(),
         "scenarios/topologies.toml": TOPOLOGIES,
         "scenarios/known_divergences.toml": "",
         "scenarios/wave1/__init__.py": "",
@@ -135,6 +137,52 @@ def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") 
 
 def report(project: pytest.Pytester) -> dict:
     return json.loads((project.path / "run" / "report.json").read_text())["judgement"]
+
+
+# --- a baseline that was recorded earlier
+
+
+def test_a_baseline_that_was_recorded_earlier_is_not_started_again(project: pytest.Pytester):
+    recorded = run(project, "--stack=toy:legacy", "--twin", "--run-dir=base")
+    assert recorded.ret == 0
+    shown = run(project, "--baseline=base", "--profile=upgrade", "--run-dir=run")
+    assert shown.ret == 0, shown.outlines
+    shown.stdout.fnmatch_lines(["baseline toy:legacy: recorded earlier, in *base", "1 starts, about *"])
+    assert [path.name for path in sorted((project.path / "run" / "recordings").iterdir())] == [
+        "toy_http@disaggregated.jsonl",
+        "toy_legacy@disaggregated.jsonl",
+    ]
+    told = report(project)
+    assert told["gate"]["question"] == "May toy:http replace toy:legacy? (profile upgrade)"
+    assert {v["takes"] for v in told["verdicts"] if v["target"] == "toy:legacy"} == {2}
+    assert {v["status"] for v in told["verdicts"] if v["baseline"]} == {"parity"}
+    assert told["run"]["recorded"] == str(project.path / "base")
+
+
+def test_a_recording_that_does_not_fit_starts_nothing(project: pytest.Pytester):
+    assert run(project, "--stack=toy:legacy", "--twin", "--run-dir=base", "-k", "trigger").ret == 0
+    shown = run(project, "--baseline=base", "--run-dir=run")
+    assert shown.ret == 2
+    shown.stdout.fnmatch_lines(
+        ["*has no recording of toy.test_greedy on toy:legacy@disaggregated*", "*next: select only*"]
+    )
+    assert not (project.path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--baseline=no/such/run"], "there is no run 'no/such/run'"),
+        (["--baseline=model"], "is not the folder of a run"),
+        (["--profile=downgrade"], "there is no profile 'downgrade'"),
+        (["--twin"], "--twin is for a stack that is judged alone"),
+        (["--stack=toy:legacy", "--twin", "--no-twin"], "--twin is for a stack that is judged alone"),
+    ],
+)
+def test_options_about_the_question_that_cannot_work_are_wrong_usage(project: pytest.Pytester, arguments, says):
+    shown = run(project, *arguments)
+    assert shown.ret == 4
+    assert says in shown.stderr.str()
 
 
 # --- what is collected

@@ -49,6 +49,13 @@ from tests import synthetic
 from tests.synthetic import HTTP, LEGACY, verdict
 
 FORMATS = ("report.json", "junit.xml", "report.md", "report.html")
+GATE = Gate(
+    question="May b replace a? (profile removal)",
+    profile="removal",
+    means="Yes means: a may go",
+    may_replace=True,
+    reasons=[],
+)
 HOSTILE = [
     "<script>alert(1)</script>",
     "</pre></details><img src=x onerror=alert(1)>",
@@ -99,7 +106,7 @@ def hostile() -> Judgement:
     run = msgspec.structs.replace(
         base.run, outcome=every, run_id=every, created_at=every, command=every, headers=[header]
     )
-    gate = Gate(may_remove_legacy=False, reasons=HOSTILE)
+    gate = msgspec.structs.replace(GATE, may_replace=False, reasons=HOSTILE, aside=HOSTILE, means=" ".join(HOSTILE))
     odd = [OpenCause(pair=text, cause=text, verdicts=1, places=1, scenarios=[text]) for text in HOSTILE]
     bent = [concession(name=text, what=text, hides=text) for text in HOSTILE]
     return msgspec.structs.replace(
@@ -172,8 +179,8 @@ def test_report_json_validates_and_comes_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"{}", "has format None"), (b'{"format": 2}', "has format 2"), (b'{"format": 1', "is not a report"),
-     (b'{"format": 1}', "is not a report"), (b"[]", "has format None"), (b"\xff", "is not a report")],
+    [(b"{}", "has format None"), (b'{"format": 1}', "has format 1"), (b'{"format": 2', "is not a report"),
+     (b'{"format": 2}', "is not a report"), (b"[]", "has format None"), (b"\xff", "is not a report")],
 )  # fmt: skip
 def test_what_is_not_a_report_is_refused_by_name(tmp_path, content, says):
     file = tmp_path / "report.json"
@@ -275,19 +282,44 @@ def test_nothing_judged_is_red_in_every_format(tmp_path):
     assert "Nothing was judged" in page
     assert "Yes" not in page
     assert "nothing was judged: that is red" in in_terminal(empty())
-    assert "removed? NO" in in_terminal(empty())
+    assert "May one stack replace another? NO" in in_terminal(empty())
 
 
 def test_an_open_gate_says_so_in_every_format(tmp_path):
     run = msgspec.structs.replace(synthetic.judgement().run, start="ray")
     judgement = Judgement(
-        run=run, verdicts=[verdict("ordering", "one_prompt", "c", HTTP)], gate=Gate(may_remove_legacy=True, reasons=[])
+        run=run,
+        verdicts=[verdict("ordering", "one_prompt", "c", HTTP)],
+        gate=GATE,
     )
     files = written(judgement, tmp_path)
     assert "**Yes**." in files["report.md"]
     assert '<div class="big yes">Yes</div>' in files["report.html"]
-    assert 'name="may_remove_legacy" value="True"' in files["junit.xml"]
-    assert "removed? YES" in in_terminal(judgement)
+    assert 'name="may_replace" value="True"' in files["junit.xml"]
+    assert "(profile removal) YES" in in_terminal(judgement)
+
+
+def test_every_format_says_what_was_asked_what_a_yes_means_and_what_does_not_stand(tmp_path):
+    gate = msgspec.structs.replace(
+        GATE, aside=["fail: it is old"], left_out=["0.1 without x"], needless="a does not offer"
+    )
+    judgement = msgspec.structs.replace(synthetic.judgement(), gate=gate)
+    files = written(judgement, tmp_path)
+    shown = [in_terminal(judgement), files["report.md"], Page(files["report.html"]).text]
+    for said in (GATE.question, GATE.means, "1 objection does not stand under profile removal", "fail: it is old"):
+        assert all(said in one for one in shown), said
+    assert all("judged without" in one and "a does not offer" in one for one in shown)
+    assert f'name="question" value="{GATE.question}"' in files["junit.xml"]
+    assert json.loads(files["report.json"])["judgement"]["gate"]["question"] == GATE.question
+
+
+def test_every_format_says_that_the_baseline_was_recorded_earlier_and_how_to_use_it_again(tmp_path):
+    made = synthetic.judgement()
+    judgement = msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, recorded="/runs/monday"))
+    files = written(judgement, tmp_path)
+    for shown in (in_terminal(judgement), files["report.md"], Page(files["report.html"]).text):
+        assert f"{LEGACY} was not started: its recordings are those of run r, 2026-05-02" in shown
+        assert "--baseline /runs/monday --candidate skyrl-0.2.0:http" in shown
 
 
 def test_each_case_in_junit_has_the_time_of_the_drives_that_were_judged(tmp_path):

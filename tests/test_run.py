@@ -138,7 +138,7 @@ def test_two_correct_stacks_are_green_and_in_parity_though_driven_in_different_o
     assert [h["target"] for h in judgement.run.headers] == [NEW, OLD]
     assert judgement.noise[0].floor == 0
     assert judgement.gate is not None
-    assert not judgement.gate.may_remove_legacy, "two scenarios are no evidence for the whole plan"
+    assert not judgement.gate.may_replace, "two scenarios are no evidence for the whole plan"
 
 
 def test_a_candidate_that_alters_tokens_is_a_regression(judged):

@@ -18,6 +18,7 @@ import typer
 from harness import PROJECT
 from harness.contract.errors import HarnessError, UsageError
 from harness.machine.targets import default_pair
+from harness.suite import profiles
 
 if TYPE_CHECKING:
     from harness.proving.prove import Plan, Request
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 BASELINE, CANDIDATE = default_pair()
+PROFILES = ", ".join(f"{one.name} (default for {one.default_for})" for one in profiles.load())
 
 
 EngineChoice = Literal["auto", "cpu", "cuda"]
@@ -53,6 +55,13 @@ BatchInvariant = Annotated[
     ),
 ]
 Engine = Annotated[EngineChoice, typer.Option(help="auto: cuda if nvidia-smi lists a GPU.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What the step from baseline to candidate needs: {PROFILES}. scenarios/profiles.toml says what each asks for.",
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
 
 
@@ -90,7 +99,13 @@ def run(
         list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
     ] = None,
     k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
-    baseline: Annotated[str | None, typer.Option(help=f"Default {BASELINE}.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET|RUN",
+            help=f"Default {BASELINE}. An earlier run stands for the stack that it recorded with a twin: nothing of it is started.",
+        ),
+    ] = None,
     candidate: Annotated[str | None, typer.Option(help=f"Default {CANDIDATE}.")] = None,
     stack: Annotated[
         list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
@@ -137,9 +152,14 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
     ] = None,
+    profile: Profile = None,
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin", help="With --stack: drive everything twice, so that the run can be a --baseline later."),
+    ] = False,
     no_twin: Annotated[
         bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
     ] = False,
@@ -157,6 +177,9 @@ def run(
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
     Your own checkout against the release:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
+    An upgrade with one start: record the old release once, then compare candidates with the recording:
+      parity run --wave 1 --stack skyrl-0.3.0:http --twin --run-dir recorded
+      parity run --wave 1 --baseline recorded --candidate skyrl-0.4.0:http
     On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
@@ -172,14 +195,17 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import interpreters
+    from harness.machine.targets import interpreters, registry
+    from harness.records.run_folder import find_run
 
-    names = [name for name in (baseline, candidate, *(stack or ())) if name]
+    earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
+    target = None if earlier or "/" in (baseline or "") else baseline
+    names = [name for name in (target, candidate, *(stack or ())) if name]
     _check_targets(names, python or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),
         "-k": k,
-        "--baseline": baseline,
+        "--baseline": earlier or baseline,
         "--candidate": candidate,
         "--stack": stack,
         "--target-python": [
@@ -193,6 +219,7 @@ def run(
         "--topology": topology,
         "--model": model and absolute(model),
         "--run-dir": run_dir and run_dir.expanduser().absolute(),
+        "--profile": profile,
         "--ledger": ledger and ledger.expanduser().absolute(),
         "--repeat": repeat,
         "--base-port": base_port,
@@ -200,6 +227,7 @@ def run(
     arguments = [
         "scenarios",
         *_arguments(options),
+        *["--twin"] * twin,
         *["--no-twin"] * no_twin,
         *["--cuda-graphs"] * cuda_graphs,
         *["--batch-invariant"] * batch_invariant,
@@ -662,19 +690,19 @@ def setup(
 
 
 @app.command()
-def judge(run: Run) -> None:
+def judge(run: Run, profile: Profile = None) -> None:
     """Judge a run's recordings again, with today's checks and ledger, and write its reports again. Drives nothing.
 
     \b
     Examples:
       parity judge .parity/runs/20261121-1500
-      parity judge 20261121-1500
+      parity judge 20261121-1500 --profile upgrade
     """
     from harness.running.run import judge_run
     from reports.render import write_all
 
     folder = run_folder(run)
-    judgement = judge_run(folder)
+    judgement = judge_run(folder, profile=profile)
     write_all(judgement, folder)
     _show(judgement)
 
@@ -684,6 +712,7 @@ def compare(
     baseline: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     out: Annotated[Path | None, typer.Option(help="Also write the reports into this folder.")] = None,
+    profile: Profile = None,
 ) -> None:
     """Compare two recordings of any origin: yesterday's against today's, a GPU node's against another's.
 
@@ -700,7 +729,7 @@ def compare(
             raise UsageError(
                 f"there is no recording {path}", next_step="name a .jsonl file or a folder of .parity/runs"
             )
-    judgement = compare_recordings(baseline, candidate)
+    judgement = compare_recordings(baseline, candidate, profile=profile)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_all(judgement, out)
@@ -712,12 +741,14 @@ def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
     ],
+    *,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the runs into one, judge it and report it.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
     ] = None,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
+    profile: Profile = None,
 ) -> None:
     """Render a run's reports again from its report.json. Judges nothing; recordings, if present, only give the pictures.
 
@@ -736,10 +767,15 @@ def report(
 
     if merge:
         folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
-        judgement = _merged([run_folder(name) for name in runs], folder, all_pictures=all_pictures)
+        judgement = _merged([run_folder(name) for name in runs], folder, profile, all_pictures=all_pictures)
     elif len(runs) > 1 or run_dir is not None:
         raise UsageError(
             "without --merge one run is rendered, in its own folder", next_step="add --merge to merge runs"
+        )
+    elif profile is not None:
+        raise UsageError(
+            "without --merge nothing is judged, so --profile has no effect",
+            next_step=f"parity judge {runs[0]} --profile {profile}",
         )
     else:
         folder = run_folder(runs[0])
@@ -816,10 +852,11 @@ def doctor(engine: Engine = "auto") -> None:
 
 def run_folder(run: str) -> Path:
     """The folder of a run, by path or by name. Raises UsageError naming the latest ones."""
-    runs = PROJECT / ".parity" / "runs"
-    for folder in (Path(run).expanduser(), runs / run):
-        if folder.is_dir():
-            return folder.absolute()
+    from harness.records.run_folder import RUNS, find_run
+
+    if (folder := find_run(run, PROJECT)) is not None:
+        return folder
+    runs = PROJECT / RUNS
     there = sorted(runs.iterdir(), key=lambda path: path.stat().st_mtime)[-3:] if runs.is_dir() else []
     named = (
         f"the latest are {', '.join(path.name for path in there)}" if there else "none has been made yet: `parity run`"
@@ -832,14 +869,14 @@ def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
     return None if engine == "auto" else engine
 
 
-def _merged(shards: Sequence[Path], out: Path, *, all_pictures: bool) -> Judgement:
+def _merged(shards: Sequence[Path], out: Path, profile: str | None, *, all_pictures: bool) -> Judgement:
     """Merge shards into one run in `out`, judge it and write all reports."""
     from harness.running.merge import merging
     from harness.running.run import judge_run
     from reports.render import write_all
 
     with merging(shards, out) as folder:
-        judgement = judge_run(folder)
+        judgement = judge_run(folder, profile=profile)
         write_all(judgement, folder, all_pictures=all_pictures)
     return judgement
 

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from fixtures.prompts import Prompts
+from harness import PROJECT
 from harness.contract import topology as topology_table
 from harness.contract.errors import HarnessError, UsageError
 from harness.contract.messages import Dtype
@@ -30,11 +31,14 @@ from harness.machine import environments, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
-from harness.machine.targets import default_pair, interpreters, known, resolve
+from harness.machine.targets import default_pair, interpreters, known, registry, resolve
 from harness.records.differing import around_the_difference
+from harness.records.run_folder import RunFolder, find_run
 from harness.records.verdict import Judgement, Verdict
+from harness.running.earlier import target_of, told_apart
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
+from harness.suite import profiles
 from harness.suite.scenario import Scenario, declaration
 
 WAVES = range(1, 7)
@@ -42,6 +46,10 @@ TESTS = "tests"
 """The folder of the harness's own tests."""
 MOST_WORKERS = 8
 """Each worker imports all tests before its first one: more workers would cost more than they save."""
+
+
+BASELINE = pytest.StashKey[tuple[str, Path | None]]()
+"""The baseline's name, and the earlier run that recorded it; None if this run drives it."""
 
 
 class Duel(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +68,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
     add = group.addoption
     baseline, candidate = default_pair()
-    add("--baseline", default=baseline, metavar="TARGET", help=f"stack to compare with (default {baseline})")
+    add(
+        "--baseline", default=baseline, metavar="TARGET|RUN",
+        help=f"stack to compare with, or an earlier run that recorded it with its twin (default {baseline})",
+    )  # fmt: skip
     add("--candidate", default=candidate, metavar="TARGET", help=f"stack to judge (default {candidate})")
     add(
         "--stack",
@@ -129,7 +140,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
     )
+    add(
+        "--twin", action="store_true",
+        help="with --stack: drive each scenario a second time, so that the recording can be a --baseline later",
+    )  # fmt: skip
     add("--no-twin", action="store_true", help="do not drive the baseline a second time to measure its noise")
+    add(
+        "--profile", metavar="NAME",
+        help="what the step from baseline to candidate needs, by scenarios/profiles.toml (default: by what the candidate is to the "
+        "baseline)",
+    )  # fmt: skip
     add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
 
 
@@ -159,6 +179,7 @@ def pytest_configure(config: pytest.Config) -> None:
     only_tests = all(path.is_relative_to(_tests(config)) for path in _paths(config))
     if config.getoption("dist", "no") != "no" and not only_tests:
         raise pytest.UsageError("scenarios are driven one after the other: leave out -n, --dist and --tx")
+    config.stash[BASELINE] = _baseline(config)
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
     config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
@@ -192,7 +213,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if scenario is None:
         return
     options = metafunc.config
-    targets = options.getoption("--stack") or [options.getoption("--baseline"), options.getoption("--candidate")]
+    targets = options.getoption("--stack") or [options.stash[BASELINE][0], options.getoption("--candidate")]
     topologies = scenario.driven_in(
         options.getoption("--engines"), options.getoption("--topology"), colocate=options.getoption("--colocate")
     )
@@ -200,6 +221,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not options.getoption("--stack"):
         places += [Duel(baseline=targets[0], candidate=targets[1], topology=t) for t in topologies]
     metafunc.parametrize("stack", places, indirect=True, ids=[place.name for place in places])
+
+
+def _baseline(config: pytest.Config) -> tuple[str, Path | None]:
+    """The baseline's name and its earlier run, if `--baseline` names one. A target goes before a folder of its name."""
+    said = config.getoption("--baseline")
+    run = None if said in registry() or config.getoption("--stack") else find_run(said, PROJECT)
+    try:
+        if run is None and "/" in said:
+            raise UsageError(f"there is no run {said!r}", next_step="name a run's folder, or one of `parity targets`")
+        if run is None:
+            return said, None
+        folder = RunFolder.existing(run)
+        return told_apart(target_of(folder, "baseline"), folder.run_id, config.getoption("--candidate")), run
+    except HarnessError as e:
+        raise pytest.UsageError(str(e)) from e
 
 
 @pytest.fixture
@@ -226,7 +262,7 @@ class Parity:
         self._report: Path | None = None
         self._broken: HarnessError | None = None
         self._known = Ledger()
-        self._selected: dict[str, list[str]] = {}
+        self._selected: dict[Topology, list[str]] = {}
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
 
@@ -265,7 +301,7 @@ class Parity:
         driven: dict[Seat, list[Scenario]] = {}
         for item in items:
             scenario, seat = declaration(getattr(item, "obj", None)), _place(item)
-            if scenario is not None and isinstance(seat, Seat):
+            if scenario is not None and isinstance(seat, Seat) and seat.target in options.driven:
                 able = scenario.needs <= set(known(seat.target).capabilities)
                 driven.setdefault(seat, []).extend([scenario] if able else [])
         return [
@@ -283,26 +319,34 @@ class Parity:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         real = [start for start in self._starts if start.kind != "inline"]
-        return list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else []
+        name, run = self._config.stash[BASELINE]
+        said = [f"baseline {name}: recorded earlier, in {run}"] if run is not None and self._selected else []
+        return said + (list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else [])
 
     def _validate(self) -> None:
         option = self._config.getoption
-        for name in option("--stack") or [option("--baseline"), option("--candidate")]:
-            resolve(name, interpreters(option("--target-python")))
-        if not option("--stack") and option("--baseline") == option("--candidate"):
+        options = self._options()
+        for name in options.driven:
+            resolve(name, options.target_python)
+        if options.compares and options.baseline == options.candidate:
             raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
-        self._options().check()
+        if option("--twin") and (option("--no-twin") or not option("--stack")):
+            raise UsageError("--twin is for a stack that is judged alone", next_step="add --stack, or leave --twin out")
+        options.check()
         if option("--model") not in (None, *models.NAMED):
             models.check_model(Path(option("--model")))
+        if option("--profile") is not None:
+            profiles.named(option("--profile"))
         self._known = ledger.load(option("--ledger"))
 
     def _options(self) -> Options:
         option = self._config.getoption
         engine = option("--engine")
         return Options(
-            baseline=option("--baseline"),
+            baseline=self._config.stash[BASELINE][0],
+            recorded=self._config.stash[BASELINE][1],
             candidate=option("--candidate"),
             stacks=option("--stack"),
             engine=environments.detect_engine() if engine == "auto" else engine,
@@ -316,16 +360,16 @@ class Parity:
             cuda_graphs=option("--cuda-graphs"),
             batch_invariant=option("--batch-invariant"),
             repeat=option("--repeat"),
-            twin=not option("--no-twin"),
+            twin=False if option("--no-twin") else option("--twin") or None,
             base_port=option("--base-port"),
             ledger=option("--ledger"),
+            profile=option("--profile"),
             command="pytest " + shlex.join(str(a) for a in self._config.invocation_params.args),
         )
 
     def _begun(self) -> Session:
         if self._session is None:
-            self._session = Session(self._options(), self._progress)
-            self._session.selected = self._selected
+            self._session = Session(self._options(), self._progress, selected=self._selected)
             if self._config.get_verbosity() > 0:
                 self._logs = LogStream(self._session.folder.path / "logs", self._write)
         return self._session
@@ -442,13 +486,13 @@ def _in_order(places: Sequence[Seat | Duel | None]) -> list[Seat | Duel]:
     return [*seats, *duels]
 
 
-def _selected(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
+def _selected(items: Iterable[pytest.Item]) -> dict[Topology, list[str]]:
     """Topology → names of the items' scenarios that are driven there, each once."""
-    found: dict[str, dict[str, None]] = {}
+    found: dict[Topology, dict[str, None]] = {}
     for item in items:
         scenario, place = declaration(getattr(item, "obj", None)), _place(item)
         if scenario is not None and isinstance(place, Seat):
-            found.setdefault(place.topology.name, {})[scenario.name] = None
+            found.setdefault(place.topology, {})[scenario.name] = None
     return {topology: list(names) for topology, names in found.items()}
 
 

@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     also: dict[str, str] = {}
     """Other stacks or pairs that have the difference, and where the cause stands in their release."""
     link: str | None = None
-    blocks_removal: bool = True
+    blocks: bool = True
     race: str | None = None
 
     @property

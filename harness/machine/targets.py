@@ -11,6 +11,7 @@ import os
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,35 @@ def _released(target: Target, versions: Mapping[str, str]) -> str | None:
         if kind and package and versions.get(package) == version:
             return other.name
     return None
+
+
+class Step(StrEnum):
+    """What a candidate is to its baseline. It decides the profile of a run that names none."""
+
+    IMPLEMENTATION = "another implementation"
+    """Another adapter drives it, or one of the two is no target of the registry."""
+    RELEASE = "another release"
+    """The same adapter drives both, and their versions differ or are unknown."""
+    SAME = "the same release"
+    """The same adapter drives both, and their version is the same, as with a checkout of that release."""
+
+
+def step(baseline: str, candidate: str, packages: Mapping[str, Mapping[str, str]]) -> Step:
+    """The step from one target to the other. `packages`: target → the versions that its recordings name."""
+    ours, theirs = _row(baseline), _row(candidate)
+    if ours is None or theirs is None or ours.adapter != theirs.adapter:
+        return Step.IMPLEMENTATION
+    if ours.inline:
+        return Step.SAME
+    left, right = _version(ours, packages.get(baseline, {})), _version(theirs, packages.get(candidate, {}))
+    return Step.SAME if left is not None and left == right else Step.RELEASE
+
+
+def _version(target: Target, packages: Mapping[str, str]) -> str | None:
+    """The version that its environment has of the released package, or else the one that it is a release of; None if unknown."""
+    like = registry().get(target.like or "")
+    package, _, version = (target.release or (like.release if like else None) or "").partition("==")
+    return packages.get(package) or (version if target.release else None)
 
 
 def runtimes() -> list[Runtime]:

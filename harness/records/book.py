@@ -154,14 +154,20 @@ class Book:
         return cls(path, header.model_sha256, {entry.key: entry.answer.copy() for entry in entries}, None)
 
     @classmethod
-    def unite(cls, path: Path, books: Sequence[Path]) -> None:
-        """Write one book at `path` with the answers of all `books`. The first answer to each query stands.
+    def model_of(cls, path: Path) -> str:
+        """The hash of the model that a book is about. Raises `RecordingError` as `load` does, as far as it reads: the header."""
+        return _read(path)[0].model_sha256
 
-        All books must be about one model. Raises `RecordingError` for a book that is not whole, and for two answers to one
-        query that differ by more than `ROUNDING`. Answers about noise may differ: each machine rounds in its own way.
+    @classmethod
+    def united(cls, path: Path, books: Sequence[Path], known: dict[str, msgspec.Raw] | None = None) -> Self:
+        """A new book at `path` with the answers of all `books`, open for more. The first answer to each query stands.
+
+        All books must be about one model; `known` as in `create`. Raises `RecordingError` for a book that is not whole, and for two
+        answers to one query that differ by more than `ROUNDING`. Answers about noise may differ: each machine rounds in its own way.
         """
         origins: dict[str, Path] = {}
-        with cls.create(path, _read(books[0])[0].model_sha256) as united:
+        united = cls.create(path, cls.model_of(books[0]), known)
+        try:
             for source in books:
                 for entry in _read(source)[1]:
                     name = entry.key
@@ -176,6 +182,10 @@ class Book:
                             f"{source} and {origins[name]} answer {name} differently",
                             next_step="make the runs with one reference environment",
                         )
+        except BaseException:
+            united.close()
+            raise
+        return united
 
     @classmethod
     def of(cls, model_sha256: str, folder: Path) -> Self:

@@ -123,7 +123,7 @@ def _decoded(raw: bytes, path: Path, number: int) -> Line:
         raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
 
 
-def _marks_only(raw: bytes) -> Line | None:
+def marks_only(raw: bytes) -> Line | None:
     """Decode all but calls and observations, most of a recording. `Index.trace` decodes those when needed."""
     return None if raw.startswith((_OBSERVATION, _CALL)) else decode_line(raw)
 
@@ -140,7 +140,7 @@ def index(path: Path) -> Index:
     end: ScenarioEnd | None = None
     offset, at = 0, Span(0, 0, 0, 0)
     spans: dict[tuple[str, int], Span] = {}
-    for number, (raw, line) in enumerate(walk(path, _marks_only), start=1):
+    for number, (raw, line) in enumerate(walk(path, marks_only), start=1):
         offset += len(raw)
         match line:
             case Header():

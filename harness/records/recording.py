@@ -301,6 +301,14 @@ def read(path: Path, *, live: bool = False) -> Iterator[Line]:
             yield line
 
 
+def header_of(path: Path) -> Header:
+    """The header of a recording, whole or not. Raises `RecordingError` for a file that does not begin with one."""
+    line = next(read(path, live=True), None)
+    if not isinstance(line, Header):
+        raise RecordingError(f"{path} is empty: not a recording", next_step="name a recording (*.jsonl) of a run")
+    return line
+
+
 def traces(path: Path) -> Iterator[ScenarioTrace]:
     """Yield each scenario of a whole recording, in the order in which they were driven. Holds one scenario in memory.
 

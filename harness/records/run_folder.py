@@ -45,6 +45,11 @@ def new_run_dir(root: Path) -> Path:
     return root / RUNS / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+def find_run(run: str, root: Path) -> Path | None:
+    """The folder of a run, by its path or by its name below ``.parity/runs`` of `root`; None if there is none."""
+    return next((folder.absolute() for folder in (Path(run).expanduser(), root / RUNS / run) if folder.is_dir()), None)
+
+
 def references_in(folder: Path) -> list[Path]:
     """The books of the oracle's answers in a folder, one per model."""
     return sorted(folder.glob("reference*.jsonl"))

@@ -351,9 +351,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A command line that repeats the run."""
     baseline: str | None
     candidate: str | None
+    recorded: str | None = None
+    """The folder of the earlier run that holds the baseline's recordings; None if this run drove the baseline."""
     start: str
-    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack). Only "ray" can show that legacy may go."""
+    """"ray" (as SkyRL ships it), "fork" (development) or "inline" (no real stack). Only with "ray" can the gate say yes."""
     engine: str
+    profile: str | None = None
+    """The profile that the user named; None: the default for the step from baseline to candidate."""
     headers: list[dict[str, Any]] = []
     """The headers of the recordings that were judged, as JSON."""
     seconds: dict[str, float] = {}
@@ -364,6 +368,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Fully selected waves. Only for these can a report say what was never driven or exercised."""
     selected: dict[str, list[str]] = {}
     """Topology → its selected scenarios. Merging adds them up to find the whole waves of a sharded run."""
+    contract: dict[str, str] = {}
+    """What the stacks were driven by: module, or "fixtures" → a hash of it. Empty in older runs."""
     declared: dict[str, list[Capability]] = {}
     """Target → capabilities that it declares before its start. A scenario that needs more is missing without a start."""
     not_started: dict[str, CallError] = {}
@@ -419,12 +425,22 @@ class OpenCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """May the legacy stack be removed? `reasons` lists every objection, worst first."""
+    """May the candidate replace the baseline? `reasons` lists every objection that stands, worst first."""
 
-    may_remove_legacy: bool
+    question: str
+    """The question in words, with the profile."""
+    may_replace: bool
+    profile: str
+    """Name of the profile that says which objections stand (``scenarios/profiles.toml``)."""
+    means: str = ""
+    """What a yes means, and why this profile was asked for."""
     reasons: list[str]
+    aside: list[str] = []
+    """Objections that do not stand against the step under this profile."""
     left_out: list[str] = []
-    """Bullets of the plan that were judged without some of their scenarios, because neither stack offers what these need."""
+    """Bullets of the plan that were judged without some of their scenarios, because of `needless`."""
+    needless: str = "neither stack offers"
+    """Which scenarios need no evidence: those that … (a relative clause)."""
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import cache
+from pathlib import Path
 
 import scenarios
 from fixtures.prompts import Prompts
+from harness import PROJECT
 from harness.checks.always import ALWAYS
+from harness.contract import messages
 from harness.contract.errors import UsageError
 from harness.contract.faults import DRIVEN, NOTHING, Fact, family
 from harness.driving.stack import Stack
@@ -55,6 +60,37 @@ def facts_read() -> dict[str, Fact]:
 def declared() -> dict[str, Scenario]:
     """Name → declaration, of every scenario in scenarios/wave*. Raises UsageError for a duplicate name."""
     return {name: scenario for name, function in functions().items() if (scenario := declaration(function))}
+
+
+@cache
+def defined_in() -> dict[str, str]:
+    """Scenario → the module that defines it, "wave1.test_routing"."""
+    return {name: function.__module__.removeprefix("scenarios.") for name, function in functions().items()}
+
+
+@cache
+def contract() -> dict[str, str]:
+    """What a stack is driven by, each with a hash that a comment or a line break does not change: "the methods of the contract",
+    "what scenarios share" (fixtures and helpers), and every module of scenarios.
+
+    Runs with equal hashes asked a stack the same. Checks are no part: recordings are judged by those of the day.
+    """
+    root = Path(scenarios.__path__[0])
+    shared = [*sorted(root.glob("*.py")), root / "sequences.toml", *sorted((PROJECT / "fixtures").glob("*.py"))]
+    modules = {name: sys.modules[f"scenarios.{name}"].__file__ or "" for name in sorted(set(defined_in().values()))}
+    return {
+        "the methods of the contract": _hash([Path(messages.__file__)]),
+        "what scenarios share": _hash(shared),
+        **{name: _hash([Path(file)]) for name, file in modules.items()},
+    }
+
+
+def _hash(files: Iterable[Path]) -> str:
+    told = hashlib.sha256()
+    for file in files:
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        told.update((ast.dump(ast.parse(text)) if file.suffix == ".py" else text).encode())
+    return told.hexdigest()[:16]
 
 
 def whole_waves(selected: Mapping[str, Collection[str]]) -> list[int]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,33 +25,43 @@ from harness.judging import ledger as known
 from harness.judging.exercise import due, exercised, unexercised
 from harness.judging.noise import floors, noise_floors, of_rounding
 from harness.judging.recorded import Judging, Look, Recorded, with_twins
-from harness.machine.targets import real_stacks, released
+from harness.machine.targets import Step, real_stacks, released, step
 from harness.records.book import Book
 from harness.records.index import Index, indices
 from harness.records.reference import NoiseRequest, UnansweredQuery
 from harness.records.run_folder import RunFolder, references_in
 from harness.records.verdict import Conformance, Drive, GapCurve, Judgement, NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import declared
-from harness.suite import concessions
+from harness.running.earlier import target_of, told_apart
+from harness.suite import concessions, profiles
 from harness.suite.plan import load_plan
 from harness.suite.scenario import Scenario
 
 __all__ = ["RunFolder", "compare_recordings", "judge_run"]
 
 
-def judge_run(folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None) -> Judgement:
+def judge_run(
+    folder: Path, *, ledger: Path | None = None, today: datetime.date | None = None, profile: str | None = None
+) -> Judgement:
     """Judge the run in `folder` with today's checks, and compare its candidate with its baseline.
 
-    `ledger` None means the project's own. Raises UsageError for a folder that holds no run, `RecordingError` for a
-    recording or a book that is not whole, and `LedgerError` for a ledger that is malformed.
+    `ledger` None means the project's own, `profile` None the one that the run was asked for. Raises UsageError for a folder that
+    holds no run, `RecordingError` for a recording or a book that is not whole, and `LedgerError` for a ledger that is malformed.
     """
     started = time.perf_counter()
     run = RunFolder.existing(folder)
-    return _judgement(run.info(), _with_books(run.recorded(), run.path), ledger, today, started)
+    info = run.info()
+    info = msgspec.structs.replace(info, profile=profile or info.profile)
+    return _judgement(info, _with_books(run.recorded(), run.path), ledger, today, started)
 
 
 def compare_recordings(
-    baseline: Path, candidate: Path, *, ledger: Path | None = None, today: datetime.date | None = None
+    baseline: Path,
+    candidate: Path,
+    *,
+    ledger: Path | None = None,
+    today: datetime.date | None = None,
+    profile: str | None = None,
 ) -> Judgement:
     """Judge and compare two recordings of any origin. Each is a recording's file or a run's folder.
 
@@ -60,7 +71,7 @@ def compare_recordings(
     """
     started = time.perf_counter()
     left, right = _source(baseline, "baseline"), _source(candidate, "candidate")
-    left, right = _told_apart(left, baseline), _told_apart(right, candidate, taken=left[0].target)
+    right = _told_apart(right, candidate, taken=left[0].target)
     if not {r.shape for r in left} & {r.shape for r in right}:
         raise UsageError(
             f"{baseline} ({_topologies(left)}) and {candidate} ({_topologies(right)}) have no topology in common",
@@ -75,25 +86,18 @@ def compare_recordings(
         candidate=right[0].target,
         start="ray" if all(h.start == "ray" for h in headers) else "fork",
         engine="/".join(sorted({h.engine for h in headers})),
+        profile=profile,
     )
     return _judgement(info, [*left, *right], ledger, today, started)
 
 
-def _source(path: Path, role: str) -> list[Recorded]:
+def _source(path: Path, role: Literal["baseline", "candidate"]) -> list[Recorded]:
     if not path.is_dir():
         beside = next((p for p in (path.parent, path.parent.parent) if references_in(p)), path.parent)
         return _with_books([path], beside)
     run = RunFolder.existing(path)
-    wanted = run.info().baseline if role == "baseline" else run.info().candidate
-    found = _with_books(run.recorded(), run.path)
-    targets = sorted({r.target for r in found})
-    chosen = wanted if wanted in targets else (targets[0] if len(targets) == 1 else None)
-    if chosen is None:
-        raise UsageError(
-            f"{path} holds recordings of {', '.join(targets) or 'nothing'}, and none is its {role}",
-            next_step="name the recording's file",
-        )
-    return [r for r in found if r.target == chosen]
+    target = target_of(run, role)
+    return [r for r in _with_books(run.recorded(), run.path) if r.target == target]
 
 
 def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
@@ -103,13 +107,10 @@ def _with_books(recordings: Iterable[Path], folder: Path) -> list[Recorded]:
     return [Recorded(index=one, book=books[one.header.model_sha256]) for one in found]
 
 
-def _told_apart(found: list[Recorded], path: Path, taken: str | None = None) -> list[Recorded]:
+def _told_apart(found: list[Recorded], path: Path, taken: str) -> list[Recorded]:
     """The recordings; if their target's name is `taken`, it gets their run's name added."""
-    if found[0].target != taken:
-        return found
-    return [
-        Recorded(book=r.book, index=r.index.renamed(f"{r.target} in {r.index.header.run_id or path}")) for r in found
-    ]
+    names = [told_apart(r.target, r.index.header.run_id or str(path), taken) for r in found]
+    return [Recorded(book=r.book, index=r.index.renamed(name)) for r, name in zip(found, names, strict=True)]
 
 
 def _topologies(found: Iterable[Recorded]) -> str:
@@ -134,6 +135,7 @@ def _judgement(
     """
     scenarios = declared()
     _refuse_what_differs(found)
+    profile, since = _profile(info, found)
     of_release = released((r.target, part.header.packages) for r in found for part in r.index.parts)
     entries = known.load(ledger).holding_for(of_release)
     noise = noise_floors(with_twins([r for r in found if r.target == info.baseline]))
@@ -171,7 +173,16 @@ def _judgement(
         open_causes=open_differences.by_cause(verdicts, open_differences.load()),
         concessions=concessions.of_stacks(concessions.load(), real_stacks((r.target for r in found), of_release)),
     )
-    return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries))
+    return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries, profile, since))
+
+
+def _profile(info: RunInfo, found: Iterable[Recorded]) -> tuple[profiles.Profile, str]:
+    """The profile of the run's step, and why it is this one."""
+    if info.profile is not None:
+        return profiles.named(info.profile), "named by --profile"
+    packages = {r.target: r.index.header.packages for r in found}
+    taken = step(info.baseline, info.candidate, packages) if info.baseline and info.candidate else Step.IMPLEMENTATION
+    return profiles.default_for(taken), f"the default for {taken}"
 
 
 def _rounding(found: Iterable[Recorded]) -> Iterator[NoiseFloor]:

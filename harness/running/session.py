@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,12 +53,14 @@ from harness.machine import environments
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, known, released, resolve
 from harness.records.book import Book
+from harness.records.index import Index
 from harness.records.recorder import Recorder, Unwritten
 from harness.records.recording import CallError, Header, ScenarioEnd, ScenarioStart, ScenarioTrace
 from harness.records.reference import METHOD_OF, NoiseRequest, Query, Refusal
 from harness.records.run_folder import RUNNING, RunFolder
 from harness.records.verdict import NoiseFloor, RunInfo, Verdict
-from harness.running.catalogue import whole_waves
+from harness.running.catalogue import contract, whole_waves
+from harness.running.earlier import Baseline
 from harness.suite.scenario import Scenario
 
 MAX_STARTS = 4
@@ -81,6 +83,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     baseline: str
     candidate: str
+    recorded: Path | None = None
+    """The folder of an earlier run that holds the baseline's recordings: this run drives the candidate alone."""
     stacks: list[str] = []
     """Judge only these, compare nothing."""
     engine: Literal["cpu", "cuda"]
@@ -99,9 +103,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     """Both as in `StartRequest`, and on CUDA only."""
     repeat: int = 1
-    twin: bool = True
+    twin: bool | None = None
+    """True if stacks that are not compared get a twin too; False if no stack does. None: only a baseline."""
     base_port: int | None = None
     ledger: Path | None = None
+    profile: str | None = None
+    """Name in ``scenarios/profiles.toml``; None: the default for the step from baseline to candidate."""
     command: str = ""
     fault_taps: bool = False
     """True if the stacks start with the fault instrument (`Session.inject`)."""
@@ -114,8 +121,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def targets(self) -> list[str]:
-        """Targets in the order in which they are driven."""
+        """Targets in the order in which they are judged."""
         return self.stacks or [self.baseline, self.candidate]
+
+    @property
+    def driven(self) -> list[str]:
+        """Those of them that are driven, in that order."""
+        return self.targets if self.recorded is None else [self.candidate]
 
     @property
     def compares(self) -> bool:
@@ -129,8 +141,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def takes(self, target: str, *, once: bool = False) -> int:
         """Takes of a scenario on a target. The baseline gets at least two, the second for its twin, unless the scenario runs once."""
-        twin = self.compares and self.twin and target == self.baseline and not once
-        return max(self.repeat, 2 if twin else 1)
+        wanted = target == self.baseline and self.twin is not False if self.compares else self.twin
+        return max(self.repeat, 2 if wanted and not once else 1)
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,20 +174,29 @@ class Session:
     """Owns the run's folder, the live stack, the oracles and the recordings."""
 
     def __init__(
-        self, options: Options, progress: Progress, known: dict[str, dict[str, msgspec.Raw]] | None = None
+        self,
+        options: Options,
+        progress: Progress,
+        known: dict[str, dict[str, msgspec.Raw]] | None = None,
+        selected: Mapping[Topology, Sequence[str]] | None = None,
     ) -> None:
-        """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own."""
+        """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own. `selected`: topology →
+        the scenarios to drive there. A gap in a fully selected wave is red.
+
+        Raises UsageError or `RecordingError` for an earlier baseline that does not fit, before anything is started or written.
+        """
         gc.set_threshold(COLLECT_EVERY)
         self.options = options
         self._known = {} if known is None else known
         _refuse_two_models(options)
-        self.folder = RunFolder.create(options.run_dir, root=PROJECT)
         self.seconds: dict[str, float] = {}
+        self._places = {topology.name: topology for topology in selected or {}}
         self.selected: dict[str, list[str]] = {}
-        """Topology → the scenarios to drive there. A gap in a fully selected wave is red."""
+        for topology, names in (selected or {}).items():
+            self.selected.setdefault(topology.name, []).extend(names)
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._progress = progress
-        self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.targets}
+        self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.driven}
         self._inline = all(target.inline for target in self._targets.values())
         self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
         self._pythons: dict[str, Path] = {}
@@ -200,6 +221,12 @@ class Session:
         """Seat → its recorder, open or closed."""
         self._verdicts: dict[tuple[str, str], list[Verdict]] = {}
         self._noise: list[NoiseFloor] | None = None
+        self._earlier = self._fitting()
+        self.folder = RunFolder.create(options.run_dir, root=PROJECT)
+        self._books: dict[str, Book] = {}
+        """Hash of a model → the open book of its oracle's answers."""
+        self._taken = self._take_over()
+        """Seat of an earlier baseline → its recordings, in this run's folder."""
         self._run = self.info(RUNNING)
         """The run as it began. Seats that do not start are added to it."""
         self.folder.write_info(self._run)
@@ -224,9 +251,13 @@ class Session:
             command=options.command,
             baseline=options.baseline if options.compares else None,
             candidate=options.candidate if options.compares else None,
+            recorded=None if options.recorded is None else str(options.recorded),
             start=self._start_kind,
             engine=options.engine,
-            declared={name: sorted(self._target(name).capabilities) for name in options.targets},
+            profile=options.profile,
+            contract=contract(),
+            declared=({options.baseline: self._earlier.declared} if self._earlier else {})
+            | {name: sorted(self._target(name).capabilities) for name in options.driven},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
             whole_waves=whole_waves(self.selected),
@@ -281,6 +312,30 @@ class Session:
                 path = models.tiny_model(python, self._progress, architecture or "qwen2")
         return Model(path=path, sha256=checkpoints.checkpoint_hash(path))
 
+    # --- a baseline that was recorded earlier
+
+    def _fitting(self) -> Baseline | None:
+        """The earlier baseline, checked; None if this run drives its own."""
+        if self.options.recorded is None:
+            return None
+        earlier = Baseline(self.options.recorded, self.options.baseline, self.selected)
+        for topology in self._places.values():
+            earlier.refuse_unless_it_fits(self._coming(Seat(target=self.options.candidate, topology=topology)))
+        if self.options.twin is not False:
+            earlier.refuse_without_twin()
+        return earlier
+
+    def _take_over(self) -> dict[str, Index]:
+        """Copy what the earlier baseline recorded, and the reference's answers, into this run's folder."""
+        if self._earlier is None:
+            return {}
+        taken = self._earlier.take_over(self.folder)
+        for one in taken.values():
+            sha256, file = one.header.model_sha256, self.folder.reference_of(one.header.topology.model)
+            if sha256 not in self._books and (sources := self._earlier.books(sha256)):
+                self._books[sha256] = Book.united(file, sources, self._known.setdefault(sha256, {}))
+        return taken
+
     # --- driving
 
     def drive(self, scenario: Scenario, seat: Seat, body: Callable[[Stack], Awaitable[None]]) -> list[Verdict]:
@@ -288,7 +343,11 @@ class Session:
 
         A scenario whose required capabilities the target does not declare is `missing`, without a start.
         """
-        if scenario.needs <= self._target(seat.target).capabilities:
+        if (earlier := self._taken.get(seat.name)) is not None:
+            for take in earlier.takes(scenario.name):
+                self._consult(seat.topology)
+                self._ask_the_oracle(scenario, earlier.trace(scenario.name, take))
+        elif seat.target in self.options.driven and scenario.needs <= self._target(seat.target).capabilities:
             self._sit(seat)
             if self._recorder is not None and scenario.needs <= set(self._recorder.header.capabilities):
                 for take in range(1, self.options.takes(seat.target, once=scenario.once) + 1):
@@ -507,27 +566,38 @@ class Session:
         self._seat = None
 
     def _header(self, seat: Seat, description: Description) -> Header:
+        return msgspec.structs.replace(
+            self._coming(seat),
+            run_id=self.folder.run_id,
+            capabilities=description.capabilities,
+            packages=description.packages,
+            commit=commit(),
+            vocabulary=self._vocabularies[self._model(seat.topology).sha256],
+            hardware=hardware(),
+            servers=[server.name for server in description.servers],
+            patches=description.patches,
+            notes=description.notes,
+        )
+
+    def _coming(self, seat: Seat) -> Header:
+        """What is known of a seat's header before its stack starts."""
         model = self._model(seat.topology)
         return Header(
             harness_version=harness.__version__,
-            run_id=self.folder.run_id,
+            run_id="",
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             target=seat.target,
             topology=seat.topology,
             start=self._start_kind,
             engine=self.options.engine,
-            capabilities=description.capabilities,
-            packages=description.packages,
-            commit=commit(),
-            vocabulary=self._vocabularies[model.sha256],
+            capabilities=[],
+            packages={},
             model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
             cuda_graphs=self.options.cuda_graphs,
             batch_invariant=self.options.batch_invariant,
-            hardware=hardware(),
+            hardware={},
             seed=SEED,
-            servers=[server.name for server in description.servers],
-            patches=description.patches,
-            notes=description.notes,
+            servers=[],
         )
 
     def _dtype(self, model: Model) -> Dtype:
@@ -542,7 +612,7 @@ class Session:
     @property
     def _oracle_name(self) -> str:
         """The target that serves as the oracle, the same for all targets of a run."""
-        return self._target(self.options.targets[0]).reference
+        return self._target(self.options.driven[0]).reference
 
     def _consult(self, topology: Topology) -> None:
         """Start the oracle of a topology's model and open its book, once. Raises HarnessError if it did not start before."""
@@ -555,10 +625,10 @@ class Session:
             )
         file = self.folder.reference_of(topology.model)
         logs = self.folder.path / "logs" / file.stem
-        oracle = Oracle(
-            host=self._host(self._oracle_name, logs),
-            book=Book.create(file, model.sha256, self._known.setdefault(model.sha256, {})),
-        )
+        host = self._host(self._oracle_name, logs)
+        if model.sha256 not in self._books:
+            self._books[model.sha256] = Book.create(file, model.sha256, self._known.setdefault(model.sha256, {}))
+        oracle = Oracle(host=host, book=self._books[model.sha256])
         self._oracles[model.sha256] = oracle
         request = StartRequest(
             target=self._oracle_name,
@@ -606,9 +676,6 @@ class Session:
                 answer = Refusal(reason=str(e))
             oracle.book.add(query, answer)
 
-    def _reference(self, seat: Seat) -> Book:
-        return self._oracles[self._model(seat.topology).sha256].book
-
     # --- comparing
 
     def compare(self, scenario: Scenario, topology: Topology) -> list[Verdict]:
@@ -626,7 +693,12 @@ class Session:
     @property
     def released(self) -> dict[str, str | None]:
         """As in `Judgement`, of the stacks that were started so far."""
-        return released((one.header.target, one.header.packages) for one in self._recorders.values())
+        return released((one.header.target, one.header.packages) for one in self._indices.values())
+
+    @property
+    def _indices(self) -> dict[str, Index]:
+        """Seat → its recordings so far."""
+        return self._taken | {seat: recorder.index for seat, recorder in self._recorders.items()}
 
     def _judging(self, topology: Topology) -> Judging:
         seats = [Seat(target=name, topology=topology) for name in self.options.targets]
@@ -635,14 +707,16 @@ class Session:
 
     def _recorded(self, seat: Seat) -> Recorded | None:
         """The seat's recording so far; None without a recording."""
-        recorder = self._recorders.get(seat.name)
-        return None if recorder is None else Recorded(index=recorder.index, book=self._reference(seat))
+        index = self._indices.get(seat.name)
+        return None if index is None else self._with_book(index)
+
+    def _with_book(self, index: Index) -> Recorded:
+        return Recorded(index=index, book=self._books.get(index.header.model_sha256) or Book.empty())
 
     def _of_baseline(self) -> Iterator[Recorded]:
-        for recorder in self._recorders.values():
-            header = recorder.header
-            if header.target == self.options.baseline:
-                yield Recorded(index=recorder.index, book=self._oracles[header.model_sha256].book)
+        for index in self._indices.values():
+            if index.header.target == self.options.baseline:
+                yield self._with_book(index)
 
     # --- the end
 
@@ -654,17 +728,18 @@ class Session:
             last.callback(self._runner.close)
             for oracle in self._oracles.values():
                 last.callback(self._runner.run, oracle.host.close())
-                last.callback(oracle.book.close)
+            for book in self._books.values():
+                last.callback(book.close)
             self._oracles.clear()
             self._rise("completed" if outcome == "completed" else "failed")
 
 
 def _refuse_two_models(options: Options) -> None:
     """Raises UsageError for targets with different oracles: they run different models."""
-    oracles = {known(name).reference for name in options.targets}
+    oracles = {known(name).reference for name in options.driven}
     if len(oracles) > 1:
         raise UsageError(
-            f"{' and '.join(options.targets)} run different models: nothing can be compared",
+            f"{' and '.join(options.driven)} run different models: nothing can be compared",
             next_step="drive them in runs of their own (--stack)",
         )
 
