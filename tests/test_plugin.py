@@ -238,13 +238,13 @@ REFUSED = {
 EACH = """
 import sys, pytest
 for options in sys.argv[1:]:
-    print("ended with", int(pytest.main(["scenarios", "-pno:cacheprovider", *options.split()])), file=sys.stderr)
+    print("ended with", int(pytest.main(["-pno:cacheprovider", *options.split()])), file=sys.stderr)
 """
 
 
 def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester):
     (project.path / "broken.toml").write_text("[[divergence]\n")
-    given = [f"{' '.join(GIVEN)} --run-dir run {options}" for options in REFUSED]
+    given = [f"scenarios {' '.join(GIVEN)} --run-dir run {options}" for options in REFUSED]
     shown = project.run(sys.executable, "-c", EACH, *given)
     *each, after = shown.stderr.str().split(f"ended with {pytest.ExitCode.USAGE_ERROR:d}")
     for (options, said), output in zip(REFUSED.items(), each, strict=True):
@@ -396,29 +396,27 @@ def own(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pyt
 
 
 def test_all_of_the_harnesss_own_tests_use_all_cores_unless_told_otherwise(own: pytest.Pytester):
-    for arguments in [], ["tests"], ["-k", "one or other"]:
+    for arguments in [], ["tests", "-k", "one or other"]:
         shown = own.runpytest_subprocess(*arguments)
         shown.assert_outcomes(passed=2)
         shown.stdout.fnmatch_lines(["created: 2/2 workers"])
-    for arguments in ["tests/test_plain.py"], ["-n0"], ["--pdb"], ["-p", "no:xdist.plugin"], ["--collect-only"]:
-        shown = own.runpytest_subprocess(*arguments)
-        assert shown.ret == 0
-        assert "workers" not in shown.stdout.str()
+    otherwise = ["tests/test_plain.py", "-n0", "--pdb", "-pno:xdist.plugin", "--collect-only"]
+    shown = own.run(sys.executable, "-c", EACH, *otherwise)
+    assert shown.errlines == [f"ended with {pytest.ExitCode.OK:d}"] * len(otherwise)
+    assert "workers" not in shown.stdout.str()
 
 
 def test_scenarios_are_never_distributed(own: pytest.Pytester):
     shown = own.runpytest_subprocess("-m", "wave1", *GIVEN, "--run-dir", "run")
     shown.assert_outcomes(passed=6)
     assert "workers" not in shown.stdout.str()
-    for arguments in (
-        ["-n2", "scenarios"],
-        ["-n2", "-mwave1"],
-        ["-n2", "tests", "tests/../scenarios"],
-        ["--dist=load", "--tx=popen", "scenarios"],
-    ):
-        shown = own.runpytest_subprocess(*arguments)
-        assert shown.ret == pytest.ExitCode.USAGE_ERROR
-        assert "scenarios are driven one after the other: leave out -n, --dist and --tx" in shown.stderr.str()
+    asked = ["-n2 scenarios", "-n2 tests tests/../scenarios", "-n2 .", "--dist=load --tx=popen scenarios"]
+    shown = own.run(sys.executable, "-c", EACH, *asked)
+    said = "ERROR: scenarios are driven one after the other: leave out -n, --dist and --tx"
+    ended = f"ended with {pytest.ExitCode.USAGE_ERROR:d}"
+    assert [line for line in shown.errlines if line] == [said, ended] * len(asked)
+    shown = own.runpytest_subprocess("-n2", "-mwave1")
+    assert (shown.ret, [line for line in shown.errlines if line]) == (pytest.ExitCode.USAGE_ERROR, [said])
 
 
 def test_ctrl_c_ends_all_workers(own: pytest.Pytester):
