@@ -16,10 +16,13 @@ import pytest
 
 from harness import PROJECT
 from harness.commands import cli, matrix
+from harness.contract.capability import Capability
 from harness.contract.errors import UsageError
 from harness.machine.progress import silent
+from harness.machine.targets import known
 from harness.records.run_folder import RunFolder
 from harness.running import matrix as cells
+from harness.running.catalogue import declared
 from harness.running.matrix import Cell, MatrixFolder, Order, Outcome, drive, plan, shard_of
 from harness.suite.coverage import State
 from harness.suite.plan import load_plan
@@ -27,7 +30,7 @@ from reports import matrix as page
 from reports import matrix_html
 from reports.json_report import read_report
 from reports.matrix import Release
-from tests import matrices, synthetic
+from tests import matrices, recordings, synthetic
 from tests.matrices import HTTP, LEGACY, NEXT
 from tests.test_reports import Page
 
@@ -262,6 +265,22 @@ def test_a_merge_of_shards_is_the_matrix_in_one_which_is_the_run_in_one_but_for_
     assert page.build([half], load_plan(), synthetic.ledger()).exit_status == 1
     with pytest.raises(UsageError, match="was driven on miniature@disaggregated in"):
         shown(tmp_path / "5", tmp_path / "whole", tmp_path / "a")
+
+
+def test_what_a_target_does_not_offer_is_missing_and_no_gap():
+    name = next(s.name for s in declared().values() if Capability.RETRY_ABORTED in s.needs)
+    able = sorted(known("miniature").capabilities)
+    header = {"target": "miniature", "topology": {"name": "disaggregated"}, "capabilities": able}
+    run = recordings.info(selected={"disaggregated": [name], "lora": [name]}, declared={"miniature": able})
+    for one in (run, msgspec.structs.replace(run, headers=[header])):
+        found = cells.not_offered(one, "miniature", [])
+        assert {(v.scenario, v.topology, v.status) for v in found} == {
+            (name, "disaggregated", "missing"),
+            (name, "lora", "missing"),
+        }
+        assert "retry_aborted" in found[0].reason
+        assert cells.not_offered(one, "miniature", found) == []
+    assert cells.not_offered(run, "miniature:retry", []) != [], "a target that declared nothing offers nothing"
 
 
 def test_runs_of_pairs_and_single_stacks_become_columns_in_the_order_asked_for(tmp_path):

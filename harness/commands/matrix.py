@@ -13,7 +13,7 @@ from harness.judging import ledger
 from harness.machine.progress import Progress
 from harness.records.run_folder import stem
 from harness.records.verdict import Judgement
-from harness.running.matrix import MatrixFolder, Outcome, not_driven
+from harness.running.matrix import MatrixFolder, Outcome, not_driven, not_offered
 from harness.running.merge import merging
 from harness.running.run import judge_run
 from harness.suite.plan import load_plan
@@ -58,12 +58,14 @@ def _of_run(judgement: Judgement) -> Iterator[Release]:
     """A column for each stack of a run. Problems with the ledger belong to the run, not to a stack: they stand in its report."""
     run = judgement.run
     own = [verdict for verdict in judgement.verdicts if verdict.baseline is None]
-    for target in dict.fromkeys([*filter(None, (run.baseline, run.candidate)), *(verdict.target for verdict in own)]):
+    asked = [*filter(None, (run.baseline, run.candidate)), *run.declared]
+    for target in dict.fromkeys([*asked, *(verdict.target for verdict in own)]):
         about = [header for header in run.headers if header.get("target") == target]
+        mine = [verdict for verdict in own if verdict.target == target]
         yield Release(
             target=target,
             runs=[msgspec.structs.replace(run, headers=about)],
-            verdicts=[(run.run_id, verdict) for verdict in own if verdict.target == target],
+            verdicts=[(run.run_id, verdict) for verdict in (*mine, *not_offered(run, target, mine))],
             failed=[] if run.outcome == "completed" else [f"run {run.run_id} did not complete: {run.outcome}"],
         )
 
@@ -78,13 +80,14 @@ def _of_cells(folders: Sequence[MatrixFolder], out: Path, progress: Progress) ->
         whole = [path for path, outcome in cells if not outcome.failed]
         finished = {outcome.order.cell for _, outcome in cells if not outcome.failed}
         failed = {one.order.cell: one for _, one in cells if one.failed and one.order.cell not in finished}
-        judgement = _merged(whole, out / "columns" / stem(target, "all"), progress, target) if whole else None
-        verdicts = [] if judgement is None else [(judgement.run.run_id, verdict) for verdict in judgement.verdicts]
+        merged = [] if not whole else [_merged(whole, out / "columns" / stem(target, "all"), progress, target)]
+        columns = [column for judgement in merged for column in _of_run(judgement)]
+        verdicts = [(cell.name, verdict) for cell, one in failed.items() for verdict in not_driven(one)]
         yield Release(
             target=target,
-            runs=[] if judgement is None else [judgement.run],
-            verdicts=verdicts + [(cell.name, verdict) for cell, one in failed.items() for verdict in not_driven(one)],
-            problems=[] if judgement is None else judgement.ledger_problems,
+            runs=[run for column in columns for run in column.runs],
+            verdicts=[verdict for column in columns for verdict in column.verdicts] + verdicts,
+            problems=[problem for judgement in merged for problem in judgement.ledger_problems],
             failed=[f"{cell}: {one.failed}" for cell, one in failed.items()],
             undriven=[
                 str(cell) for cell in planned if cell.target == target and cell not in finished and cell not in failed

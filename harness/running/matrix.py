@@ -26,12 +26,12 @@ import harness
 from harness.contract import topology as topologies
 from harness.contract.errors import Blame, HarnessError, RecordingError, UsageError
 from harness.driving.process import log_tail
-from harness.judging.judge import absent
+from harness.judging.judge import absent, missing
 from harness.machine.processes import kill_trees
 from harness.machine.progress import Progress
 from harness.machine.targets import known
 from harness.records.run_folder import RunFolder, stem
-from harness.records.verdict import Verdict
+from harness.records.verdict import RunInfo, Verdict
 from harness.running.catalogue import declared, matching
 from harness.running.session import commit
 
@@ -307,6 +307,23 @@ def not_driven(outcome: Outcome) -> list[Verdict]:
     cell, reason = outcome.order.cell, f"the cell {outcome.order.cell} was not driven: {outcome.failed}"
     chosen = (declared()[name] for name in outcome.order.scenarios if name in declared())
     return [v for one in chosen for v in absent(one, cell.target, cell.topology, reason, Blame.ENVIRONMENT)]
+
+
+def not_offered(run: RunInfo, target: str, judged: Iterable[Verdict]) -> list[Verdict]:
+    """The verdicts `missing` on selected scenarios that the run has no verdict about, because the target lacks what they need.
+
+    Judging a part of a wave leaves these out (`judge_run`); in a matrix they are no gap in the driving.
+    """
+    said = run.declared.get(target, [])
+    able = {h["topology"]["name"]: h["capabilities"] for h in run.headers if h.get("target") == target}
+    seen = {(verdict.scenario, verdict.topology) for verdict in judged if verdict.target == target}
+    return [
+        verdict
+        for place, names in run.selected.items()
+        for name in names
+        if (name, place) not in seen and name in declared()
+        for verdict in missing(declared()[name], target, place, able.get(place, said), said)
+    ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
