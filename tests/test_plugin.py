@@ -60,6 +60,10 @@ wave = 1
 title = "The contract"
 [[task.bullet]]
 id = "0.1"
+slug = "greedy-tokens"
+level = "must"
+source = "SkyRL API reference"
+since = "0.1.0"
 text = "Greedy tokens are the model's"
 scenarios = ["toy.test_greedy", "toy.test_trigger"]
 """
@@ -315,7 +319,7 @@ def test_a_ledger_entry_that_matches_nothing_is_red(project: pytest.Pytester):
     shown = run(project, "--run-dir", "run", "--ledger", "known.toml", candidate="toy:swaps")
     shown.assert_outcomes(passed=4, xfailed=2)
     assert shown.ret == 1
-    assert [p["entry"] for p in report(project)["ledger_problems"]] == ["old"]
+    assert [p["entry"] for p in report(project)["ledger_problems"]] == ["old", "old"], "for each of its targets"
 
 
 def test_a_stack_that_does_not_start_is_red_with_its_blame(project: pytest.Pytester):
