@@ -69,7 +69,7 @@ def copy(base: Path, tmp_path: Path) -> Path:
 
 
 def verdicts(judgement: Judgement) -> set[tuple]:
-    return {(v.id, v.status, v.reason, v.facts, v.takes, tuple(v.numbers.items())) for v in judgement.verdicts}
+    return {(v.id, v.status, v.reason, v.facts, v.takes) for v in judgement.verdicts}
 
 
 def test_a_recorded_baseline_gives_the_verdicts_of_one_that_is_driven(copy, names, tmp_path):
@@ -79,7 +79,7 @@ def test_a_recorded_baseline_gives_the_verdicts_of_one_that_is_driven(copy, name
     told = judge_run(run, today=TODAY)
     assert {v.target for v in live.verdicts} == {"miniature", "miniature:retry"}
     assert verdicts(told) == verdicts(live)
-    assert told.noise == live.noise
+    assert [floor.check for floor in told.noise] == [floor.check for floor in live.noise]
     assert "outputs.logprobs" in {floor.check for floor in told.noise}, "the noise floor comes from the recorded twin"
     assert told.gate == live.gate
     assert told.run.recorded == str(copy)

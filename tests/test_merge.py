@@ -17,7 +17,7 @@ from harness.records.recording import CallError
 from harness.records.reference import Next, NextRequest, Noise, NoiseRequest
 from harness.records.run_folder import RunFolder
 from harness.records.verdict import Judgement
-from harness.running import catalogue, merge
+from harness.running import catalogue, earlier
 from harness.running import run as running
 from harness.running.merge import merging
 from harness.running.run import judge_run
@@ -35,7 +35,7 @@ ASKED = NextRequest(version=0, prompt=[1])
 def declared(monkeypatch):
     """Replaces the project's scenarios by those of these tests, which a test may change."""
     found = {name: recordings.declared(name) for name in NAMES}
-    for room in (running, catalogue, merge):
+    for room in (running, catalogue, earlier):
         monkeypatch.setattr(room, "declared", lambda: found)
     return found
 

@@ -1,7 +1,7 @@
 """--start fork: runs SkyRL's server actor as a plain class, one child per server, forked from a process with all imports done.
 
-A start takes seconds, not a minute. It leaves out Ray, placement groups and ServerGroup, so a fork run alone never shows that one
-stack may replace another.
+A start takes seconds, not a minute. Without Ray, placement groups and ServerGroup, a fork run alone never shows that one stack
+may replace another.
 """
 
 from __future__ import annotations
