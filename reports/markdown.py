@@ -32,6 +32,7 @@ from reports.view import (
     open_causes,
     repetition,
     severities,
+    source_trees,
     tally,
     task_rows,
     trainings,
@@ -111,6 +112,7 @@ def _gate(judgement: Judgement) -> str:
         f"{status} · {pair} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
+    lines += [f"{text(said)}.\n" for said in source_trees(judgement)]
     if not judgement.verdicts:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":

@@ -24,5 +24,7 @@ def command(verdict: Verdict, run: RunInfo) -> str:
         words += ["--baseline", verdict.baseline, "--candidate", verdict.target]
     else:
         words += ["--stack", verdict.target]
+    for name, tree in run.checkouts.items():
+        words += ["--checkout", f"{name}={tree.path}"] if name in (verdict.baseline, verdict.target) else []
     words += ["--start", run.start, "--engine", run.engine]
     return shlex.join(words)

@@ -29,6 +29,7 @@ from reports.view import (
     open_causes,
     repetition,
     severities,
+    source_trees,
     tally,
     task_rows,
 )
@@ -81,6 +82,7 @@ def _head(judgement: Judgement) -> list[RenderableType]:
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
+    lines += [Text(one_line(said)) for said in source_trees(judgement)]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
     for where, error in run.not_started.items():

@@ -115,6 +115,11 @@ def held_entries(judgement: Judgement) -> list[str]:
     ]
 
 
+def source_trees(judgement: Judgement) -> list[str]:
+    """One line on each stack that ran from a checkout."""
+    return [f"{name} is a checkout: {tree.told}" for name, tree in judgement.run.checkouts.items()]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """A line on the concessions to the run's stacks, and one on the bullets of the plan that neither stack offers whole."""
     lines = []

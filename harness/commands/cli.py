@@ -100,6 +100,13 @@ def run(
             metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable; TARGET=PATH is for one target)."
         ),
     ] = None,
+    checkout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH",
+            help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
+        ),
+    ] = None,
     reference_python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made.")
     ] = None,
@@ -154,7 +161,11 @@ def run(
       parity run --wave 1
     One stack alone, started in seconds, only scenarios about ordering:
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
-    Your own checkout against the release:
+    Your own checkout against a release:
+      parity run --wave 1 --baseline skyrl-0.3.0:http --candidate local:http --checkout ~/SkyRL
+    Two checkouts, told apart by labels of yours:
+      parity run --baseline local:http#old --candidate local:http#new --checkout local:http#old=~/a --checkout local:http#new=~/b
+    In an environment of your own:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
     On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
@@ -171,19 +182,17 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import interpreters
 
     names = [name for name in (baseline, candidate, *(stack or ())) if name]
-    _check_targets(names, python or ())
+    _check_targets(names, python or (), checkout or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),
         "-k": k,
         "--baseline": baseline,
         "--candidate": candidate,
         "--stack": stack,
-        "--target-python": [
-            f"{name}={path}" if name else str(path) for name, path in interpreters(python or ()).items()
-        ],
+        "--target-python": _of_local("--python", python),
+        "--checkout": _of_local("--checkout", checkout),
         "--reference-python": reference_python and reference_python.expanduser().absolute(),
         "--dtype": dtype,
         "--engine": engine,
@@ -299,7 +308,7 @@ def prove(
         )
     from harness.proving.prove import MINIATURES, Request, plans
 
-    _check_targets(stack or [], ())
+    _check_targets(stack or [])
     if readme and (fault or k or dtype == "auto"):
         raise UsageError(
             "the README shows whole runs only, in a dtype that has a name",
@@ -344,7 +353,7 @@ def _prove_mutants(
     from harness.proving.mutants import Request, prove_mutants
     from reports import mutants
 
-    _check_targets(stacks, ())
+    _check_targets(stacks)
     if not stacks:
         raise UsageError("--mutants needs a stack", next_step="add --stack; `parity targets` lists them")
     request = Request(
@@ -408,7 +417,11 @@ def targets() -> None:
     from harness.machine.targets import registry
 
     for target in registry().values():
-        home = "your interpreter (--python PATH)" if target.local else f"environment {target.environment}"
+        home = (
+            "your checkout (--checkout PATH) or interpreter (--python PATH)"
+            if target.local
+            else f"environment {target.environment}"
+        )
         home = "nothing but Python, driven in the driver's own process" if target.inline else home
         typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
 
@@ -747,15 +760,23 @@ def _show(judgement: Judgement, report: Path | None = None) -> None:
     raise typer.Exit(judgement.exit_status)
 
 
-def _check_targets(names: Sequence[str], python: Sequence[str]) -> None:
+def _check_targets(names: Sequence[str], python: Sequence[str] = (), checkout: Sequence[str] = ()) -> None:
     from harness.machine.targets import known
 
     local = [name for name in names if known(name).local]
-    if python and not local:
-        raise UsageError(
-            "--python names the interpreter of a local target, but none is selected",
-            next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
-        )
+    for option, given, what in (("--python", python, "interpreter"), ("--checkout", checkout, "source tree")):
+        if given and not local:
+            raise UsageError(
+                f"{option} names the {what} of a local target, but none is selected",
+                next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
+            )
+
+
+def _of_local(option: str, given: Sequence[str] | None) -> list[str]:
+    """The values of an option of local targets, with absolute paths."""
+    from harness.machine.targets import of_local
+
+    return [f"{name}={path}" if name else str(path) for name, path in of_local(option, given or ()).items()]
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:

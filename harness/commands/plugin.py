@@ -29,7 +29,7 @@ from harness.machine import environments, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
-from harness.machine.targets import default_pair, interpreters, known, resolve
+from harness.machine.targets import Target, default_pair, needs_of, of_local, resolve
 from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, Verdict
 from harness.running.run import judge_run
@@ -88,6 +88,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
         help="interpreter of local targets; repeatable; TARGET=PATH is for one target",
+    )  # fmt: skip
+    add(
+        "--checkout", action="append", default=[], metavar="[TARGET=]PATH",
+        help="git working tree of local targets, whose environment is made from what it pins; repeatable",
     )  # fmt: skip
     add(
         "--reference-python",
@@ -182,6 +186,7 @@ class Parity:
         self._report: Path | None = None
         self._broken: HarnessError | None = None
         self._known = Ledger()
+        self._targets: dict[str, Target] = {}
         self._selected: dict[str, list[str]] = {}
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
@@ -226,7 +231,7 @@ class Parity:
         for item in items:
             scenario, seat = declaration(getattr(item, "obj", None)), _place(item)
             if scenario is not None and isinstance(seat, Seat):
-                able = scenario.needs <= set(known(seat.target).capabilities)
+                able = scenario.needs <= self._targets[seat.target].capabilities
                 driven.setdefault(seat, []).extend([scenario] if able else [])
         return [
             Start(
@@ -235,7 +240,7 @@ class Parity:
                 scenarios=len(scenarios),
                 takes=options.takes(seat.target),
                 spoiling=sum(scenario.spoils for scenario in scenarios),
-                kind="inline" if known(seat.target).inline else options.start,
+                kind="inline" if self._targets[seat.target].inline else options.start,
             )
             for seat, scenarios in driven.items()
             if scenarios
@@ -246,11 +251,17 @@ class Parity:
         return list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else []
 
     def _validate(self) -> None:
-        option = self._config.getoption
-        for name in option("--stack") or [option("--baseline"), option("--candidate")]:
-            resolve(name, interpreters(option("--target-python")))
+        option, options = self._config.getoption, self._options()
+        for name in options.targets:
+            target = self._targets[name] = resolve(name, options.target_python, options.checkouts)
+            if target.checkout is not None and target.python is None:
+                needs_of(target, options.engine)  # refuses a tree that pins nothing
         if not option("--stack") and option("--baseline") == option("--candidate"):
-            raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
+            raise UsageError(
+                "baseline and candidate are the same target",
+                next_step="use --stack to judge one alone; give two local targets labels: --baseline local:http#old --candidate "
+                "local:http#new --checkout local:http#old=PATH --checkout local:http#new=PATH",
+            )
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
         self._options().check()
@@ -270,7 +281,8 @@ class Parity:
             engines=option("--engines"),
             model=option("--model"),
             run_dir=option("--run-dir"),
-            target_python=interpreters(option("--target-python")),
+            target_python=of_local("--python", option("--target-python")),
+            checkouts=of_local("--checkout", option("--checkout")),
             reference_python=option("--reference-python"),
             dtype=option("--dtype"),
             cuda_graphs=option("--cuda-graphs"),

@@ -120,6 +120,7 @@ def _identity_of_stack(header: Header) -> Iterator[tuple[str, Any]]:
     target, topology = header.target, header.topology
     yield "the harness", {"version": header.harness_version, "commit": header.commit}
     yield f"the packages of {target}", header.packages
+    yield f"the checkout of {target}", None if header.checkout is None else header.checkout.told
     yield f"the capabilities of {target} in {topology.name}", header.capabilities
     yield f"the shape of {topology.name}", msgspec.structs.replace(topology, about="")
     model = {"sha256": header.model_sha256, "dtype": header.model.get("dtype"), "seed": header.seed}
@@ -198,5 +199,6 @@ def _info(shards: Sequence[Shard], run_id: str) -> RunInfo:
         whole_waves=sorted({*whole_waves(selected), *(wave for info in infos for wave in info.whole_waves)}),
         selected={topology: list(names) for topology, names in selected.items()},
         declared={target: able for info in infos for target, able in info.declared.items()},
+        checkouts={target: tree for info in infos for target, tree in info.checkouts.items()},
         not_started={seat: error for info in infos for seat, error in info.not_started.items()},
     )
