@@ -22,6 +22,8 @@ from tests import recordings, synthetic
 
 COMMANDS = (
     "run",
+    "bisect",
+    "pr",
     "prove",
     "targets",
     "contract",
@@ -62,6 +64,13 @@ def test_the_commands_are_those_that_are_documented():
     [
         (["run", "--candidate", "skyrl-0.2.0:htp"], "did you mean skyrl-0.2.0:http"),
         (["run", "--stack", "skyrl-0.2.0:http", "--python", "/bin/sh"], "none is selected"),
+        (["run", "--stack", "skyrl-0.2.0:http", "--checkout", "/"], "none is selected"),
+        (
+            ["run", "--stack", "local:http", "--checkout", "local:http=/a", "--checkout", "local:http=/b"],
+            "is given twice",
+        ),
+        (["pr", "--checkout", "/", "--base", "main"], "is not in a git working tree"),
+        (["bisect", "--checkout", "/nowhere", "--good", "a", "--check", "ordering"], "there is no folder /nowhere"),
         (["setup", "local:http"], "has no environment to make"),
         (["setup", "--offline", "/nowhere"], "there is no kit /nowhere"),
         (["setup", "--download", "kit", "--offline", "/"], "--download makes no environment"),
@@ -170,6 +179,18 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
         *("--cuda-graphs", "--batch-invariant", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path
+
+
+def test_run_hands_over_checkouts_of_each_local_target(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    pair = ["--baseline", "local:http#old", "--candidate", "local:http#new"]
+    parity(monkeypatch, "run", *pair, "--checkout", "local:http#old=a", "--checkout", "local:http#new=b")
+    assert given["arguments"] == [
+        *("scenarios", "--baseline=local:http#old", "--candidate=local:http#new"),
+        *(f"--checkout=local:http#old={tmp_path}/a", f"--checkout=local:http#new={tmp_path}/b"),
+    ]
 
 
 def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

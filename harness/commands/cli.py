@@ -9,7 +9,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -220,6 +220,119 @@ def run(
     raise typer.Exit(int(status))
 
 
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that hand options of `parity run` on to it."""
+Tree = Annotated[Path, typer.Option("--checkout", metavar="PATH", help="Git working tree of the stack.")]
+Kind = Annotated[str, typer.Option("--target", help="Local target that the tree is driven as.")]
+
+
+@app.command(context_settings=PASSED_ON)
+def bisect(
+    context: typer.Context,
+    *,
+    checkout: Tree,
+    good: Annotated[str, typer.Option(metavar="REV", help="A commit at which the check is green.")],
+    bad: Annotated[str, typer.Option(metavar="REV", help="A later commit at which it is red.")] = "HEAD",
+    check: Annotated[str, typer.Option(metavar="CHECK", help="The check, as reports name it.")],
+    target: Kind = "local:http",
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the steps' runs and logs (default: a new one in .parity/runs).")
+    ] = None,
+) -> None:
+    """Name the commit that turned a check red. All other options are those of `parity run`: they select what is driven.
+
+    \b
+    Which commit broke the order of rows?
+      parity bisect --checkout ~/SkyRL --good skyrl-v0.3.0 --bad main --check ordering -k ordering
+    Started in seconds, in one topology:
+      parity bisect --checkout ~/SkyRL --good HEAD~40 --check ordering -k ordering --start fork --topology disaggregated
+
+    It uses `git bisect` in a worktree of its own, and leaves your working tree alone. Both ends are judged first. A commit at which
+    the check cannot be judged is skipped. A commit with other requirements gets another environment. What an entry of the ledger
+    explains is green; --ledger names another ledger.
+
+    Exit status: 0 the commit is named; 1 commits that could not be judged hide it; 2 a named error, or Ctrl-C.
+    """
+    from harness.commands.trees import judge_of, state_of
+    from harness.machine.progress import console_progress
+    from harness.records.run_folder import new_run_dir
+    from harness.running.bisect import bisect as find
+
+    _check_targets([target], checkout=[str(checkout)])
+    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    tree = Path(state_of(target, checkout.expanduser().absolute()).path)
+    judge = judge_of(target, check, context.args, folder, console_progress())
+    with _interruptible():
+        found = find(tree, good, bad, judge, typer.echo)
+    if found.first_bad is None:
+        typer.echo("commits that could not be judged hide it; it is one of:\n" + "\n".join(found.possible))
+        raise typer.Exit(1)
+    typer.echo(
+        f"\n{check} is red from this commit on ({len(found.steps)} commits judged, their runs are in {folder}):\n"
+    )
+    typer.echo(found.description)
+
+
+@app.command(context_settings=PASSED_ON)
+def pr(
+    context: typer.Context,
+    *,
+    checkout: Tree,
+    base: Annotated[str, typer.Option(metavar="REV", help="Branch or commit that the change is for.")],
+    target: Kind = "local:http",
+    comment: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the Markdown comment here.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+) -> None:
+    """Compare a working tree with the commit where it left REV, and write the Markdown comment for its pull request.
+
+    \b
+    Everything that the tree can be asked:
+      parity pr --checkout ~/SkyRL --base origin/main --comment comment.md
+    All other options are those of `parity run`:
+      parity pr --checkout ~/SkyRL --base origin/main --wave 1 --start fork --topology disaggregated
+
+    The base is driven in a worktree of its own; the head is the working tree as it stands, with uncommitted changes. Exit status as
+    that of `parity run`.
+    """
+    import shutil
+
+    from harness.commands.trees import run_pair, state_of
+    from harness.records.run_folder import new_run_dir
+
+    _check_targets([target], checkout=[str(checkout)])
+    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    head = state_of(target, checkout.expanduser().absolute())
+    with _interruptible():
+        status = run_pair(target, head, base, context.args, folder)
+    if comment is not None and (folder / "report.md").is_file():
+        shutil.copyfile(folder / "report.md", comment)
+    typer.echo(f"comment: {comment or folder / 'report.md'}")
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the command with status 2, once worktrees and stacks are cleaned up."""
+    with _terminable():
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo("parity: interrupted; worktrees and stacks are removed", err=True)
+            raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @app.command()
 def prove(
     *,
@@ -371,11 +484,8 @@ def _prove_mutants(
         engine=engine,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
-    try:
+    with _terminable():  # finished results are written
         finished = prove_mutants(request, console_progress(), lambda line: typer.echo(line, err=True))
-    finally:
-        signal.signal(signal.SIGTERM, before)
     report = mutants.write_all(finished.run, finished.folder)
     typer.echo("\n".join(line for proof in finished.run.proofs for line in mutants.summary(proof)))
     typer.echo(f"report: {report}")
@@ -391,12 +501,9 @@ def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
     from reports import kill_figures, kill_matrix, kill_matrix_terminal
 
     steps = sum(len(one.faults) + 1 for one in planned)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
-    try:
-        with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
-            run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    bar = all(one.inline for one in planned)
+    with _terminable(), counted("proving", steps, bar=bar) as done:  # finished results are written
+        run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
     report = kill_matrix.write_all(run.matrix, run.folder)["kill_matrix.html"]
     kill_matrix_terminal.show(run.matrix, report=report)
     if run.error is not None:

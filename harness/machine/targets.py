@@ -209,9 +209,15 @@ def of_local(option: str, given: Sequence[str]) -> dict[str, Path]:
         if not equals:
             name, path = "", one
         elif not known(name).local:
-            raise UsageError(f"{option} {one}: {name} is no local target, it has an environment of its own")
+            raise UsageError(
+                f"{option} {one}: {name} is no local target, it has an environment of its own",
+                next_step="name a `local:` target of `parity targets`",
+            )
         if name in found:
-            raise UsageError(f"{option} is given twice for {name or 'all local targets'}")
+            raise UsageError(
+                f"{option} is given twice for {name or 'all local targets'}",
+                next_step=f"give each local target a label and a path: {option} local:http#old=PATH {option} local:http#new=PATH",
+            )
         found[name] = Path(path).expanduser().absolute()  # not resolved: a virtual environment's python is a link
     return found
 
