@@ -78,11 +78,13 @@ def test_ends_that_are_not_as_they_were_said_to_be_are_refused(repository: Repos
         found(repository, before)
 
 
-def test_revisions_without_a_common_history_are_refused(repository: Repository):
-    (good,) = history(repository, "good")
-    repository.git("checkout", "--quiet", "--orphan", "other")
-    (bad,) = history(repository, "bad")
-    with pytest.raises(UsageError, match=r"git bisect .* failed|not ancestors"):
+def test_a_good_revision_that_mended_an_old_fault_on_another_branch_is_refused(repository: Repository):
+    history(repository, "bad")
+    repository.git("checkout", "--quiet", "-b", "mended")
+    good = repository.commit("mend", {"state": "good\n"})
+    repository.git("checkout", "--quiet", "main")
+    bad = repository.commit("go on", {"n": "2"})
+    with pytest.raises(UsageError, match=r"merge base .* is bad"):
         bisect(repository.tree, good, bad, judged, [].append)
 
 

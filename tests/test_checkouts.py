@@ -11,13 +11,11 @@ import msgspec
 import pytest
 
 from backends.skyrl.runtime import RUNTIME
-from harness import PROJECT
 from harness.contract.checkout import Checkout, Layout, Part
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import checkouts, environments
 from harness.machine.checkouts import Needs, check_front, front, needs, read
 from harness.machine.git import worktree
-from harness.machine.installed import pins
 from harness.machine.targets import needs_of, resolve
 from tests.repositories import Repository
 from tests.test_environments import Steps
@@ -320,14 +318,3 @@ def test_a_tree_of_skyrl_is_driven_as_the_release_that_it_is_of(tmp_path: Path):
         }
         assert not {"torch", "skyrl", "skyrl-gym", "vllm"} & {one.partition("==")[0] for one in asked.together}
     assert msgspec.json.decode(msgspec.json.encode(target.checkout), type=Checkout) == target.checkout
-
-
-def test_the_locks_of_releases_stay_readable_as_sources():
-    for source in sorted((PROJECT / "backends" / "envs").glob("skyrl-*.in")):
-        named = {line.split("==")[0] for line in source.read_text().splitlines() if line and not line.startswith("#")}
-        assert {
-            checkouts._requirement(line).name
-            for line in source.read_text().splitlines()
-            if checkouts._requirement(line)
-        } == {name.split()[0] for name in named}
-        assert pins(source.with_suffix(".txt"))

@@ -120,6 +120,24 @@ def test_setup_fills_a_kit_with_what_the_targets_and_the_model_need(monkeypatch:
     assert asked == [(["skyrl-0.2.0.cuda.txt", "smollm2.txt"], tmp_path / "kit")]
 
 
+def test_setup_makes_the_environment_of_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "harness.machine.targets.resolve", lambda name, _, trees: types.SimpleNamespace(name=name, trees=trees)
+    )
+    monkeypatch.setattr("harness.machine.targets.needs_of", lambda target, engine: (target.name, target.trees, engine))
+    monkeypatch.setattr(
+        "harness.machine.checkouts.environment", lambda needed, *_, **__: asked.append(needed) or tmp_path
+    )
+    assert parity(monkeypatch, "setup", "local:http", "--checkout", str(tmp_path), "--engine", "cuda") == 0
+    assert asked == [("local:http", {"": tmp_path}, "cuda")]
+    assert f"local:http-cuda: {tmp_path}" in capsys.readouterr().out
+    assert parity(monkeypatch, "setup", "local:http", "--checkout", str(tmp_path), "--offline", str(tmp_path)) == 2
+    assert "resolved with a package index" in capsys.readouterr().err
+
+
 def test_setup_takes_everything_from_a_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kits: list[Path] = []
     monkeypatch.setattr("harness.machine.environments.ensure", lambda *_, kit, **__: kits.append(kit) or tmp_path)

@@ -601,6 +601,12 @@ def setup(
     *,
     engine: Engine = "auto",
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
+    checkout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH", help="Git working tree of local: targets (repeatable), as in `parity run`."
+        ),
+    ] = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
     download: Annotated[
@@ -618,6 +624,8 @@ def setup(
       parity setup
     Replace a broken one:
       parity setup skyrl-0.2.0:http --recreate
+    The environment of a checkout:
+      parity setup local:http --checkout ~/SkyRL
     The model of `parity run --model smollm2` as well:
       parity setup --model smollm2
     For a GPU machine without a package index, on a machine with an index and the same platform:
@@ -627,16 +635,23 @@ def setup(
       parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     """
     from harness.driving import models
-    from harness.machine import environments
+    from harness.machine import checkouts, environments
     from harness.machine.environments import detect_engine
     from harness.machine.progress import console_progress
-    from harness.machine.targets import known, registry
+    from harness.machine.targets import known, needs_of, of_local, registry, resolve
 
     chosen = [known(name) for name in names] if names else [t for t in registry().values() if t.environment]
-    if local := [target.name for target in chosen if target.environment is None]:
+    _check_targets([target.name for target in chosen], checkout=checkout or ())
+    trees = [resolve(t.name, {}, of_local("--checkout", checkout or ())) for t in chosen if t.local and checkout]
+    if trees and (download or offline):
+        raise UsageError(
+            "a checkout's requirements are resolved with a package index",
+            next_step="leave --download and --offline out",
+        )
+    if local := [target.name for target in chosen if target.environment is None and not (target.local and checkout)]:
         raise UsageError(
             f"{', '.join(local)} has no environment to make",
-            next_step="a local target takes your interpreter in `parity run`, a miniature needs none",
+            next_step="a local target takes your checkout (--checkout) or your interpreter in `parity run`, a miniature needs none",
         )
     if download is not None and (offline is not None or recreate):
         raise UsageError("--download makes no environment", next_step="leave --offline and --recreate out")
@@ -654,6 +669,11 @@ def setup(
     for environment in wanted:
         made = environments.ensure(environment, on, root=PROJECT, python=python, recreate=recreate, kit=offline)
         typer.echo(f"{environment}-{on}: {made}")
+    for tree in trees:
+        made = checkouts.environment(
+            needs_of(tree, on), on, root=PROJECT, progress=console_progress(), python=python, recreate=recreate
+        )
+        typer.echo(f"{tree.name}-{on}: {made}")
     if model is not None:
         by = environments.ensure(str(known("reference").environment), on, root=PROJECT, python=python, kit=offline)
         typer.echo(f"{model}: {models.checkpoint(model, by, console_progress(), offline)}")

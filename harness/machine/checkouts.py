@@ -322,26 +322,27 @@ def _compiled(needed: Needs, engine: Engine, python: Path | None) -> str:
     """The hashed pins of everything that is needed."""
     arguments = importlib.import_module("backends.envs.compile").arguments
     what = f"the environment of a checkout with {needed.engine}"
+    interpreter = str(find_interpreter(chosen=python))  # named, or uv runs every Python of the machine to choose one
     with tempfile.TemporaryDirectory(prefix="parity-lock-") as name:
         folder = Path(name)
         if engine == "cpu":
-            (folder / "uv.toml").write_text(_without_builds(needed.engine, what, python))
+            (folder / "uv.toml").write_text(_without_builds(needed.engine, what, interpreter))
         (folder / "overrides.txt").write_text("\n".join(needed.overrides) + "\n")
         (folder / "together.txt").write_text(
             "\n".join(needed.preferred) + "\n"
         )  # the resolver prefers what its output has
         (folder / "together.in").write_text("\n".join([needed.engine, *needed.together]) + "\n")
         (folder / "alone.in").write_text("\n".join(needed.alone) + "\n")
-        run_uv([*arguments("together"), "--override", "overrides.txt"], what, folder)
-        run_uv([*arguments("alone"), "--no-deps"], what, folder)
+        run_uv([*arguments("together"), "--python", interpreter, "--override", "overrides.txt"], what, folder)
+        run_uv([*arguments("alone"), "--python", interpreter, "--no-deps"], what, folder)
         return (folder / "together.txt").read_text() + (folder / "alone.txt").read_text()
 
 
-def _without_builds(engine: str, what: str, python: Path | None) -> str:
+def _without_builds(engine: str, what: str, interpreter: str) -> str:
     """uv's settings that make the engine ask for torch 2.11.0 where it asks for 2.11.0+cpu, which package indexes do not have."""
     name, _, version = engine.partition("==")
     with tempfile.TemporaryDirectory(prefix="parity-engine-") as folder:
-        into = ["--python", str(find_interpreter(chosen=python)), "--target", folder]
+        into = ["--python", interpreter, "--target", folder]
         try:
             run_uv(["pip", "install", "--no-progress", *into, "--no-deps", engine], what)
         except EnvironmentBroken as error:
