@@ -296,7 +296,7 @@ def environment(
 
     Raises EnvironmentBroken with the end of uv's output: a version that the index does not have, for instance.
     """
-    digest = hashlib.sha256(msgspec.json.encode((needed, STACK_PYTHON))).hexdigest()
+    digest = hashlib.sha256(msgspec.json.encode((msgspec.structs.replace(needed, notes=[]), STACK_PYTHON))).hexdigest()
     folder = root.resolve() / ".parity" / "checkouts" / digest[:12]
     lock = folder / f"{NAME}.{engine}.txt"
     if not lock.is_file():
