@@ -249,11 +249,11 @@ def test_bisect_drives_each_commit_and_names_the_one_with_the_fault(toys: Toys):
     assert (skipped in told) == (f"{broken[:9]}.log" in logs)
 
 
-def test_bisect_says_that_nothing_was_selected_before_it_bisects(toys: Toys):
+def test_a_selection_that_judges_nothing_is_refused_before_anything_is_bisected(toys: Toys):
     good = toys.commit("a correct stack", CORRECT)
     toys.commit("rows the other way round", FAULTY)
     status, told = toys.run("bisect", "--good", good, "--check", "tokens.greedy", "-k", "no_such_scenario")
-    assert (status, "selected nothing" in told) == (2, True), told
+    assert (status, "selected no scenario" in told) == (2, True), told
     status, told = toys.run("bisect", "--good", good, "--check", "tokens.gredy", "-k", "greedy", "--run-dir", "more")
     assert (status, "no verdict of tokens.gredy, but of" in told) == (2, True), told
 

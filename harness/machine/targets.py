@@ -168,15 +168,16 @@ def described(target: Target, version: str) -> list[Target]:
 
     Each of them once. Raises UsageError if no release of it has been described.
     """
-    rows = [row for row in registry().values() if row.release and row.environment and _kind(row, target)]
-    rows.sort(key=lambda row: Version(row.release.partition("==")[2]))  # type: ignore[union-attr]
-    if not rows:
+    rows = [row for row in registry().values() if row.environment and _kind(row, target)]
+    by_version = {Version(row.release.partition("==")[2]): row for row in rows if row.release}
+    if not by_version:
         raise UsageError(f"no release of {target.name} is described", next_step="add one to backends/targets.toml")
+    versions = sorted(by_version)
     try:
-        before = [row for row in rows if Version(row.release.partition("==")[2]) <= Version(version)]  # type: ignore[union-attr]
+        before = [one for one in versions if one <= Version(version)]
     except InvalidVersion:
-        before = rows
-    return list({row.name: row for row in (before[-1] if before else rows[0], rows[-1])}.values())
+        before = versions
+    return [by_version[one] for one in dict.fromkeys((before[-1] if before else versions[0], versions[-1]))]
 
 
 def runtimes() -> list[Runtime]:
