@@ -34,6 +34,7 @@ from reports.view import (
     question,
     repetition,
     severities,
+    source_trees,
     tally,
     task_rows,
     trainings,
@@ -114,6 +115,7 @@ def _gate(judgement: Judgement) -> str:
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
     lines += [f"{text(said)}.\n" for said in earlier(judgement)]
+    lines += [f"{text(said)}.\n" for said in source_trees(judgement)]
     if not judgement.verdicts:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":

@@ -36,5 +36,7 @@ def command(verdict: Verdict, run: RunInfo) -> str:
         words += ["--baseline", run.recorded or verdict.baseline, "--candidate", verdict.target]
     else:
         words += ["--stack", verdict.target.partition(" in ")[0]]
+    for name, tree in run.checkouts.items():
+        words += ["--checkout", f"{name}={tree.path}"] if name in (verdict.baseline, verdict.target) else []
     words += ["--start", run.start, "--engine", run.engine]
     return shlex.join(words)

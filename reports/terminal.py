@@ -31,6 +31,7 @@ from reports.view import (
     question,
     repetition,
     severities,
+    source_trees,
     tally,
     task_rows,
 )
@@ -84,6 +85,7 @@ def _head(judgement: Judgement) -> list[RenderableType]:
         ),
     ]
     lines += [Text(one_line(said)) for said in earlier(judgement)]
+    lines += [Text(one_line(said)) for said in source_trees(judgement)]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
     for where, error in run.not_started.items():

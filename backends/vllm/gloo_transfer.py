@@ -11,34 +11,29 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from vllm.distributed.weight_transfer.base import WeightTransferEngine
-from vllm.distributed.weight_transfer.nccl_engine import (
-    NCCLTrainerSendWeightsArgs,
-    NCCLWeightTransferInitInfo,
-    NCCLWeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerSendWeightsArgs, NCCLWeightTransferEngine
 
 from backends.vllm import gloo
 from backends.vllm.gloo import GlooGroup
 
 
-class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransferUpdateInfo]):
-    """vLLM's weight transfer engine over gloo."""
+class GlooWeightTransferEngine(NCCLWeightTransferEngine):
+    """vLLM's weight transfer engine over gloo. From vLLM 0.26 on it also begins and ends an update, as the engine that it is of."""
 
-    init_info_cls = NCCLWeightTransferInitInfo
-    update_info_cls = NCCLWeightTransferUpdateInfo
     _group: GlooGroup | None = None
 
-    def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
+    def init_transfer_engine(self, init_info: Any) -> None:
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + init_info.rank_offset
         self._group = GlooGroup(init_info.master_address, init_info.master_port, rank, init_info.world_size)
 
     def receive_weights(
-        self, update_info: NCCLWeightTransferUpdateInfo, load_weights: Callable[[list[tuple[str, torch.Tensor]]], None]
+        self, update_info: Any, load_weights: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
     ) -> None:
+        """`load_weights`: None from vLLM 0.26 on, which has its engine load into its own model."""
         assert self._group is not None, "init_transfer_engine comes first"
-        gloo.receive(self._group, update_info.names, update_info.dtype_names, update_info.shapes, load_weights)
+        load = load_weights or self.model.load_weights
+        gloo.receive(self._group, update_info.names, update_info.dtype_names, update_info.shapes, load)
 
     def shutdown(self) -> None:
         self._group = None
@@ -58,7 +53,5 @@ class GlooWeightTransferEngine(WeightTransferEngine[NCCLWeightTransferInitInfo, 
 
 def use_in_trainer() -> None:
     """Make the trainer's side of `NCCLWeightTransferEngine` use gloo in this process."""
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
-
     NCCLWeightTransferEngine.trainer_init = staticmethod(GlooWeightTransferEngine.trainer_init)
     NCCLWeightTransferEngine.trainer_send_weights = staticmethod(GlooWeightTransferEngine.trainer_send_weights)

@@ -9,7 +9,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -116,6 +116,13 @@ def run(
             metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable; TARGET=PATH is for one target)."
         ),
     ] = None,
+    checkout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH",
+            help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
+        ),
+    ] = None,
     reference_python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made.")
     ] = None,
@@ -175,7 +182,11 @@ def run(
       parity run --wave 1
     One stack alone, started in seconds, only scenarios about ordering:
       parity run --stack skyrl-0.2.0:http --start fork -k ordering
-    Your own checkout against the release:
+    Your own checkout against a release:
+      parity run --wave 1 --baseline skyrl-0.3.0:http --candidate local:http --checkout ~/SkyRL
+    Two checkouts, told apart by labels of yours:
+      parity run --baseline local:http#old --candidate local:http#new --checkout local:http#old=~/a --checkout local:http#new=~/b
+    In an environment of your own:
       parity run --wave 1 --candidate local:http --python ~/skyrl/.venv/bin/python
     An upgrade with one start: record the old release once, then compare candidates with the recording:
       parity run --wave 1 --stack skyrl-0.3.0:http --twin --run-dir recorded
@@ -195,22 +206,21 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import interpreters, registry
+    from harness.machine.targets import registry
     from harness.records.run_folder import find_run
 
     earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
     target = None if earlier or "/" in (baseline or "") else baseline
     names = [name for name in (target, candidate, *(stack or ())) if name]
-    _check_targets(names, python or ())
+    _check_targets(names, python or (), checkout or ())
     options: dict[str, Any] = {
         "-m": " or ".join(f"wave{number}" for number in wave or ()),
         "-k": k,
         "--baseline": earlier or baseline,
         "--candidate": candidate,
         "--stack": stack,
-        "--target-python": [
-            f"{name}={path}" if name else str(path) for name, path in interpreters(python or ()).items()
-        ],
+        "--target-python": _of_local("--python", python),
+        "--checkout": _of_local("--checkout", checkout),
         "--reference-python": reference_python and reference_python.expanduser().absolute(),
         "--dtype": dtype,
         "--engine": engine,
@@ -301,7 +311,7 @@ def drive_matrix(
     """
     from harness.commands import matrix
     from harness.machine.progress import console_progress
-    from harness.machine.targets import interpreters
+    from harness.machine.targets import of_local
     from harness.records.run_folder import new_run_dir
     from harness.running.matrix import MatrixFolder, plan
 
@@ -327,7 +337,7 @@ def drive_matrix(
                     wave or (),
                     k or "",
                     arguments=[*options, *(rest or ())],
-                    pythons=interpreters(python or ()),
+                    pythons=of_local("--python", python or ()),
                 )
                 _drive_cells(folder, orders, shard, again=again)
             found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
@@ -358,6 +368,119 @@ def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | Non
         done = sum(folder.outcome(order.cell) is not None for order in mine)
         typer.echo(f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on", err=True)
         raise typer.Exit(2) from None
+
+
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands that hand options of `parity run` on to it."""
+Tree = Annotated[Path, typer.Option("--checkout", metavar="PATH", help="Git working tree of the stack.")]
+Kind = Annotated[str, typer.Option("--target", help="Local target that the tree is driven as.")]
+
+
+@app.command(context_settings=PASSED_ON)
+def bisect(
+    context: typer.Context,
+    *,
+    checkout: Tree,
+    good: Annotated[str, typer.Option(metavar="REV", help="A commit at which the check is green.")],
+    bad: Annotated[str, typer.Option(metavar="REV", help="A later commit at which it is red.")] = "HEAD",
+    check: Annotated[str, typer.Option(metavar="CHECK", help="The check, as reports name it.")],
+    target: Kind = "local:http",
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the steps' runs and logs (default: a new one in .parity/runs).")
+    ] = None,
+) -> None:
+    """Name the commit that turned a check red. All other options are those of `parity run`: they select what is driven.
+
+    \b
+    Which commit broke the order of rows?
+      parity bisect --checkout ~/SkyRL --good skyrl-v0.3.0 --bad main --check ordering -k ordering
+    Started in seconds, in one topology:
+      parity bisect --checkout ~/SkyRL --good HEAD~40 --check ordering -k ordering --start fork --topology disaggregated
+
+    It uses `git bisect` in a worktree of its own, and leaves your working tree alone. Both ends are judged first. A commit at which
+    the check cannot be judged is skipped. A commit with other requirements gets another environment. What an entry of the ledger
+    explains is green; --ledger names another ledger.
+
+    Exit status: 0 the commit is named; 1 commits that could not be judged hide it; 2 a named error, or Ctrl-C.
+    """
+    from harness.commands.trees import judge_of, state_of
+    from harness.machine.progress import console_progress
+    from harness.records.run_folder import new_run_dir
+    from harness.running.bisect import bisect as find
+
+    _check_targets([target], checkout=[str(checkout)])
+    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    tree = Path(state_of(target, checkout.expanduser().absolute()).path)
+    judge = judge_of(target, check, context.args, folder, console_progress())
+    with _interruptible():
+        found = find(tree, good, bad, judge, typer.echo)
+    if found.first_bad is None:
+        typer.echo("commits that could not be judged hide it; it is one of:\n" + "\n".join(found.possible))
+        raise typer.Exit(1)
+    typer.echo(
+        f"\n{check} is red from this commit on ({len(found.steps)} commits judged, their runs are in {folder}):\n"
+    )
+    typer.echo(found.description)
+
+
+@app.command(context_settings=PASSED_ON)
+def pr(
+    context: typer.Context,
+    *,
+    checkout: Tree,
+    base: Annotated[str, typer.Option(metavar="REV", help="Branch or commit that the change is for.")],
+    target: Kind = "local:http",
+    comment: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the Markdown comment here.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+) -> None:
+    """Compare a working tree with the commit where it left REV, and write the Markdown comment for its pull request.
+
+    \b
+    Everything that the tree can be asked:
+      parity pr --checkout ~/SkyRL --base origin/main --comment comment.md
+    All other options are those of `parity run`:
+      parity pr --checkout ~/SkyRL --base origin/main --wave 1 --start fork --topology disaggregated
+
+    The base is driven in a worktree of its own; the head is the working tree as it stands, with uncommitted changes. Exit status as
+    that of `parity run`.
+    """
+    import shutil
+
+    from harness.commands.trees import run_pair, state_of
+    from harness.records.run_folder import new_run_dir
+
+    _check_targets([target], checkout=[str(checkout)])
+    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    head = state_of(target, checkout.expanduser().absolute())
+    with _interruptible():
+        status = run_pair(target, head, base, context.args, folder)
+    if comment is not None and (folder / "report.md").is_file():
+        shutil.copyfile(folder / "report.md", comment)
+    typer.echo(f"comment: {comment or folder / 'report.md'}")
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the command with status 2, once worktrees and stacks are cleaned up."""
+    with _terminable():
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo("parity: interrupted; worktrees and stacks are removed", err=True)
+            raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @app.command()
@@ -448,7 +571,7 @@ def prove(
         )
     from harness.proving.prove import MINIATURES, Request, plans
 
-    _check_targets(stack or [], ())
+    _check_targets(stack or [])
     if readme and (fault or k or dtype == "auto"):
         raise UsageError(
             "the README shows whole runs only, in a dtype that has a name",
@@ -493,7 +616,7 @@ def _prove_mutants(
     from harness.proving.mutants import Request, prove_mutants
     from reports import mutants
 
-    _check_targets(stacks, ())
+    _check_targets(stacks)
     if not stacks:
         raise UsageError("--mutants needs a stack", next_step="add --stack; `parity targets` lists them")
     request = Request(
@@ -511,11 +634,8 @@ def _prove_mutants(
         engine=engine,
         command=shlex.join(["parity", *sys.argv[1:]]),
     )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
-    try:
+    with _terminable():  # finished results are written
         finished = prove_mutants(request, console_progress(), lambda line: typer.echo(line, err=True))
-    finally:
-        signal.signal(signal.SIGTERM, before)
     report = mutants.write_all(finished.run, finished.folder)
     typer.echo("\n".join(line for proof in finished.run.proofs for line in mutants.summary(proof)))
     typer.echo(f"report: {report}")
@@ -531,12 +651,9 @@ def _prove(request: Request, planned: Sequence[Plan], *, readme: bool) -> int:
     from reports import kill_figures, kill_matrix, kill_matrix_terminal
 
     steps = sum(len(one.faults) + 1 for one in planned)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished results are written
-    try:
-        with counted("proving", steps, bar=all(one.inline for one in planned)) as done:
-            run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    bar = all(one.inline for one in planned)
+    with _terminable(), counted("proving", steps, bar=bar) as done:  # finished results are written
+        run = prove(request, planned, console_progress(), lambda *news: done(told(*news)))
     report = kill_matrix.write_all(run.matrix, run.folder)["kill_matrix.html"]
     kill_matrix_terminal.show(run.matrix, report=report)
     if run.error is not None:
@@ -557,7 +674,11 @@ def targets() -> None:
     from harness.machine.targets import registry
 
     for target in registry().values():
-        home = "your interpreter (--python PATH)" if target.local else f"environment {target.environment}"
+        home = (
+            "your checkout (--checkout PATH) or interpreter (--python PATH)"
+            if target.local
+            else f"environment {target.environment}"
+        )
         home = "nothing but Python, driven in the driver's own process" if target.inline else home
         typer.echo(f"{target.name}\n    {target.about}\n    {home}\n    {', '.join(sorted(target.capabilities))}")
 
@@ -631,6 +752,12 @@ def setup(
     *,
     engine: Engine = "auto",
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
+    checkout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TARGET=]PATH", help="Git working tree of local: targets (repeatable), as in `parity run`."
+        ),
+    ] = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
     download: Annotated[
@@ -648,6 +775,8 @@ def setup(
       parity setup
     Replace a broken one:
       parity setup skyrl-0.2.0:http --recreate
+    The environment of a checkout:
+      parity setup local:http --checkout ~/SkyRL
     The model of `parity run --model smollm2` as well:
       parity setup --model smollm2
     For a GPU machine without a package index, on a machine with an index and the same platform:
@@ -657,16 +786,23 @@ def setup(
       parity setup --offline kit --engine cuda skyrl-0.2.0:legacy skyrl-0.2.0:http reference
     """
     from harness.driving import models
-    from harness.machine import environments
+    from harness.machine import checkouts, environments
     from harness.machine.environments import detect_engine
     from harness.machine.progress import console_progress
-    from harness.machine.targets import known, registry
+    from harness.machine.targets import known, needs_of, of_local, registry, resolve
 
     chosen = [known(name) for name in names] if names else [t for t in registry().values() if t.environment]
-    if local := [target.name for target in chosen if target.environment is None]:
+    _check_targets([target.name for target in chosen], checkout=checkout or ())
+    trees = [resolve(t.name, {}, of_local("--checkout", checkout or ())) for t in chosen if t.local and checkout]
+    if trees and (download or offline):
+        raise UsageError(
+            "a checkout's requirements are resolved with a package index",
+            next_step="leave --download and --offline out",
+        )
+    if local := [target.name for target in chosen if target.environment is None and not (target.local and checkout)]:
         raise UsageError(
             f"{', '.join(local)} has no environment to make",
-            next_step="a local target takes your interpreter in `parity run`, a miniature needs none",
+            next_step="a local target takes your checkout (--checkout) or your interpreter in `parity run`, a miniature needs none",
         )
     if download is not None and (offline is not None or recreate):
         raise UsageError("--download makes no environment", next_step="leave --offline and --recreate out")
@@ -684,6 +820,11 @@ def setup(
     for environment in wanted:
         made = environments.ensure(environment, on, root=PROJECT, python=python, recreate=recreate, kit=offline)
         typer.echo(f"{environment}-{on}: {made}")
+    for tree in trees:
+        made = checkouts.environment(
+            needs_of(tree, on), on, root=PROJECT, progress=console_progress(), python=python, recreate=recreate
+        )
+        typer.echo(f"{tree.name}-{on}: {made}")
     if model is not None:
         by = environments.ensure(str(known("reference").environment), on, root=PROJECT, python=python, kit=offline)
         typer.echo(f"{model}: {models.checkpoint(model, by, console_progress(), offline)}")
@@ -907,15 +1048,23 @@ def _show(judgement: Judgement, report: Path | None = None) -> None:
     raise typer.Exit(judgement.exit_status)
 
 
-def _check_targets(names: Sequence[str], python: Sequence[str]) -> None:
+def _check_targets(names: Sequence[str], python: Sequence[str] = (), checkout: Sequence[str] = ()) -> None:
     from harness.machine.targets import known
 
     local = [name for name in names if known(name).local]
-    if python and not local:
-        raise UsageError(
-            "--python names the interpreter of a local target, but none is selected",
-            next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
-        )
+    for option, given, what in (("--python", python, "interpreter"), ("--checkout", checkout, "source tree")):
+        if given and not local:
+            raise UsageError(
+                f"{option} names the {what} of a local target, but none is selected",
+                next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
+            )
+
+
+def _of_local(option: str, given: Sequence[str] | None) -> list[str]:
+    """The values of an option of local targets, with absolute paths."""
+    from harness.machine.targets import of_local
+
+    return [f"{name}={path}" if name else str(path) for name, path in of_local(option, given or ()).items()]
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:

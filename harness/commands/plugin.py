@@ -31,7 +31,7 @@ from harness.machine import environments, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
-from harness.machine.targets import default_pair, interpreters, known, registry, resolve
+from harness.machine.targets import Target, default_pair, needs_of, of_local, registry, resolve
 from harness.records.differing import around_the_difference
 from harness.records.run_folder import RunFolder, find_run
 from harness.records.verdict import Judgement, Verdict
@@ -104,6 +104,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
         help="interpreter of local targets; repeatable; TARGET=PATH is for one target",
+    )  # fmt: skip
+    add(
+        "--checkout", action="append", default=[], metavar="[TARGET=]PATH",
+        help="git working tree of local targets, whose environment is made from what it pins; repeatable",
     )  # fmt: skip
     add(
         "--reference-python",
@@ -262,6 +266,7 @@ class Parity:
         self._report: Path | None = None
         self._broken: HarnessError | None = None
         self._known = Ledger()
+        self._targets: dict[str, Target] = {}
         self._selected: dict[Topology, list[str]] = {}
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
@@ -302,7 +307,7 @@ class Parity:
         for item in items:
             scenario, seat = declaration(getattr(item, "obj", None)), _place(item)
             if scenario is not None and isinstance(seat, Seat) and seat.target in options.driven:
-                able = scenario.needs <= set(known(seat.target).capabilities)
+                able = scenario.needs <= self._targets[seat.target].capabilities
                 driven.setdefault(seat, []).extend([scenario] if able else [])
         return [
             Start(
@@ -311,7 +316,7 @@ class Parity:
                 scenarios=len(scenarios),
                 takes=options.takes(seat.target),
                 spoiling=sum(scenario.spoils for scenario in scenarios),
-                kind="inline" if known(seat.target).inline else options.start,
+                kind="inline" if self._targets[seat.target].inline else options.start,
             )
             for seat, scenarios in driven.items()
             if scenarios
@@ -327,9 +332,15 @@ class Parity:
         option = self._config.getoption
         options = self._options()
         for name in options.driven:
-            resolve(name, options.target_python)
+            target = self._targets[name] = resolve(name, options.target_python, options.checkouts)
+            if target.checkout is not None and target.python is None:
+                needs_of(target, options.engine)  # refuses a tree that pins nothing
         if options.compares and options.baseline == options.candidate:
-            raise UsageError("baseline and candidate are the same target", next_step="use --stack to judge one alone")
+            raise UsageError(
+                "baseline and candidate are the same target",
+                next_step="use --stack to judge one alone; give two local targets labels: --baseline local:http#old --candidate "
+                "local:http#new --checkout local:http#old=PATH --checkout local:http#new=PATH",
+            )
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
         if option("--twin") and (option("--no-twin") or not option("--stack")):
@@ -354,7 +365,8 @@ class Parity:
             engines=option("--engines"),
             model=option("--model"),
             run_dir=option("--run-dir"),
-            target_python=interpreters(option("--target-python")),
+            target_python=of_local("--python", option("--target-python")),
+            checkouts=of_local("--checkout", option("--checkout")),
             reference_python=option("--reference-python"),
             dtype=option("--dtype"),
             cuda_graphs=option("--cuda-graphs"),

@@ -7,6 +7,8 @@ from typing import final
 
 import msgspec
 
+from harness.contract.checkout import Layout
+
 GIB = 2**30
 
 
@@ -34,3 +36,5 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that it wants in /dev/shm."""
     socket: str = ""
     """Longest path of its Unix sockets, below the temporary folder."""
+    source: Layout | None = None
+    """Its source tree. None: a checkout of it cannot be driven."""

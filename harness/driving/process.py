@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,7 +105,8 @@ class HostProcess:
     """One adapter in its own process group and environment, below a supervisor.
 
     `python` is the interpreter of the target's environment, `adapter` "module:Class", `variables` the target's additions
-    to the environment, `runtime` its processes' needs. `logs` is kept, the scratch folder is not. `run` is the run's folder.
+    to the environment, `runtime` its processes' needs. `logs` is kept, the scratch folder is not. `run` is the run's folder, `front`
+    are folders with modules that replace those of the environment.
     """
 
     def __init__(
@@ -116,8 +118,10 @@ class HostProcess:
         logs: Path,
         runtime: Runtime | None = None,
         run: Path | None = None,
+        front: Sequence[Path] = (),
     ) -> None:
         self.logs = logs
+        self._front = front
         self._run = run or logs
         usual = tempfile.gettempdir()
         self.scratch = Path(tempfile.mkdtemp(prefix="parity-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp"))
@@ -146,7 +150,9 @@ class HostProcess:
         environment |= {
             **KEPT_BYTECODE,
             **self._variables,
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(PROJECT), str(PROJECT / self._runtime.import_path)))),
+            "PYTHONPATH": os.pathsep.join(
+                dict.fromkeys(map(str, (PROJECT, PROJECT / self._runtime.import_path, *self._front)))
+            ),
             "PYTHONUNBUFFERED": "1",
             **marked(self._run),
             "TMPDIR": str(self.scratch),

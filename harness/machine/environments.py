@@ -166,7 +166,7 @@ def unpack(locked: Path, folder: Path, python: Path, what: str, kit: Path | None
     Raises EnvironmentBroken, with the end of uv's output.
     """
     into = ["--python", str(python), "--target", str(folder)]
-    _uv(["pip", "install", *into, *FROM_LOCK, *_source(kit, locked, what), "-r", str(locked)], what)
+    run_uv(["pip", "install", *into, *FROM_LOCK, *_source(kit, locked, what), "-r", str(locked)], what)
 
 
 def download(locks: Sequence[Path], kit: Path, *, progress: Progress | None = None, python: Path | None = None) -> None:
@@ -222,10 +222,10 @@ def _make(
     with show(f"{what}: looking for Python {STACK_PYTHON}"):
         interpreter = find_interpreter(chosen=python, fetch=not source)
     with show(f"{what}: creating it with {interpreter}"):
-        _uv(["venv", "--python", str(interpreter), "--no-project", str(home)], what)
+        run_uv(["venv", "--python", str(interpreter), "--no-project", str(home)], what)
     count = len(pins(locked))
     with show(f"{what}: installing {count} packages (35 s on a 2-core machine, minutes when they must be downloaded)"):
-        _uv(
+        run_uv(
             [
                 *("pip", "install", "--python", str(home / "bin" / "python"), "--strict"),
                 *(*FROM_LOCK, *source, "-r", str(locked), "--build-constraints", str(locked)),
@@ -260,19 +260,21 @@ def _alone(home: Path, show: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _uv(arguments: list[str], what: str) -> None:
-    _run("uv", [uv.find_uv_bin(), *arguments], what)
+def run_uv(arguments: list[str], what: str, folder: Path | None = None) -> None:
+    """Run uv in `folder` (default: the working folder). Raises EnvironmentBroken with the end of its output."""
+    _run("uv", [uv.find_uv_bin(), *arguments], what, folder)
 
 
 def _pip(arguments: list[str], what: str) -> None:
     _run("pip", [sys.executable, "-m", "pip", *arguments], what)
 
 
-def _run(tool: str, command: list[str], what: str) -> None:
+def _run(tool: str, command: list[str], what: str, folder: Path | None = None) -> None:
     variables = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")}
     try:
         said = subprocess.run(
             command,
+            cwd=folder,
             env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the user's interpreter.
 
-The registry is `backends/targets.toml`. Nothing is installed or started here.
+The registry is `backends/targets.toml`. Nothing is installed or started here. A local target may have a label of the user's,
+"local:http#old", so that two of a kind can be compared.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from harness import PROJECT
 from harness.contract.capability import Capability
+from harness.contract.checkout import Checkout
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.contract.faults import Fault, by_id
 from harness.contract.runtime import Runtime
+from harness.machine import checkouts
+from harness.machine.environments import Engine, requirement_file
 
 REGISTRY = PROJECT / "backends" / "targets.toml"
 IMPORT_DEADLINE_S = 120.0
+LABEL = "#"
+"""Separates a local target from its label."""
+_LABELS = re.compile(r"[\w.+-]+")
 HOST_NEEDS = ("msgspec", "starlette", "uvicorn", "psutil")
 """Modules that a local interpreter must be able to import beside the stack: the host uses them."""
 
@@ -41,6 +50,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Name for `environments.ensure`."""
     python: Path | None = None
     """Interpreter of a local target, checked."""
+    checkout: Checkout | None = None
+    """The source tree of a local target. Without a `python` it gets an environment of its own (`harness.machine.checkouts`)."""
     variables: dict[str, str] = {}
     capabilities: frozenset[Capability]
     """Declared capabilities. Those of a start may differ, which is a finding."""
@@ -61,7 +72,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> bool:
-        """True if the user names the interpreter."""
+        """True if the user names the interpreter or the checkout."""
         return self.environment is None and not self.inline
 
     def seeded(self) -> dict[str, Fault]:
@@ -137,14 +148,13 @@ def released(packages: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str
 
 def _row(name: str) -> Target | None:
     """The registry's entry. A target that is compared with itself is told apart by its run ("NAME in RUN")."""
-    return registry().get(name.partition(" in ")[0])
+    return registry().get(name.partition(" in ")[0].partition(LABEL)[0])
 
 
 def _released(target: Target, versions: Mapping[str, str]) -> str | None:
     for other in registry().values():
         package, _, version = (other.release or "").partition("==")
-        kind = (other.adapter, other.variables) == (target.adapter, target.variables)
-        if kind and package and versions.get(package) == version:
+        if _kind(other, target) and package and versions.get(package) == version:
             return other.name
     return None
 
@@ -178,24 +188,51 @@ def _version(target: Target, packages: Mapping[str, str]) -> str | None:
     return packages.get(package) or (version if target.release else None)
 
 
+def _kind(released: Target, target: Target) -> bool:
+    """True if a released target and another one are the same stack. A release may need fewer variables."""
+    return released.adapter == target.adapter and released.variables.items() <= target.variables.items()
+
+
+def described(target: Target, version: str) -> list[Target]:
+    """The releases of this stack: the newest that is not newer than `version` (else the oldest) first, then the newest of all.
+
+    Each of them once. Raises UsageError if no release of it has been described.
+    """
+    rows = [row for row in registry().values() if row.environment and _kind(row, target)]
+    by_version = {Version(row.release.partition("==")[2]): row for row in rows if row.release}
+    if not by_version:
+        raise UsageError(f"no release of {target.name} is described", next_step="add one to backends/targets.toml")
+    versions = sorted(by_version)
+    try:
+        before = [one for one in versions if one <= Version(version)]
+    except InvalidVersion:
+        before = versions
+    return [by_version[one] for one in dict.fromkeys((before[-1] if before else versions[0], versions[-1]))]
+
+
 def runtimes() -> list[Runtime]:
     """The runtimes of all targets, each once."""
     return [target.runs_on for target in {t.runtime: t for t in registry().values() if t.runtime}.values()]
 
 
 def known(name: str) -> Target:
-    """The registry's entry. Raises UsageError for an unknown name, naming close ones."""
+    """The registry's entry; of a local target also under a label. Raises UsageError for an unknown name, naming close ones."""
     if (target := registry().get(name)) is not None:
         return target
+    kind, _, label = name.partition(LABEL)
+    if _LABELS.fullmatch(label) and (target := registry().get(kind)) is not None:
+        if not target.local:
+            raise UsageError(f"{name}: only local targets have labels", next_step=f"leave out {LABEL}{label}")
+        return msgspec.structs.replace(target, name=name)
     close = difflib.get_close_matches(name, registry(), cutoff=0.5)
     meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
     raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
 
 
-def interpreters(given: Sequence[str]) -> dict[str, Path]:
-    """Values of `--python` → local target → interpreter. "PATH" is for all local targets (""), "TARGET=PATH" for one.
+def of_local(option: str, given: Sequence[str]) -> dict[str, Path]:
+    """Values of `--python` or `--checkout` → local target → path. "PATH" is for all local targets (""), "TARGET=PATH" for one.
 
-    Raises UsageError for a name that is no local target, and for two interpreters of one target.
+    Raises UsageError for a name that is no local target, and for two paths of one target.
     """
     found: dict[str, Path] = {}
     for one in given:
@@ -203,38 +240,78 @@ def interpreters(given: Sequence[str]) -> dict[str, Path]:
         if not equals:
             name, path = "", one
         elif not known(name).local:
-            raise UsageError(f"--python {one}: {name} is no local target, it has an environment of its own")
+            raise UsageError(
+                f"{option} {one}: {name} is no local target, it has an environment of its own",
+                next_step="name a `local:` target of `parity targets`",
+            )
         if name in found:
-            raise UsageError(f"--python names two interpreters for {name or 'all local targets'}")
+            raise UsageError(
+                f"{option} is given twice for {name or 'all local targets'}",
+                next_step=f"give each local target a label and a path: {option} local:http#old=PATH {option} local:http#new=PATH",
+            )
         found[name] = Path(path).expanduser().absolute()  # not resolved: a virtual environment's python is a link
     return found
 
 
-def resolve(name: str, pythons: Mapping[str, Path] | None = None) -> Target:
-    """The target of that name. `pythons` are interpreters of local targets (`interpreters`); other targets have their own.
+def _of(name: str, given: Mapping[str, Path] | None) -> Path | None:
+    """The path for a local target: its own, that of its kind without a label, or that of all."""
+    return next((given[key] for key in (name, name.partition(LABEL)[0], "") if key in given), None) if given else None
 
-    Raises UsageError for an unknown name or a local target without an interpreter, and EnvironmentBroken for an
-    interpreter that cannot run a stack.
+
+def resolve(name: str, pythons: Mapping[str, Path] | None = None, trees: Mapping[str, Path] | None = None) -> Target:
+    """The target of that name. `pythons` are interpreters of local targets, `trees` their checkouts (`of_local`); other targets have
+    their own. A checkout has the capabilities of the release that it is of, or of the newest one before it.
+
+    Raises UsageError for an unknown name, a local target without an interpreter or checkout, and a checkout that is none, and
+    EnvironmentBroken for an interpreter that cannot run a stack.
     """
     target = known(name)
     if not target.local:
         return target
-    chosen = (pythons or {}).get(name) or (pythons or {}).get("")
-    if chosen is None:
+    chosen, tree = _of(name, pythons), _of(name, trees)
+    if chosen is None and tree is None:
         raise UsageError(
-            f"target {name!r} needs the interpreter of your own environment",
-            next_step=f"add --python PATH (pytest: --target-python PATH), a python that can import {_modules(target)}",
+            f"target {name!r} needs your own checkout, or the interpreter of your own environment",
+            next_step="add --checkout PATH, a git working tree of the stack; or --python PATH (pytest: --target-python PATH), a "
+            f"python that can import {' and '.join(target.runs_on.modules)}",
         )
-    check_interpreter(chosen, (*target.runs_on.modules, *HOST_NEEDS))
+    if tree is not None:
+        target = _of_checkout(target, tree)
+    if chosen is not None:
+        check_interpreter(chosen, (*target.runs_on.modules, *HOST_NEEDS), front_of(target))
     return msgspec.structs.replace(target, python=chosen)
 
 
-def _modules(target: Target) -> str:
-    return " and ".join(target.runs_on.modules)
+def _of_checkout(target: Target, tree: Path) -> Target:
+    if (layout := target.runs_on.source) is None:
+        raise UsageError(
+            f"{target.name} has no source tree that is known", next_step="name its interpreter: --python PATH"
+        )
+    checkout = checkouts.read(tree, layout)
+    nearest = described(target, checkout.versions[layout.parts[0].distribution])[0]
+    return msgspec.structs.replace(target, checkout=checkout, capabilities=nearest.capabilities)
 
 
-def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
-    """Run the interpreter to check that it can import `modules`, with a deadline.
+def front_of(target: Target) -> list[Path]:
+    """Folders that come first on the PYTHONPATH of a target with a checkout; none for others."""
+    layout = target.runs_on.source
+    return [] if target.checkout is None or layout is None else checkouts.front(target.checkout, layout, PROJECT)
+
+
+def needs_of(target: Target, engine: Engine) -> checkouts.Needs:
+    """What the checkout of a target requires of its environment."""
+    layout, checkout = target.runs_on.source, target.checkout
+    assert layout is not None
+    assert checkout is not None
+    rows = described(target, checkout.versions[layout.parts[0].distribution])
+    files = {
+        row.environment: requirement_file(row.environment, engine).with_suffix(".in") for row in rows if row.environment
+    }
+    return checkouts.needs(checkout, layout, engine, {name: file.read_text() for name, file in files.items()})
+
+
+def check_interpreter(python: Path, modules: tuple[str, ...], front: Sequence[Path] = ()) -> None:
+    """Run the interpreter to check that it can import `modules`, with a deadline. `front`: folders that come first on PYTHONPATH.
 
     Raises UsageError if it is missing or not executable, EnvironmentBroken if it cannot import the modules.
     """
@@ -243,6 +320,7 @@ def check_interpreter(python: Path, modules: tuple[str, ...]) -> None:
     if not os.access(python, os.X_OK):
         raise UsageError(f"{python} is not executable", next_step="name a python executable with --python")
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}  # the host sets its own
+    variables |= {"PYTHONPATH": os.pathsep.join(map(str, front))} if front else {}
     try:
         said = subprocess.run(
             [python, "-c", "\n".join(f"import {name}" for name in modules)],

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.contract.capability import Capability
+from harness.contract.checkout import Checkout
 from harness.contract.errors import RecordingError
 from harness.contract.messages import Start
 from harness.contract.topology import Topology
@@ -40,7 +41,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     packages: dict[str, str]
     """Package → version in the stack's environment (skyrl, vllm, ray, torch, …)."""
     commit: str | None = None
-    """Commit of the harness's checkout, or of the local stack under test; None outside a checkout."""
+    """Commit of the harness's checkout; None outside one."""
+    checkout: Checkout | None = None
+    """The stack's source tree, if it was not the one of its environment."""
     model: dict[str, str]
     """"name", "sha256" of the checkpoint, "dtype"."""
     cuda_graphs: bool = False

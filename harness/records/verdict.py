@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.contract.capability import Capability
+from harness.contract.checkout import Checkout
 from harness.contract.errors import Blame
 from harness.records.recording import CallError
 
@@ -372,6 +373,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the stacks were driven by: module, or "fixtures" → a hash of it. Empty in older runs."""
     declared: dict[str, list[Capability]] = {}
     """Target → capabilities that it declares before its start. A scenario that needs more is missing without a start."""
+    checkouts: dict[str, Checkout] = {}
+    """Target → its source tree, if it was not the one of its environment."""
     not_started: dict[str, CallError] = {}
     """"target@topology" of each stack that did not start → why."""
 

@@ -68,6 +68,7 @@ def _identity(shard: Earlier) -> Iterator[Fact]:
         target, topology = header.target, header.topology
         yield "the harness", {"version": header.harness_version, "commit": header.commit}
         yield f"the packages of {target}", header.packages
+        yield f"the checkout of {target}", None if header.checkout is None else header.checkout.told
         yield f"the capabilities of {target} in {topology.name}", header.capabilities
         yield from comparable(header, target)
 
@@ -138,5 +139,6 @@ def _info(shards: Sequence[Earlier], run_id: str) -> RunInfo:
         selected={topology: list(names) for topology, names in selected.items()},
         contract={name: hashed for info in infos for name, hashed in info.contract.items()},
         declared={target: able for info in infos for target, able in info.declared.items()},
+        checkouts={target: tree for info in infos for target, tree in info.checkouts.items()},
         not_started={seat: error for info in infos for seat, error in info.not_started.items()},
     )

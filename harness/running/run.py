@@ -87,6 +87,7 @@ def compare_recordings(
         start="ray" if all(h.start == "ray" for h in headers) else "fork",
         engine="/".join(sorted({h.engine for h in headers})),
         profile=profile,
+        checkouts={h.target: h.checkout for h in headers if h.checkout is not None},
     )
     return _judgement(info, [*left, *right], ledger, today, started)
 

@@ -49,9 +49,9 @@ from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
-from harness.machine import environments
+from harness.machine import checkouts, environments
 from harness.machine.progress import Progress, silent
-from harness.machine.targets import Target, known, released, resolve
+from harness.machine.targets import Target, front_of, known, needs_of, released, resolve
 from harness.records.book import Book
 from harness.records.index import Index
 from harness.records.recorder import Recorder, Unwritten
@@ -95,6 +95,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path | None = None
     target_python: dict[str, Path] = {}
     """Local target → its interpreter; "" → that of all others."""
+    checkouts: dict[str, Path] = {}
+    """The same for the git working tree of its source."""
     reference_python: Path | None = None
     """Interpreter of the oracle, on a machine where its environment cannot be made."""
     dtype: Dtype | Literal["auto"] | None = None
@@ -196,7 +198,7 @@ class Session:
             self.selected.setdefault(topology.name, []).extend(names)
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._progress = progress
-        self._targets: dict[str, Target] = {name: resolve(name, options.target_python) for name in options.driven}
+        self._targets: dict[str, Target] = {name: self._resolved(name) for name in options.driven}
         self._inline = all(target.inline for target in self._targets.values())
         self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
         self._pythons: dict[str, Path] = {}
@@ -258,6 +260,7 @@ class Session:
             contract=contract(),
             declared=({options.baseline: self._earlier.declared} if self._earlier else {})
             | {name: sorted(self._target(name).capabilities) for name in options.driven},
+            checkouts={name: tree for name in options.driven if (tree := self._target(name).checkout) is not None},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
             whole_waves=whole_waves(self.selected),
@@ -271,8 +274,11 @@ class Session:
 
     def _target(self, name: str) -> Target:
         if name not in self._targets:
-            self._targets[name] = resolve(name, self.options.target_python)
+            self._targets[name] = self._resolved(name)
         return self._targets[name]
+
+    def _resolved(self, name: str) -> Target:
+        return resolve(name, self.options.target_python, self.options.checkouts)
 
     def _python(self, name: str) -> Path:
         """The interpreter of a target. Makes its environment if needed."""
@@ -281,6 +287,8 @@ class Session:
             return target.python
         if name == self._oracle_name and self.options.reference_python is not None:
             return self.options.reference_python
+        if target.checkout is not None:
+            return self._python_of_checkout(target)
         assert target.environment is not None
         if target.environment not in self._pythons:
             with self.timed("environment"):
@@ -288,6 +296,21 @@ class Session:
                     target.environment, self.options.engine, root=PROJECT, progress=self._progress
                 )
         return self._pythons[target.environment]
+
+    def _python_of_checkout(self, target: Target) -> Path:
+        """The interpreter of an environment for a checkout. Makes it if needed."""
+        if target.name not in self._pythons:
+            with self.timed("environment"):
+                self._pythons[target.name] = checkouts.environment(
+                    needs_of(target, self.options.engine), self.options.engine, root=PROJECT, progress=self._progress
+                )
+        return self._pythons[target.name]
+
+    def _notes(self, target: Target) -> list[str]:
+        """What the report has to say of a checkout's environment that this run made."""
+        if target.checkout is None or target.python is not None:
+            return []
+        return needs_of(target, self.options.engine).notes
 
     def _model(self, topology: Topology) -> Model:
         """The model of a topology: the user's checkpoint if it fits, else a tiny one, made on first use."""
@@ -486,13 +509,17 @@ class Session:
         target = self._target(name)
         if target.inline:
             return InlineHost(adapter=target.adapter, logs=logs)
+        python, front = self._python(name), front_of(target)
+        if target.checkout is not None and target.runs_on.source is not None:
+            checkouts.check_front(python, target.checkout, target.runs_on.source, front)
         return HostProcess(
-            python=self._python(name),
+            python=python,
             adapter=target.adapter,
             variables=target.variables,
             logs=logs,
             runtime=target.runs_on,
             run=self.folder.path,
+            front=front,
         )
 
     def inject(self, seat: Seat, fault: Fault | None) -> int:
@@ -576,7 +603,7 @@ class Session:
             hardware=hardware(),
             servers=[server.name for server in description.servers],
             patches=description.patches,
-            notes=description.notes,
+            notes=[*description.notes, *self._notes(self._target(seat.target))],
         )
 
     def _coming(self, seat: Seat) -> Header:
@@ -592,6 +619,7 @@ class Session:
             engine=self.options.engine,
             capabilities=[],
             packages={},
+            checkout=self._target(seat.target).checkout,
             model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
             cuda_graphs=self.options.cuda_graphs,
             batch_invariant=self.options.batch_invariant,
