@@ -116,7 +116,7 @@ def _end(work: Path, steps: Sequence[Step]) -> Found | None:
     log = git(work, "bisect", "log").splitlines()
     if first := [line for line in log if line.startswith(FIRST_BAD)]:
         commit = _in_brackets(first[0])
-        shown = git(work, "show", "--stat", "--format=commit %H%nAuthor: %an%nDate:   %ad%n%n    %s%n", commit)
+        shown = git(work, "show", "--stat", "--format=commit %H%nAuthor: %an%nDate:   %ad%n%n    %s", commit)
         return Found(steps=list(steps), first_bad=commit, description=shown)
     if ONLY_SKIPPED in log:
         possible = [_in_brackets(line) for line in log if line.startswith(POSSIBLE)]
