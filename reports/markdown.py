@@ -156,7 +156,7 @@ def _known(name: str, times: int, ledger: Ledger) -> str:
     if entry is None:
         return f"- {text(name)}: {many(times, 'verdict')}\n"
     limits = f"cap {entry.cap}, until {entry.expires}"
-    return f"- **{text(name)}**: {many(times, 'verdict')} ({limits}) — {text(entry.source)}\n"
+    return f"- **{text(name)}**: {many(times, 'verdict')} ({limits}) — {text(entry.sources)}\n"
 
 
 def _divergence(divergence: Divergence, judgement: Judgement) -> str:

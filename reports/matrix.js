@@ -13,7 +13,12 @@
 
   const cellsOf = (row) => [...row.querySelectorAll("a.c")];
   const open = () => {
-    const name = decodeURIComponent(location.hash.slice(1));
+    let name = location.hash.slice(1);
+    try {
+      name = decodeURIComponent(name);
+    } catch {
+      // no encoded name: taken as it is
+    }
     return name.includes("@") ? document.querySelector(`a.c[data-cell="${CSS.escape(name)}"]`) : null;
   };
 

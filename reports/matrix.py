@@ -290,7 +290,7 @@ def build(releases: Sequence[Release], plan: Plan, ledger: Ledger, command: str 
         tasks=tasks,
         steps=[_step(before, after, plan.bullets) for before, after in pairwise(seen)],
         divergences=[
-            Divergence(id=entry.id, cause=entry.source, owner=entry.owner, expires=str(entry.expires), link=entry.link)
+            Divergence(id=entry.id, cause=entry.sources, owner=entry.owner, expires=str(entry.expires), link=entry.link)
             for entry in ledger.entries
             if entry.id in used
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from harness.contract import topology
 from harness.records.verdict import RunInfo, Verdict
@@ -17,10 +18,20 @@ def promise_command(bullet: Bullet, target: str, run: RunInfo) -> str:
     names = list(dict.fromkeys(name.partition("@")[0].rpartition(".")[2] for name in bullet.scenarios))
     places = dict.fromkeys(place for name in bullet.scenarios if (place := name.partition("@")[2]))
     everywhere = any("@" not in name for name in bullet.scenarios)
-    words = ["parity", "run", "--stack", target, "-k", " or ".join(names)]
+    words = ["parity", "run", "--stack", target.partition(" in ")[0], "-k", " or ".join(names)]
     words += [] if everywhere else [word for place in places for word in ("--topology", place)]
+    words += _checkouts(run, [target])
     words += [] if run.start == "inline" else ["--start", run.start, "--engine", run.engine]
     return shlex.join(words)
+
+
+def _checkouts(run: RunInfo, targets: Sequence[str]) -> list[str]:
+    return [
+        word
+        for name in targets
+        if (tree := run.checkouts.get(name)) is not None
+        for word in ("--checkout", f"{name}={tree.path}")
+    ]
 
 
 def command(verdict: Verdict, run: RunInfo) -> str:
@@ -36,7 +47,6 @@ def command(verdict: Verdict, run: RunInfo) -> str:
         words += ["--baseline", run.recorded or verdict.baseline, "--candidate", verdict.target]
     else:
         words += ["--stack", verdict.target.partition(" in ")[0]]
-    for name, tree in run.checkouts.items():
-        words += ["--checkout", f"{name}={tree.path}"] if name in (verdict.baseline, verdict.target) else []
+    words += _checkouts(run, [verdict.target, *([verdict.baseline] if verdict.baseline and not run.recorded else [])])
     words += ["--start", run.start, "--engine", run.engine]
     return shlex.join(words)

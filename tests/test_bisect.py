@@ -141,9 +141,9 @@ import harness.driving.process, harness.machine.environments, harness.machine.ta
 harness.driving.process.GRACE_S = 0.3
 targets.REGISTRY, targets.PROJECT = HERE / "targets.toml", HERE
 harness.machine.environments.ensure = lambda *_args, **_kwargs: Path(sys.executable)
-import harness.commands.cli as cli, harness.commands.trees as trees
+import harness.commands.cli as cli, harness.running.child as child
 cli.PROJECT = HERE
-trees.COMMAND = (sys.executable, __file__, "run")
+child.COMMAND = (sys.executable, __file__, "run")
 cli.main()
 """
 ROW = """
@@ -182,6 +182,7 @@ class Toys:
             + 'environment = "toy"\n[targets."local:toy"]\nabout = "a checkout"\nlike = "toy"\n',
             "scenarios/__init__.py": "",
             "scenarios/plan.toml": PLAN,
+            "scenarios/profiles.toml": (PROJECT / "scenarios" / "profiles.toml").read_text(),
             "scenarios/concessions.toml": "concession = []",
             "scenarios/open_differences.toml": "difference = []",
             "scenarios/topologies.toml": TOPOLOGIES,
@@ -255,7 +256,7 @@ def test_a_selection_that_judges_nothing_is_refused_before_anything_is_bisected(
     status, told = toys.run("bisect", "--good", good, "--check", "tokens.greedy", "-k", "no_such_scenario")
     assert (status, "selected no scenario" in told) == (2, True), told
     status, told = toys.run("bisect", "--good", good, "--check", "tokens.gredy", "-k", "greedy", "--run-dir", "more")
-    assert (status, "no verdict of tokens.gredy, but of" in told) == (2, True), told
+    assert (status, "no verdict about tokens.gredy; it judged" in told) == (2, True), told
 
 
 def test_ctrl_c_ends_the_running_stack_and_removes_the_worktree(toys: Toys):

@@ -245,9 +245,7 @@ def shared(ours: tuple[str, ...], theirs: tuple[str, ...], **fields) -> list[Ver
 
 def extra(*lacking: str, **fields) -> tuple[Plan, list[Verdict]]:
     """A plan with one more bullet, and verdicts about its scenario: missing on these stacks, not driven on the others."""
-    task = msgspec.structs.replace(
-        PLAN.task[0], bullet=[*PLAN.task[0].bullet, Bullet(id="0.2", text="t", scenarios=["more.test_it"])]
-    )
+    task = msgspec.structs.replace(PLAN.task[0], bullet=[*PLAN.task[0].bullet, promise("0.2", "t", ["more.test_it"])])
     missing = [verdict("more.test_it", target=one, status="missing", **fields) for one in lacking]
     return Plan(task=[task, PLAN.task[1]]), [*GREEN, *missing]
 

@@ -18,7 +18,7 @@ from backends.vllm.gloo import GlooGroup
 
 
 class GlooWeightTransferEngine(NCCLWeightTransferEngine):
-    """vLLM's weight transfer engine over gloo. From vLLM 0.26 on it also begins and ends an update, as the engine that it is of."""
+    """vLLM's weight transfer engine over gloo. From vLLM 0.26 on it also begins and ends an update, as its base class does."""
 
     _group: GlooGroup | None = None
 
@@ -30,7 +30,7 @@ class GlooWeightTransferEngine(NCCLWeightTransferEngine):
     def receive_weights(
         self, update_info: Any, load_weights: Callable[[list[tuple[str, torch.Tensor]]], None] | None = None
     ) -> None:
-        """`load_weights`: None from vLLM 0.26 on, which has its engine load into its own model."""
+        """`load_weights`: None from vLLM 0.26 on, where the engine loads into its own model."""
         assert self._group is not None, "init_transfer_engine comes first"
         load = load_weights or self.model.load_weights
         gloo.receive(self._group, update_info.names, update_info.dtype_names, update_info.shapes, load)

@@ -18,7 +18,6 @@ import typer
 from harness import PROJECT
 from harness.contract.errors import HarnessError, UsageError
 from harness.machine.targets import default_pair
-from harness.suite import profiles
 
 if TYPE_CHECKING:
     from harness.proving.prove import Plan, Request
@@ -33,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 BASELINE, CANDIDATE = default_pair()
-PROFILES = ", ".join(f"{one.name} (default for {one.default_for})" for one in profiles.load())
+PROFILES = "removal (default for another implementation), upgrade (another release), patch (the same release)"
 
 
 EngineChoice = Literal["auto", "cpu", "cuda"]
@@ -325,27 +324,24 @@ def drive_matrix(
     whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
-    # SIGTERM is like Ctrl-C: finished cells are kept. In a script's background SIGINT is ignored, and cells would inherit that.
-    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with contextlib.nullcontext() if from_runs else folder.held():
-            if not from_runs:
-                options = _arguments({"--start": start, "--engine": engine, "-k": k})
-                orders = plan(
-                    stack or (),
-                    topology or (),
-                    wave or (),
-                    k or "",
-                    arguments=[*options, *(rest or ())],
-                    pythons=of_local("--python", python or ()),
-                )
-                _drive_cells(folder, orders, shard, again=again)
-            found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
-            target = out.expanduser().absolute() if out is not None else whole
-            made, page = matrix.write(found, target, shlex.join(["parity", *sys.argv[1:]]))
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    own = {"--ledger", "--stack", "--baseline", "--candidate", "--wave", "--topology", "--run-dir", "--checkout"}
+    if not from_runs and (taken := sorted(own & {word.partition("=")[0] for word in rest or ()})):
+        raise UsageError(f"a matrix cannot hand {', '.join(taken)} on", next_step="leave them out after --")
+    with _terminable(), contextlib.nullcontext() if from_runs else folder.held():
+        if not from_runs:
+            options = _arguments({"--start": start, "--engine": engine, "-k": k})
+            orders = plan(
+                stack or (),
+                topology or (),
+                wave or (),
+                k or "",
+                arguments=[*options, *(rest or ())],
+                pythons=of_local("--python", python or ()),
+            )
+            _drive_cells(folder, orders, shard, again=again)
+        found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
+        target = out.expanduser().absolute() if out is not None else whole
+        made, page = matrix.write(found, target, shlex.join(["parity", *sys.argv[1:]]))
     typer.echo("\n".join(matrix.summary(made)))
     typer.echo(f"page: {page}")
     raise typer.Exit(made.exit_status)
@@ -354,6 +350,7 @@ def drive_matrix(
 def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | None, *, again: bool) -> None:
     """Drive the cells of a matrix, or of a shard of it, that are not finished. After Ctrl-C it ends with status 2."""
     from harness.machine.progress import console_progress
+    from harness.running import child
     from harness.running.matrix import drive, shard_of
 
     mine = orders if shard is None else shard_of(orders, shard)
@@ -361,7 +358,7 @@ def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | Non
     folder.extend(orders)
     finished = len(mine) - len(left)
     typer.echo(f"{folder.path}: {len(orders)} cells, {len(mine)} of them here, {finished} finished", err=True)
-    launch = [sys.executable, "-m", "harness.commands.cli", "run"]
+    launch = child.COMMAND
     try:
         drive(folder, left, launch, console_progress(), lambda outcome: typer.echo(outcome.told, err=True))
     except KeyboardInterrupt:
@@ -453,12 +450,22 @@ def pr(
 
     _check_targets([target], checkout=[str(checkout)])
     folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    written = folder / "report.md"
+    if written.exists():
+        raise UsageError(f"{folder} holds a run already", next_step="give another --run-dir, or none")
+    if comment is not None:
+        comment.parent.mkdir(parents=True, exist_ok=True)
+        comment.unlink(missing_ok=True)  # an older comment must not stand for this run
     head = state_of(target, checkout.expanduser().absolute())
     with _interruptible():
         status = run_pair(target, head, base, context.args, folder)
-    if comment is not None and (folder / "report.md").is_file():
-        shutil.copyfile(folder / "report.md", comment)
-    typer.echo(f"comment: {comment or folder / 'report.md'}")
+    if not written.is_file():
+        raise UsageError(
+            f"the run ended with status {status} and wrote no report", next_step="look at its output above"
+        )
+    if comment is not None:
+        shutil.copyfile(written, comment)
+    typer.echo(f"comment: {comment or written}")
     raise typer.Exit(status)
 
 
@@ -476,11 +483,13 @@ def _interruptible() -> Iterator[None]:
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # In a script's background SIGINT is ignored, and runs that are started here would inherit that.
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @app.command()
@@ -1056,7 +1065,7 @@ def _check_targets(names: Sequence[str], python: Sequence[str] = (), checkout: S
         if given and not local:
             raise UsageError(
                 f"{option} names the {what} of a local target, but none is selected",
-                next_step="add --candidate local:http (or another `local:` target of `parity targets`)",
+                next_step="name a `local:` target of `parity targets`",
             )
 
 

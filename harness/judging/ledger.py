@@ -56,6 +56,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return [*self.targets, *self.also]
 
     @property
+    def sources(self) -> str:
+        """The source, and the cause's place in each other release."""
+        return "; ".join([self.source, *(f"{stack}: {place}" for stack, place in self.also.items())])
+
+    @property
     def each(self) -> list[Entry]:
         """The entry for each stack or pair. Each copy has the whole cap, and becomes stale alone."""
         own = [msgspec.structs.replace(self, targets=[stack], also={}) for stack in self.targets]
@@ -314,8 +319,9 @@ def _use(entry: Entry, runs: Mapping[str, Sequence[Verdict]]) -> Use:
     [target] = entry.targets
 
     def needs(verdict: Verdict) -> bool:
-        sides = (verdict.target, verdict.baseline, f"{verdict.baseline}~{verdict.target}")
-        return entry.id in _needed(verdict) and target in sides
+        pair = f"{verdict.baseline}~{verdict.target}"
+        own = verdict.baseline if verdict.status == Parity.BASELINE_DEFECT else verdict.target
+        return entry.id in _needed(verdict) and target in (own, pair)
 
     explained = {run: sum(map(needs, verdicts)) for run, verdicts in runs.items()}
     settled = (v for verdicts in runs.values() for v in verdicts if needs(v) or entry.settled_by(v))

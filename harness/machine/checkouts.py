@@ -93,7 +93,9 @@ def _name(module: str) -> str:
 
 def _changes(tree: Path, layout: Layout) -> str | None:
     """Hash of the differences from the commit, and of untracked files in the parts' modules."""
-    digest = hashlib.sha256(changed := git(tree, "diff", "--binary", "HEAD").encode())
+    digest = hashlib.sha256(
+        changed := git(tree, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD").encode()
+    )
     listed = git(tree, "ls-files", "--others", "--exclude-standard", "-z", "--", *(p.module for p in layout.parts))
     new = sorted(name for name in listed.split("\0") if name)
     for name in new:

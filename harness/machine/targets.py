@@ -253,7 +253,7 @@ def of_local(option: str, given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _of(name: str, given: Mapping[str, Path] | None) -> Path | None:
+def for_target(name: str, given: Mapping[str, Path] | None) -> Path | None:
     """The path for a local target: its own, that of its kind without a label, or that of all."""
     return next((given[key] for key in (name, name.partition(LABEL)[0], "") if key in given), None) if given else None
 
@@ -268,7 +268,7 @@ def resolve(name: str, pythons: Mapping[str, Path] | None = None, trees: Mapping
     target = known(name)
     if not target.local:
         return target
-    chosen, tree = _of(name, pythons), _of(name, trees)
+    chosen, tree = for_target(name, pythons), for_target(name, trees)
     if chosen is None and tree is None:
         raise UsageError(
             f"target {name!r} needs your own checkout, or the interpreter of your own environment",

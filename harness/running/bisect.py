@@ -59,14 +59,16 @@ def of_check(judgement: Judgement, check: str) -> tuple[Verdict, str]:
     about = [v for v in judgement.verdicts if check in (v.check, family(v.check))]
     if red := [v for v in about if v.red and v.status not in UNJUDGED]:
         return "bad", f"{red[0].scenario}: {red[0].told}"
-    if bare := [v for v in about if v.status in UNJUDGED]:
+    if judgement.run.outcome != "completed":
+        return "skip", f"the run did not complete: {judgement.run.outcome}"
+    if bare := [v for v in about if v.status in UNJUDGED and v.known is None]:
         return "skip", f"{bare[0].status}: {bare[0].told}"
     if not about:
         others = sorted({family(v.check) for v in judgement.verdicts})
         started = "; ".join(
             f"{seat}: {error.kind}: {error.message}" for seat, error in judgement.run.not_started.items()
         )
-        return "skip", started or f"no verdict of {check}, but of {', '.join(others) or 'nothing'}"
+        return "skip", started or f"this run has no verdict about {check}; it judged {', '.join(others) or 'nothing'}"
     return "good", f"{len(about)} verdicts of {check} are green"
 
 

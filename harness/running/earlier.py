@@ -5,6 +5,7 @@ Merging shards, comparing two runs, and a run whose baseline is a recording (`--
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -204,7 +205,10 @@ class Baseline:
             for number, part in enumerate(seat.parts, start=1):
                 to = folder.recordings / f"{stem(self.name, topology)}{f'.{number}' * (len(seat.parts) > 1)}.jsonl"
                 excerpt.take_over(part.path, to, set(self.selected[topology]), self.name)
-            for logs in sorted((self.run.path / "logs").glob(f"{stem(self.target, topology)}*")):
+            own = re.compile(
+                re.escape(stem(self.target, topology)) + r"(\.\d+)?"
+            )  # merging numbers the logs of several parts
+            for logs in sorted(one for one in (self.run.path / "logs").glob("*") if own.fullmatch(one.name)):
                 to = (
                     folder.path / "logs" / logs.name.replace(self.target.replace(":", "_"), self.name.replace(":", "_"))
                 )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,18 +26,16 @@ from harness.contract import topology as topologies
 from harness.contract.errors import Blame, HarnessError, RecordingError, UsageError
 from harness.driving.process import log_tail
 from harness.judging.judge import absent, missing
-from harness.machine.processes import kill_trees
 from harness.machine.progress import Progress
-from harness.machine.targets import known
+from harness.machine.targets import for_target, known
 from harness.records.run_folder import RunFolder, stem
 from harness.records.verdict import RunInfo, Verdict
+from harness.running import child
 from harness.running.catalogue import declared, matching
 from harness.running.session import commit
 
 T = TypeVar("T")
 
-ENDING_S = 120.0
-"""Seconds that a cell has after Ctrl-C to end its stack and write its report. Then its processes are killed."""
 SAID = re.compile(r"(parity|[A-Z]\w+): .+")
 """A line of a cell's log that names an error."""
 
@@ -141,7 +138,7 @@ def plan(
 
 def _interpreter(target: str, pythons: Mapping[str, Path]) -> list[str]:
     """The option that a local target needs. `parity run` refuses it for others."""
-    chosen = pythons.get(target) or pythons.get("")
+    chosen = for_target(target, pythons)
     return ["--python", str(chosen)] if chosen is not None and known(target).local else []
 
 
@@ -238,16 +235,7 @@ class MatrixFolder:
         self._set_aside(cell)
         log = self.cells / f"{cell.name}.log"
         where = ["--stack", cell.target, "--wave", str(cell.wave), "--topology", cell.topology]
-        with log.open("wb") as out:
-            command = [*launch, *where, "--run-dir", str(self.run_of(cell)), *order.arguments]
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                status = process.wait()
-            except BaseException:
-                _end(process)
-                raise
+        status = child.run([*launch, *where, "--run-dir", str(self.run_of(cell)), *order.arguments], log)
         found = Outcome(
             order=order,
             exit_status=status,
@@ -324,16 +312,6 @@ def not_offered(run: RunInfo, target: str, judged: Iterable[Verdict]) -> list[Ve
         if (name, place) not in seen and name in declared()
         for verdict in missing(declared()[name], target, place, able.get(place, said), said)
     ]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a cell end as after Ctrl-C. If that takes too long, or at a second Ctrl-C, kill it."""
-    try:
-        process.send_signal(signal.SIGINT)
-        process.wait(ENDING_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        kill_trees([process.pid])
-        process.wait()
 
 
 def _error_in(log: Path) -> str:
