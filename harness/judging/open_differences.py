@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,8 +54,14 @@ def load(path: Path | None = None) -> list[Entry]:
     return found
 
 
-def by_cause(verdicts: Iterable[Verdict], entries: Sequence[Entry]) -> list[OpenCause]:
-    """One line per pair and cause: unexplained differences first, then causes without an entry, then by number of verdicts."""
+def by_cause(
+    verdicts: Iterable[Verdict], entries: Sequence[Entry], released: Mapping[str, str | None] | None = None
+) -> list[OpenCause]:
+    """One line per pair and cause: unexplained differences first, then causes without an entry, then by number of verdicts.
+
+    `released`: target → the released target that it is under another name. Entries about that one hold for it.
+    """
+    names = released or {}
     sources = {(one.pair, str(one.cause)): one.source for one in entries}
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for verdict in verdicts:
@@ -69,7 +75,7 @@ def by_cause(verdicts: Iterable[Verdict], entries: Sequence[Entry]) -> list[Open
             verdicts=len(places),
             places=sum(count for _, count in places),
             scenarios=sorted({scenario for scenario, _ in places}),
-            source=sources.get((pair, cause), ""),
+            source=sources.get(("~".join(names.get(side) or side for side in pair.split("~")), cause), ""),
         )
         for (pair, cause), places in found.items()
     ]

@@ -370,7 +370,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     selected: dict[str, list[str]] = {}
     """Topology → its selected scenarios. Merging adds them up to find the whole waves of a sharded run."""
     contract: dict[str, str] = {}
-    """What the stacks were driven by: module, or "fixtures" → a hash of it. Empty in older runs."""
+    """What the stacks were driven by: a module of scenarios, or what else drives a stack → a hash of it. Empty in older runs."""
     declared: dict[str, list[Capability]] = {}
     """Target → capabilities that it declares before its start. A scenario that needs more is missing without a start."""
     checkouts: dict[str, Checkout] = {}

@@ -71,7 +71,8 @@ def defined_in() -> dict[str, str]:
 @cache
 def contract() -> dict[str, str]:
     """What a stack is driven by, each with a hash that a comment or a line break does not change: "the methods of the contract",
-    "what scenarios share" (fixtures and helpers), and every module of scenarios.
+    "what drives and observes a stack" (driving, adapters, taps), "what scenarios share" (fixtures and helpers), and every module
+    of scenarios.
 
     Runs with equal hashes asked a stack the same. Checks are no part: recordings are judged by those of the day.
     """
@@ -80,6 +81,9 @@ def contract() -> dict[str, str]:
     modules = {name: sys.modules[f"scenarios.{name}"].__file__ or "" for name in sorted(set(defined_in().values()))}
     return {
         "the methods of the contract": _hash([Path(messages.__file__)]),
+        "what drives and observes a stack": _hash(
+            sorted([*(PROJECT / "harness" / "driving").glob("*.py"), *(PROJECT / "backends").rglob("*.py")])
+        ),
         "what scenarios share": _hash(shared),
         **{name: _hash([Path(file)]) for name, file in modules.items()},
     }

@@ -171,7 +171,7 @@ def _judgement(
         ],
         noise=[*noise, *_rounding(found), *floors(verdicts)],
         gaps=trained,
-        open_causes=open_differences.by_cause(verdicts, open_differences.load()),
+        open_causes=open_differences.by_cause(verdicts, open_differences.load(), of_release),
         concessions=concessions.of_stacks(concessions.load(), real_stacks((r.target for r in found), of_release)),
     )
     return msgspec.structs.replace(judgement, gate=gate.decide(judgement, load_plan(), entries, profile, since))
