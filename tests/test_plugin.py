@@ -426,8 +426,10 @@ def test_scenarios_are_never_distributed(own: pytest.Pytester):
 def test_ctrl_c_ends_all_workers(own: pytest.Pytester):
     (own.path / "tests" / "test_plain.py").write_text(STUCK)
     with own.popen([sys.executable, "-mpytest"], stdin=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + 60
         while not all((own.path / name).exists() for name in ("one", "other")):
             assert driver.poll() is None
+            assert time.monotonic() < deadline, "not every worker has begun"
             time.sleep(0.05)
         before = footprint(driver.pid)
         driver.send_signal(signal.SIGINT)
