@@ -261,9 +261,8 @@ class Rooms:
 
     @staticmethod
     def _put(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
-        module = types.ModuleType(name)
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, name, module)
+        for function, stand_in in functions.items():
+            monkeypatch.setattr(f"{name}.{function}", stand_in)
 
 
 @pytest.fixture

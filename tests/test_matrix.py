@@ -292,7 +292,7 @@ def test_runs_of_pairs_and_single_stacks_become_columns_in_the_order_asked_for(t
     assert [column.target for column in found] == [LEGACY, HTTP]
     assert all(v.baseline is None for column in found for _, v in column.verdicts)
     assert [c.target for c in matrix.releases([run], tmp_path, read, silent, [HTTP, LEGACY])] == [HTTP, LEGACY]
-    with pytest.raises(UsageError, match=f"no run is of {NEXT}"):
+    with pytest.raises(UsageError, match=f"no run drove {NEXT}"):
         matrix.releases([run], tmp_path, read, silent, [NEXT])
     cut = msgspec.structs.replace(judgement, run=msgspec.structs.replace(judgement.run, outcome="interrupted"))
     assert matrix.releases([run], tmp_path, lambda _: cut, silent)[0].failed

@@ -362,7 +362,7 @@ def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | Non
     try:
         drive(folder, left, launch, console_progress(), lambda outcome: typer.echo(outcome.told, err=True))
     except KeyboardInterrupt:
-        done = sum(folder.outcome(order.cell) is not None for order in mine)
+        done = sum(one is not None and not one.failed for one in (folder.outcome(order.cell) for order in mine))
         typer.echo(f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on", err=True)
         raise typer.Exit(2) from None
 

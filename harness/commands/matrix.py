@@ -13,6 +13,7 @@ from harness.judging import ledger
 from harness.machine.progress import Progress
 from harness.records.run_folder import stem
 from harness.records.verdict import Judgement
+from harness.running.earlier import refuse_what_differs
 from harness.running.matrix import MatrixFolder, Outcome, not_driven, not_offered
 from harness.running.merge import merging
 from harness.running.run import judge_run
@@ -40,13 +41,23 @@ def releases(
         found[one.target] = _together(found[one.target], one) if one.target in found else one
     if lost := [target for target in order if target not in found]:
         raise UsageError(
-            f"no run is of {', '.join(lost)}",
-            next_step=f"there are {', '.join(found)}: leave --stack out for all of them",
+            f"no run drove {', '.join(lost)}",
+            next_step=f"these runs drove {', '.join(found)}: name these, or leave --stack out",
         )
     return [found[target] for target in order or found]
 
 
 def _together(one: Release, other: Release) -> Release:
+    """Both as one column. Raises UsageError if they are of different packages or checkouts."""
+    refuse_what_differs(
+        (
+            ((f"{fact} of {one.target}", header.get(fact)), f"run {run.run_id}")
+            for run in (*one.runs, *other.runs)
+            for header in run.headers
+            for fact in ("packages", "checkout")
+        ),
+        next_step="leave one of the runs out",
+    )
     lists = {
         name: getattr(one, name) + getattr(other, name)
         for name in ("runs", "verdicts", "problems", "failed", "undriven")

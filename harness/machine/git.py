@@ -69,11 +69,13 @@ def commit_of(tree: Path, revision: str) -> str:
 def worktree(tree: Path, revision: str) -> Iterator[Path]:
     """A worktree of the checkout at `revision`, in a temporary folder. It is removed at the end, also after Ctrl-C."""
     commit = commit_of(tree, revision)
-    with tempfile.TemporaryDirectory(prefix="parity-tree-") as folder:
-        made = Path(folder).resolve() / tree.name
-        try:
-            git(tree, "worktree", "add", "--detach", "--force", str(made), commit)
-            yield made
-        finally:
-            run_git(tree, "worktree", "remove", "--force", "--force", str(made))
-            run_git(tree, "worktree", "prune")
+    try:
+        with tempfile.TemporaryDirectory(prefix="parity-tree-") as folder:
+            made = Path(folder).resolve() / tree.name
+            try:
+                git(tree, "worktree", "add", "--detach", "--force", str(made), commit)
+                yield made
+            finally:
+                run_git(tree, "worktree", "remove", "--force", "--force", str(made))
+    finally:
+        run_git(tree, "worktree", "prune")  # forgets a worktree that could not be removed: its folder is gone now

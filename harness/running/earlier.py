@@ -13,6 +13,7 @@ from typing import Any, Literal, final
 
 import msgspec
 
+from harness.contract.checkout import Checkout
 from harness.contract.errors import RecordingError, UsageError
 from harness.records import excerpt
 from harness.records.book import Book
@@ -139,6 +140,12 @@ class Baseline:
         }
         self._refuse_gaps()
         self._refuse_another_contract()
+
+    @property
+    def checkouts(self) -> dict[str, Checkout]:
+        """The baseline's source tree, by its name in the new run; empty if it ran from its environment."""
+        tree = self.run.info.checkouts.get(self.target)
+        return {} if tree is None else {self.name: tree}
 
     @property
     def declared(self) -> list[Any]:

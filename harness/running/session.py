@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,6 +49,7 @@ from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
 from harness.machine import checkouts, environments
+from harness.machine.git import run_git
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, front_of, known, needs_of, released, resolve
 from harness.records.book import Book
@@ -260,7 +260,8 @@ class Session:
             contract=contract(),
             declared=({options.baseline: self._earlier.declared} if self._earlier else {})
             | {name: sorted(self._target(name).capabilities) for name in options.driven},
-            checkouts={name: tree for name in options.driven if (tree := self._target(name).checkout) is not None},
+            checkouts=(self._earlier.checkouts if self._earlier else {})
+            | {name: tree for name in options.driven if (tree := self._target(name).checkout) is not None},
             seconds={stage: round(s, 2) for stage, s in self.seconds.items()},
             outcome=outcome,
             whole_waves=whole_waves(self.selected),
@@ -511,6 +512,12 @@ class Session:
             return InlineHost(adapter=target.adapter, logs=logs)
         python, front = self._python(name), front_of(target)
         if target.checkout is not None and target.runs_on.source is not None:
+            now = checkouts.read(Path(target.checkout.path), target.runs_on.source)
+            if now != target.checkout:
+                raise UsageError(
+                    f"{now.path} changed since the run began: {target.checkout.told} then, {now.told} now",
+                    next_step="leave the tree alone while it is driven, or drive a worktree of it",
+                )
             checkouts.check_front(python, target.checkout, target.runs_on.source, front)
         return HostProcess(
             python=python,
@@ -788,11 +795,10 @@ def hardware() -> dict[str, str]:
 
 def commit() -> str | None:
     """The commit of the harness's checkout, with "+changes" if there are any; None outside a checkout."""
-    git = shutil.which("git")
-    if git is None or not (PROJECT / ".git").exists():
+    if shutil.which("git") is None or not (PROJECT / ".git").exists():
         return None
-    head = subprocess.run([git, "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=False)
+    head = run_git(PROJECT, "rev-parse", "HEAD")
     if head.returncode != 0:
         return None
-    dirty = subprocess.run([git, "status", "--porcelain"], cwd=PROJECT, capture_output=True, text=True, check=False)
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    dirty = run_git(PROJECT, "status", "--porcelain")
+    return head.stdout.decode().strip() + ("+changes" if dirty.stdout.strip() else "")
