@@ -16,7 +16,7 @@ import msgspec
 from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.contract.messages import CensusResult, Offer
-from harness.judging.sources import SOURCE, moved
+from harness.judging.sources import SOURCE, OfPairs
 from harness.records.recording import ScenarioTrace
 from harness.records.verdict import Change, How
 
@@ -27,26 +27,14 @@ Offers = Mapping[str, Offer]
 
 
 @final
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A change that is understood. The file's head explains the fields."""
 
-    pair: str
     how: How
     names: list[str]
     do: str
-    source: str
     to: str = ""
     scenario: str = ""
-    also: dict[str, str] = {}
-    """Other pairs with the same change → the place of its source there."""
-
-    @property
-    def each(self) -> list[Entry]:
-        """The entry for each of its pairs."""
-        return [msgspec.structs.replace(self, also={})] + [
-            msgspec.structs.replace(self, pair=pair, source=moved(self.source, place), also={})
-            for pair, place in self.also.items()
-        ]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,27 +10,14 @@ import msgspec
 from harness.contract import data
 from harness.contract.errors import UsageError
 from harness.judging.causes import Why
-from harness.judging.sources import SOURCE, moved
+from harness.judging.sources import SOURCE, OfPairs
 from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cause that a pair of stacks is known to have."""
 
     cause: Why
-    pair: str
-    """"baseline~candidate"."""
-    source: str
-    also: dict[str, str] = {}
-    """Other pairs with the same cause → the place of its source there."""
-
-    @property
-    def each(self) -> list[Entry]:
-        """The entry for each of its pairs."""
-        return [msgspec.structs.replace(self, also={})] + [
-            msgspec.structs.replace(self, pair=pair, source=moved(self.source, place), also={})
-            for pair, place in self.also.items()
-        ]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
