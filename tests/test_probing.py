@@ -73,3 +73,14 @@ async def test_a_pickle_that_is_read_leaves_its_marker(tmp_path, answer, read):
     sent = [a for a in found.answers if a.kind == "pickle"]
     assert [a.route for a in sent] == ["POST /v1/completions", "POST /weights"]
     assert [a.unpickled for a in sent] == read
+
+
+@pytest.mark.asyncio
+async def test_what_a_router_could_not_ask_its_server_is_asked_again_some_times(tmp_path):
+    def pickles_of(statuses: list[int]) -> Address:
+        return address(lambda request: statuses.pop(0) if "handles" in request.body else 404, pickles=[CARRIES])
+
+    found = await probe([pickles_of([502, 503, 403])], scratch=str(tmp_path))
+    assert found.answers[-1].status == 403
+    found = await probe([pickles_of([502] * 9)], scratch=str(tmp_path))
+    assert found.answers[-1].status == 502, "a gateway that always fails stays unclear"

@@ -32,6 +32,9 @@ NOBODYS = "/nobody-has-this-path"
 PICKLE, PICKLE_AS_TEXT = "{pickle}", "{pickle as text}"
 """Placeholders for the pickle in a request's body: base64, as JSON carries it, or protocol 0, which is plain text."""
 JSON = {"content-type": "application/json"}
+GATEWAY_ERRORS = frozenset({502, 503, 504})
+"""Statuses that a router gives of its own, if it could not ask a server: a connection that a server's error has closed."""
+ATTEMPTS = 5
 _Ask = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
@@ -116,7 +119,11 @@ async def _answers(address: Address, folder: Path) -> list[Answer]:
         name = f"{route.method} {route.path}"
         answers.append(Answer(address=address.name, route=name, kind=route.kind, status=status))
     for number, attempt in enumerate(address.pickles):
-        answers.append(await _unpickled(address, attempt, folder / f"{address.name}-{number}"))
+        for _ in range(ATTEMPTS):
+            answer = await _unpickled(address, attempt, folder / f"{address.name}-{number}")
+            if answer.unpickled or answer.status not in GATEWAY_ERRORS:
+                break
+        answers.append(answer)
     return answers
 
 
