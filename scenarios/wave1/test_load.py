@@ -128,11 +128,12 @@ async def more_than_fit(stack: Stack, prompts: Prompts, *, send: Send) -> None:
 )
 async def test_a_heavy_session_starves_no_other(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "the rest queue locally and proceed as slots free up". The heavy session asks for
-    three times what the client sends at once; twelve others ask for one answer each, soon after. With two servers all twelve share the
-    heavy session's one time in 4,000."""
+    three times what the client sends at once, and for longer answers, so that it is still busy when twelve others ask for one answer
+    each. With two servers all twelve share the heavy session's one time in 4,000."""
     heavy = prompts.unique(3 * REQUEST_CAP * len(stack.servers))
     async with asyncio.TaskGroup() as callers:
-        callers.create_task(stack.generate(heavy, session_ids=[HEAVY] * len(heavy), label=HEAVY, **SHORT))
+        asked = {**SHORT, "max_tokens": 3 * SHORT["max_tokens"]}
+        callers.create_task(stack.generate(heavy, session_ids=[HEAVY] * len(heavy), label=HEAVY, **asked))
         await stack.until_generating(requests=1)
         for prompt, session in zip(prompts.unique(12), sessions(12), strict=True):
             callers.create_task(stack.generate([prompt], session_ids=[session], label=LIGHT, **SHORT))
