@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.judging import ledger
 from harness.machine import doctor
 from harness.machine.doctor import Diagnosis
 from harness.records.verdict import Judgement, RunInfo
+from harness.suite import profiles
 from reports import json_report
 from tests import recordings, synthetic
 
@@ -175,6 +177,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_run_without_options_leaves_every_default_to_the_plugin(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     assert parity(monkeypatch, "run") == 5
     assert given == {"arguments": ["scenarios"], "folder": cli.PROJECT}
+
+
+def test_the_help_of_a_run_names_each_profile_with_its_step():
+    for one in profiles.load():
+        assert re.search(rf"\b{one.name} \((default for )?{one.default_for}\)", cli.PROFILES), one.name
+    assert cli.PROFILES.count("(") == len(profiles.load())
 
 
 def test_run_hands_over_each_option_and_paths_as_seen_from_here(
