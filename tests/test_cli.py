@@ -24,6 +24,8 @@ from tests import recordings, synthetic
 
 COMMANDS = (
     "run",
+    "up",
+    "down",
     "matrix",
     "bisect",
     "pr",
@@ -72,6 +74,8 @@ def test_the_commands_are_those_that_are_documented():
             ["run", "--stack", "local:http", "--checkout", "local:http=/a", "--checkout", "local:http=/b"],
             "is given twice",
         ),
+        (["up", "--stack", "miniature"], "miniature has no process"),
+        (["up", "--stack", "skyrl-0.2.0:http", "--cuda-graphs", "--engine", "cpu"], "--cuda-graphs needs a GPU"),
         (["pr", "--checkout", "/", "--base", "main"], "is not in a git working tree"),
         (["bisect", "--checkout", "/nowhere", "--good", "a", "--check", "ordering"], "there is no folder /nowhere"),
         (["setup", "local:http"], "has no environment to make"),
@@ -204,13 +208,13 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
             "9000",
         ),
         *("--topology", "remote", "--topology", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
-        *("--repeat", "3", "--no-twin", "--cuda-graphs", "--batch-invariant", "-vv", "--", "-x", "--pdb"),
+        *("--repeat", "3", "--no-twin", "--fresh", "--cuda-graphs", "--batch-invariant", "-vv", "--", "-x", "--pdb"),
     )
     assert given["arguments"] == [
         *("scenarios", "-m", "wave1 or wave2", "-k", "ordering", "--candidate=local:http"),
         *(f"--target-python={tmp_path}/venv/bin/python", "--engine=cuda", "--start=fork", "--engines=4"),
         *("--topology=remote", "--topology=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
-        *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin"),
+        *(f"--ledger={tmp_path}/l.toml", "--repeat=3", "--base-port=9000", "--no-twin", "--fresh"),
         *("--cuda-graphs", "--batch-invariant", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path

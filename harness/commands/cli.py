@@ -17,9 +17,11 @@ import typer
 
 from harness import PROJECT
 from harness.contract.errors import HarnessError, UsageError
+from harness.contract.topology import DEFAULT_ENGINES
 from harness.machine.targets import default_pair
 
 if TYPE_CHECKING:
+    from harness.driving.process import HostProcess
     from harness.proving.prove import Plan, Request
     from harness.records.verdict import Judgement
     from harness.running.matrix import MatrixFolder, Order
@@ -169,6 +171,9 @@ def run(
     no_twin: Annotated[
         bool, typer.Option("--no-twin", help="Do not drive the baseline twice: no noise floor.")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start every stack for this run, also if one of `parity up` would fit.")
+    ] = False,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Stream the stack's own log.")] = 0,
     pytest_arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- PYTEST ARGUMENTS", help="Passed to pytest as they are.")
@@ -198,6 +203,9 @@ def run(
       parity run --wave 1 --topology disaggregated --model smollm2
     Stop at the first red, look around:
       parity run --wave 1 -- -x --pdb
+    Write a scenario, and try it in seconds on a stack that stays up (`parity up --help`):
+      parity up --stack skyrl-0.2.0:http --start fork
+      parity run --stack skyrl-0.2.0:http --start fork -k my_scenario
 
     It calls pytest and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
     red, 2 interrupted, 4 wrong usage, 5 no scenario selected.
@@ -238,6 +246,7 @@ def run(
         *_arguments(options),
         *["--twin"] * twin,
         *["--no-twin"] * no_twin,
+        *["--fresh"] * fresh,
         *["--cuda-graphs"] * cuda_graphs,
         *["--batch-invariant"] * batch_invariant,
         *["--colocate"] * colocate,
@@ -247,6 +256,122 @@ def run(
     with contextlib.chdir(PROJECT):
         status = pytest.main(arguments)
     raise typer.Exit(int(status))
+
+
+@app.command()
+def up(
+    *,
+    stack: Annotated[str, typer.Option(help="The stack to start.")],
+    topology: Annotated[str, typer.Option(help="Its topology: see `parity topologies`.")] = "disaggregated",
+    start: Annotated[StartChoice, typer.Option(help="As in `parity run`.")] = "ray",
+    engine: Engine = "auto",
+    engines: Annotated[int, typer.Option(min=1, help="As in `parity run`.")] = DEFAULT_ENGINES,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="As in `parity run`.")] = None,
+    dtype: Annotated[DtypeChoice | None, typer.Option(help="As in `parity run`.")] = None,
+    cuda_graphs: CudaGraphs = False,
+    batch_invariant: BatchInvariant = False,
+    python: Annotated[Path | None, typer.Option(metavar="PATH", help="Interpreter of a local: target.")] = None,
+    checkout: Annotated[Path | None, typer.Option(metavar="PATH", help="Git working tree of a local: target.")] = None,
+    reference_python: Annotated[Path | None, typer.Option(metavar="PATH", help="As in `parity run`.")] = None,
+    base_port: Annotated[int | None, typer.Option(help="As in `parity run`.")] = None,
+    idle: Annotated[float, typer.Option(min=0.1, help="Minutes without a run after which it ends by itself.")] = 30.0,
+) -> None:
+    """Start a stack and its reference, and leave them running for `parity run`, so that a scenario is tried in seconds.
+
+    \b
+    Start it once, then change the scenario and drive it as often as you like, with the same options:
+      parity up --stack skyrl-0.2.0:http --start fork
+      parity run --stack skyrl-0.2.0:http --start fork -k my_scenario
+      parity down
+
+    A run uses it if it would start the same, and else says what differs and starts its own. Ctrl-C in the middle of a scenario, a
+    hang, a death, or a scenario that breaks the stack ends it. When an adapter or other code that it has loaded was changed, a run
+    refuses it. `parity doctor` lists what is up.
+
+    Exit status: 0 it is up; 2 a named error, or Ctrl-C, and nothing is left running.
+    """
+    from harness.contract.topology import topology as shaped
+    from harness.driving.models import absolute
+    from harness.machine import kept
+    from harness.machine.environments import detect_engine
+    from harness.machine.progress import console_progress
+    from harness.machine.targets import known
+    from harness.records.run_folder import new_run_dir
+    from harness.running.session import Options, Seat, Session
+
+    trees = {name: [str(path)] if path else [] for name, path in (("python", python), ("checkout", checkout))}
+    _check_targets([stack], trees["python"], trees["checkout"])
+    seat = Seat(target=stack, topology=shaped(topology, engines))
+    if known(stack).inline:
+        raise UsageError(f"{stack} has no process: each run makes it in no time", next_step="`parity run --stack`")
+    if seat.name in kept.names():
+        raise UsageError(f"{seat.name} is up already", next_step="use it, or end it with `parity down`")
+    options = Options(
+        baseline=stack,
+        candidate=stack,
+        stacks=[stack],
+        engine=_fixed(engine) or detect_engine(),
+        start=start,
+        engines=engines,
+        model=model and absolute(model),
+        dtype=dtype,
+        cuda_graphs=cuda_graphs,
+        batch_invariant=batch_invariant,
+        target_python={"": python.expanduser().absolute()} if python else {},
+        checkouts={"": checkout.expanduser().absolute()} if checkout else {},
+        reference_python=reference_python and reference_python.expanduser().absolute(),
+        base_port=base_port,
+        run_dir=kept.new_folder(new_run_dir(PROJECT).name),
+        idle_s=idle * 60,
+        reuse=True,
+        record=False,
+        command=shlex.join(["parity", *sys.argv[1:]]),
+    )
+    options.check()
+    with _terminable():
+        session = Session(options, console_progress(), tell=lambda line: typer.echo(line, err=True))
+        try:
+            session.keep(seat)
+        except KeyboardInterrupt:
+            typer.echo("parity: interrupted; nothing is left running", err=True)
+            raise typer.Exit(2) from None
+        finally:
+            session.close()
+    typer.echo(f"{seat.name} is up. It ends by `parity down`, or after {idle:g} minutes without a run.")
+
+
+@app.command()
+def down() -> None:
+    """End all stacks and references of `parity up`. One that a run is driving is refused, and the others end.
+
+    \b
+    Example:
+      parity down
+    Exit status: 0 nothing is up any more; 2 something could not be ended.
+    """
+    import asyncio
+
+    from harness.contract.errors import StackError
+    from harness.driving.process import HostProcess
+    from harness.machine import kept
+
+    busy = []
+    for one in kept.running():
+        try:
+            host = HostProcess.of_kept(one)
+            host.outlives = False
+            asyncio.run(_taken_down(host))
+        except StackError as error:
+            busy.append(f"{one.name} was not ended: {error.message}")
+        else:
+            typer.echo(f"{one.name}: ended")
+    if busy:
+        raise UsageError("; ".join(busy), next_step="end the run that drives it, then `parity down` again")
+
+
+async def _taken_down(host: HostProcess) -> None:
+    await host.launch()
+    await host.close()
 
 
 @app.command(name="matrix")

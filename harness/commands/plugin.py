@@ -27,7 +27,7 @@ from harness.contract.topology import DEFAULT_ENGINES, Topology
 from harness.driving import models
 from harness.judging import ledger
 from harness.judging.ledger import Ledger
-from harness.machine import environments, outlook
+from harness.machine import environments, kept, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
@@ -149,6 +149,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --stack: drive each scenario a second time, so that the recording can be a --baseline later",
     )  # fmt: skip
     add("--no-twin", action="store_true", help="do not drive the baseline a second time to measure its noise")
+    add("--fresh", action="store_true", help="start every stack for this run, also if one of `parity up` would fit")
     add(
         "--profile", metavar="NAME",
         help="what the step from baseline to candidate needs, by scenarios/profiles.toml (default: by what the candidate is to the "
@@ -323,9 +324,14 @@ class Parity:
         ]
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        real = [start for start in self._starts if start.kind != "inline"]
+        up = () if self._config.getoption("--fresh") else kept.names()
+        seats = {f"{start.target}@{start.topology.name}": start for start in self._starts}
+        real = [start for seat, start in seats.items() if start.kind != "inline" and seat not in up]
         name, run = self._config.stash[BASELINE]
         said = [f"baseline {name}: recorded earlier, in {run}"] if run is not None and self._selected else []
+        said += [
+            f"{seat} is up already, and is driven if it fits (--fresh: another one)" for seat in up if seat in seats
+        ]
         return said + (list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else [])
 
     def _validate(self) -> None:
@@ -383,12 +389,13 @@ class Parity:
             base_port=option("--base-port"),
             ledger=option("--ledger"),
             profile=option("--profile"),
+            reuse=not option("--fresh"),
             command="pytest " + shlex.join(str(a) for a in self._config.invocation_params.args),
         )
 
     def _begun(self) -> Session:
         if self._session is None:
-            self._session = Session(self._options(), self._progress, selected=self._selected)
+            self._session = Session(self._options(), self._progress, selected=self._selected, tell=self._write)
             if self._config.get_verbosity() > 0:
                 self._logs = LogStream(self._session.folder.path / "logs", self._write)
         return self._session

@@ -2,7 +2,7 @@
 
 1. the command line and the files it names        `UsageError`
 2. the environment of a target                    `EnvironmentBroken`
-3. the start of a stack                           `StartFailed`
+3. the start of a stack                           `StartFailed`, `NotFree`
 4. a call through the contract                    `NotOffered`, `CallFailed`, `CallTimedOut`, `MissedMoment`, `StackDied`
 5. reading a recording back                       `RecordingError`
 6. reading the ledger of known divergences        `LedgerError`
@@ -80,6 +80,12 @@ class StackError(HarnessError):
 
 class StartFailed(StackError):
     """The stack failed while starting, or was not up at its start-up deadline."""
+
+
+class NotFree(StackError):
+    """A kept stack that another driver has, or that ends just now."""
+
+    blame = Blame.SETUP
 
 
 class NotOffered(StackError):

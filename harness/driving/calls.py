@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
@@ -61,6 +64,32 @@ from harness.contract.messages import (
 R = TypeVar("R", bound=Message)
 
 
+class Condition(msgspec.Struct, kw_only=True):
+    """The state that calls leave in a stack, for the next clean room. The next driver of a kept stack gets it from the last one."""
+
+    version: int | None = None
+    """The policy version of all engines; None if unknown."""
+    paused: bool = False
+    adapters: set[str] = set()
+    """Names of the loaded LoRA adapters."""
+    left: bool = False
+    """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
+    delayed: bool = False
+    """True while messages to the engines are delayed."""
+    broken: bool = False
+    """True while a hop is broken."""
+    formed: bool = False
+    """True while arguments of the client's methods are given in another form."""
+    canary_seed: int = 0
+    abandoned: dict[str, str] = {}
+    """Prompt of a failed batch (`prompt_key`) → its scenario. The batch's other rows may reach an engine at any time."""
+
+
+def prompt_key(prompt: Sequence[int]) -> str:
+    """A prompt as a key of `Condition.abandoned`."""
+    return " ".join(map(str, prompt))
+
+
 class Calls(ABC):
     """The contract's calls. Token ids are ints; `session_ids` has one entry per prompt; `label` names a call for the checks.
 
@@ -68,19 +97,7 @@ class Calls(ABC):
     """
 
     def __init__(self) -> None:
-        self._version: int | None = None
-        """The policy version of all engines; None if unknown."""
-        self._paused = False
-        self._adapters: set[str] = set()
-        """Names of the loaded LoRA adapters."""
-        self._left = False
-        """True after a failed sync: the trainer has to join again (`prepare_weight_sync`)."""
-        self._delayed = False
-        """True while messages to the engines are delayed."""
-        self._broken = False
-        """True while a hop is broken."""
-        self._formed = False
-        """True while arguments of the client's methods are given in another form."""
+        self._condition = Condition()
         self._may_spoil = False
         """True if the current scenario declares that it breaks the stack."""
         self._spoiled = False
@@ -93,9 +110,9 @@ class Calls(ABC):
 
     def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
         """The capabilities that this call needs beyond `LORA`, given the adapters loaded already."""
-        meant: set[str | None] = {*self._adapters} if self._adapters else {None}
+        meant: set[str | None] = {*self._condition.adapters} if self._condition.adapters else {None}
         match method:
-            case "load_lora_adapter" if self._adapters - {request["name"]}:
+            case "load_lora_adapter" if self._condition.adapters - {request["name"]}:
                 return {Capability.SEVERAL_ADAPTERS}
             case "generate" if {request.get("lora_adapter")} != meant:
                 return {Capability.ADAPTER_BY_NAME}
@@ -190,12 +207,12 @@ class Calls(ABC):
     # --- control plane
 
     async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
-        self._paused = True  # also when it fails: it may have reached some servers
+        self._condition.paused = True  # also when it fails: it may have reached some servers
         await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty)
 
     async def resume(self) -> None:
         await self._call("resume", Empty(), Empty)
-        self._paused = False
+        self._condition.paused = False
 
     async def sleep(self, level: int = 2) -> None:
         await self._call("sleep", SleepRequest(level=level), Empty)
@@ -220,7 +237,7 @@ class Calls(ABC):
 
     async def prepare_weight_sync(self) -> None:
         await self._call("prepare_weight_sync", Empty(), Empty)
-        self._left = False
+        self._condition.left = False
 
     async def sync_weights(
         self,
@@ -238,10 +255,10 @@ class Calls(ABC):
         """
         if fail_after_chunks is not None:
             self._spoil("a sync that fails")
-        self._version, self._left = None, True  # until it is done
+        self._condition.version, self._condition.left = None, True  # until it is done
         request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
         await self._call("sync_weights", request, Empty, label)
-        self._version, self._left = version, False
+        self._condition.version, self._condition.left = version, False
 
     async def sync_weights_paused(self, version: int, *, chunks: int = 1) -> None:
         """`sync_weights` while generation is paused (keep), as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).
@@ -291,17 +308,17 @@ class Calls(ABC):
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
-        loaded = set(self._adapters)
-        self._adapters.add(name)  # also when it fails: it may have reached some servers
+        loaded = set(self._condition.adapters)
+        self._condition.adapters.add(name)  # also when it fails: it may have reached some servers
         try:
             await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty)
         except NotOffered:
-            self._adapters = loaded
+            self._condition.adapters = loaded
             raise
 
     async def unload_lora_adapter(self, name: str) -> None:
         await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty)
-        self._adapters.discard(name)
+        self._condition.adapters.discard(name)
 
     async def pickle_client(self) -> None:
         await self._call("pickle_client", Empty(), Empty)
@@ -322,18 +339,18 @@ class Calls(ABC):
 
     async def delay(self, seed: int | None) -> None:
         """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
-        self._delayed = seed is not None
+        self._condition.delayed = seed is not None
         await self._call("delay", DelayRequest(seed=seed), Empty)
 
     async def break_hop(self, fault: HopFault | None) -> int:
         """Break requests by this fault, until the next clean room. Returns how often the previous one took effect. None ends that."""
-        self._broken = fault is not None
+        self._condition.broken = fault is not None
         return (await self._call("break_hop", BreakHopRequest(fault=fault), BreakHopResult)).struck
 
     async def form(self, form: str | None) -> list[str]:
         """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that
         was made with "as it is". None ends that."""
-        self._formed = form is not None
+        self._condition.formed = form is not None
         return (await self._call("form", FormRequest(form=form), FormResult)).forms
 
     async def kill_server(self, server: str) -> None:

@@ -24,6 +24,7 @@ class InlineHost:
 
     def __init__(self, *, adapter: str, logs: Path) -> None:
         self.died: str | None = None
+        self.outlives, self.handed_over = False, b""
         self.scratch = logs
         self._adapter = adapter
         self._log = logs / "host.log"
@@ -65,6 +66,6 @@ class InlineHost:
             self._file.close()
             self._file = None
 
-    async def close(self) -> Farewell | None:
+    async def close(self, _condition: bytes = b"") -> Farewell | None:
         await self.end()
         return None

@@ -44,7 +44,7 @@ from harness.contract.messages import (
 from harness.contract.topology import Topology
 from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance
-from harness.driving.calls import Calls
+from harness.driving.calls import Calls, Condition, prompt_key
 from harness.driving.process import HostHandle
 from harness.driving.supervisor import Farewell
 from harness.machine.logs import LatestStage
@@ -113,12 +113,9 @@ class Stack(Calls):
         self._calls = 0
         self._deadline = float("inf")
         self._scenario = ""
-        self._abandoned: dict[tuple[int, ...], str] = {}
-        """Prompt of a failed batch → its scenario. The batch's other rows may reach an engine at any time."""
         self._pending = 0
         """Number of open calls of the data plane. `_open` counts open calls of any kind."""
         self._open = 0
-        self._canary_seed = 0
         self._slowness = 1.0
         """Factor on every deadline: the last canary's duration in units of `CANARY_S`, at least 1."""
         self._for_weights_s = allowance.for_weights(request.model_path)
@@ -126,6 +123,8 @@ class Stack(Calls):
         self._allowed_s: float | None = None
         """Seconds that the current scenario may take."""
         self._events: list[Event] = []
+        self._known = False
+        """True if the stack's condition is known: it has started, and no scenario is under way or was cut short."""
         self.clean_room_s = CLEAN_ROOM_DEADLINE_S
         """Seconds that a clean room may take on a stack as fast as the tiny model."""
         self.description: Description | None = None
@@ -144,6 +143,7 @@ class Stack(Calls):
         if Capability.WEIGHT_SYNC in self.capabilities:
             with progress(f"{self._request.target}: joining trainer and workers for weight sync"):
                 await self._host.call("prepare_weight_sync", Empty(), JOIN_DEADLINE_S)
+        self._known = True
         return self.description
 
     @contextlib.asynccontextmanager
@@ -162,11 +162,28 @@ class Stack(Calls):
         finally:
             telling.cancel()
 
+    async def take_over(self, description: Description) -> None:
+        """Go on with a kept stack where its last driver stopped. What its taps saw since then belongs to no scenario."""
+        await self._host.launch()
+        if handed := self._host.handed_over:
+            self._condition = msgspec.json.decode(handed, type=Condition)
+        self.description = description
+        await self._observe()
+        self._known = True
+
     async def close(self) -> Farewell | None:
-        return await self._host.close()
+        """End the stack. A kept one goes on for the next driver, unless its condition is not known."""
+        if self._host.outlives and not self.outlives:
+            await self._host.end()
+        return await self._host.close(msgspec.json.encode(self._condition))
 
     def record_to(self, recorder: Recorder) -> None:
         self._recorder = recorder
+
+    @property
+    def outlives(self) -> bool:
+        """True if `close` leaves the stack running."""
+        return self._host.outlives and self.alive and self._known
 
     @property
     def topology(self) -> Topology:
@@ -218,6 +235,7 @@ class Stack(Calls):
         assert self._recorder is not None, "record_to comes first"
         before = asyncio.all_tasks()
         self._scenario, self._events, self._may_spoil, self._allowed_s = name, [], spoils, None
+        self._known = False
         self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         for attempts in range(1, MOST_ATTEMPTS + 1):
             try:
@@ -238,6 +256,7 @@ class Stack(Calls):
             error = _with_death(error, self._host.died)
         end = self._end(name, take, error, attempts)
         self._abandon()
+        self._known = True
         if refusal is not None or (error is not None and (error.kind in FATAL or self._host.died is not None)):
             await self._host.end()
         return ScenarioTrace(
@@ -279,7 +298,7 @@ class Stack(Calls):
         for call in self._events:
             if isinstance(call, Call) and call.method == "generate" and call.error is not None:
                 for prompt in call.request.get("prompt_token_ids") or ():
-                    self._abandoned[tuple(prompt)] = self._scenario
+                    self._condition.abandoned[prompt_key(prompt)] = self._scenario
 
     def _end(self, name: str, take: int, error: CallError | None, attempts: int) -> ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
@@ -315,37 +334,37 @@ class Stack(Calls):
         for raw in seen.observations:
             kind = raw["kind"]
             if kind == "request":
-                of = self._abandoned.get(tuple(raw["data"]["prompt_token_ids"]), self._scenario)
+                of = self._condition.abandoned.get(prompt_key(raw["data"]["prompt_token_ids"]), self._scenario)
                 kind = "request" if of == self._scenario else "late_request"
             self._record(Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
 
     async def _clean_room(self) -> None:
         """Resume, wake up, sync policy version 0, empty the prefix cache. Then verify this and the instruments."""
-        if self._delayed:
+        if self._condition.delayed:
             await self.delay(None)
-        if self._broken:
+        if self._condition.broken:
             await self.break_hop(None)
-        if self._formed:
+        if self._condition.formed:
             await self.form(None)
-        if self._paused:
+        if self._condition.paused:
             await self.resume()
         await self._until_idle()
         if Capability.SLEEP in self.capabilities:
             await self.wake_up()
-        if self._left:
+        if self._condition.left:
             await self.prepare_weight_sync()
-        if Capability.WEIGHT_SYNC in self.capabilities and self._version != 0:
+        if Capability.WEIGHT_SYNC in self.capabilities and self._condition.version != 0:
             paused = self.topology.data_parallel > 1 and Capability.PAUSE_KEEP in self.capabilities
             await (self.sync_weights_paused(0) if paused else self.sync_weights(0))
-        if self._adapters:
+        if self._condition.adapters:
             await self._call("forget_adapters", Empty(), Empty)
-            self._adapters.clear()
+            self._condition.adapters.clear()
         if Capability.RESET_PREFIX_CACHE in self.capabilities:
             await self.reset_prefix_cache()
         await self.digests(label="clean_room")
-        self._canary_seed += 1
+        self._condition.canary_seed += 1
         # One canary per server would need correct routing. A single one proves that the tap writes at all.
-        canary = [self.vocabulary.ordinary[(self._canary_seed >> shift) % 200] for shift in (0, 4, 8, 12)]
+        canary = [self.vocabulary.ordinary[(self._condition.canary_seed >> shift) % 200] for shift in (0, 4, 8, 12)]
         began = monotonic()
         await self.generate([canary], label="canary", max_tokens=1, temperature=0.0)
         if self._request.start != "inline":  # its time is simulated
@@ -421,11 +440,11 @@ class Stack(Calls):
     def put_together_anew(self) -> None:
         """The caller has rebuilt the stack: its weights are unknown, and no adapter is loaded."""
         self.doubt_weights()
-        self._adapters.clear()
+        self._condition.adapters.clear()
 
     def doubt_weights(self) -> None:
         """The next clean room syncs the weights, whatever they are."""
-        self._version = None
+        self._condition.version = None
 
     # --- what the scenario itself says
 

@@ -1,8 +1,11 @@
 """Runs one host and removes all that it leaves, also after a crash, Ctrl-C or a killed driver.
 
 A small process between the driver and a host. It is the host's subreaper (Linux), so that everything the stack starts
-stays below it, daemons included. It ends when the host ends, or when its own standard input closes: that is the driver's
-lifeline. Then it kills what is left, removes the scratch folder and prints its report as one line of JSON (`Farewell`).
+stays below it, daemons included. It ends when the host ends, or when its lifeline does. Then it kills what is left, removes
+the scratch folder and gives its report as one line of JSON (`Farewell`).
+
+The lifeline of a stack with one driver is the supervisor's standard input (`Inherited`). A kept stack has one driver after the
+other (`Reachable`).
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import psutil
@@ -47,6 +52,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     more_logs: str = ""
     """Pattern of the folders with these logs, below the scratch folder."""
     grace_s: float = GRACE_S
+    lifeline: str = ""
+    """Path of the socket where one driver after the other holds the lifeline; "": standard input is the only driver's."""
+    idle_s: float = 0.0
+    """Seconds without a driver after which a stack with such a socket is ended."""
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +166,90 @@ def mapped_by(process: psutil.Process) -> set[int]:
     return {int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if " /dev/shm/" in line}
 
 
+class Lifeline(Protocol):
+    """The connection to the driver. Without it the stack ends."""
+
+    def cut(self, wait_s: float) -> bool:
+        """Wait for news. True if the stack has to end."""
+
+    def say(self, farewell: bytes) -> None:
+        """Send the report, if anyone is there to read it."""
+
+
+class Inherited:
+    """Standard input. It closes with the driver, who started this process."""
+
+    def cut(self, wait_s: float) -> bool:
+        readable, _, _ = select.select([sys.stdin.buffer], [], [], wait_s)
+        return bool(readable) and not os.read(sys.stdin.fileno(), 4096)
+
+    def say(self, farewell: bytes) -> None:
+        sys.stdout.buffer.write(farewell)
+        sys.stdout.flush()
+
+
+YOURS, TAKEN, FREE, END = b"yours", b"taken", b"free", b"end"
+"""Words of a `Reachable` lifeline. A driver who connects is told YOURS with the stack's condition, and holds it; or TAKEN with
+the holder's pid. The holder says FREE with the condition that it leaves, or END and gets the farewell. Each is one line."""
+
+
+class Reachable:
+    """A socket that one driver at a time holds.
+
+    The stack ends if its holder says so or goes without a word, or if there has been no holder for `idle_s` seconds.
+    """
+
+    def __init__(self, path: str, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._since = time.monotonic()
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(path)
+        self._door.listen()
+        self._holder: socket.socket | None = None
+        self._pid = 0
+        self._heard = self._condition = b""
+
+    def cut(self, wait_s: float) -> bool:
+        if self._holder is None and time.monotonic() > self._since + self._idle_s:
+            return True
+        readable, _, _ = select.select([self._door, *([self._holder] if self._holder else [])], [], [], wait_s)
+        ends = self._holder in readable and self._listen(self._holder)
+        if self._door in readable:
+            self._admit(self._door.accept()[0])
+        return ends
+
+    def _admit(self, driver: socket.socket) -> None:
+        free = self._holder is None
+        with contextlib.suppress(OSError):  # a driver that has gone already is noticed as a holder
+            driver.sendall(b"%s %s\n" % ((YOURS, self._condition) if free else (TAKEN, str(self._pid).encode())))
+        if free:
+            self._holder = driver
+            self._pid = int.from_bytes(driver.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+        else:
+            driver.close()
+
+    def _listen(self, holder: socket.socket) -> bool:
+        """True if the stack has to end."""
+        try:
+            said = holder.recv(65_536)
+        except OSError:
+            return True
+        self._heard += said
+        if said and not self._heard.endswith(b"\n"):
+            return False
+        word, _, condition = self._heard.rstrip(b"\n").partition(b" ")
+        if word != FREE:
+            return True
+        holder.close()
+        self._holder, self._condition, self._heard, self._since = None, condition, b"", time.monotonic()
+        return False
+
+    def say(self, farewell: bytes) -> None:
+        self._door.close()
+        if self._holder is not None:
+            self._holder.sendall(farewell)  # the connection ends with this process
+
+
 def _reap() -> None:
     """Collect children that ended. The subreaper inherits all orphans."""
     while True:
@@ -209,8 +302,8 @@ def _keep_more_logs(scratch: Path, pattern: str, keep: Path) -> None:
             print(f"[supervisor] {logs} was not kept whole: {e}", file=sys.stderr)  # noqa: T201
 
 
-def supervise(job: Job) -> Farewell:
-    """Run the job to its end, or until standard input closes."""
+def supervise(job: Job, lifeline: Lifeline) -> Farewell:
+    """Run the job to its end, or to that of the lifeline."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # only the lifeline ends it, so that no signal cuts the clean-up short
@@ -219,7 +312,7 @@ def supervise(job: Job) -> Farewell:
     try:
         host = _started(job)
         if host is not None:
-            exit_code = _until_ended(host, shared)
+            exit_code = _until_ended(host, shared, lifeline)
     finally:
         killed = _end_all(shared, job.grace_s)
         removed = shared.remove()
@@ -252,22 +345,23 @@ def _started(job: Job) -> subprocess.Popen[bytes] | None:
     return host
 
 
-def _until_ended(host: subprocess.Popen[bytes], shared: SharedMemory) -> int | None:
-    """Wait for the host's end. Returns its exit code, or None if the lifeline closed first."""
+def _until_ended(host: subprocess.Popen[bytes], shared: SharedMemory, lifeline: Lifeline) -> int | None:
+    """Wait for the host's end. Returns its exit code, or None if the lifeline was cut first."""
     while host.poll() is None:
         shared.look()
-        readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_S)
-        if readable and not os.read(sys.stdin.fileno(), 4096):
+        if lifeline.cut(POLL_S):
             return None
     return host.returncode
 
 
 def main() -> None:
     """Entry point: the job is the only argument, as JSON."""
-    farewell = supervise(msgspec.json.decode(sys.argv[1], type=Job))
+    job = msgspec.json.decode(sys.argv[1], type=Job)
+    lifeline = Reachable(job.lifeline, job.idle_s) if job.lifeline else Inherited()
+    farewell = supervise(job, lifeline)
     try:
-        print(msgspec.json.encode(farewell).decode(), flush=True)  # noqa: T201
-    except BrokenPipeError:
+        lifeline.say(msgspec.json.encode(farewell) + b"\n")
+    except OSError:
         os._exit(0)  # the driver is gone
 
 

@@ -20,6 +20,7 @@ import uv
 
 from harness.contract.errors import EnvironmentBroken
 from harness.contract.runtime import GIB, Runtime
+from harness.machine import kept
 from harness.machine.environments import (
     NEEDED_BYTES,
     RECREATE,
@@ -212,14 +213,18 @@ def environments(root: Path, engine: Engine, *, requirements: Path = REQUIREMENT
 
 
 def leftovers() -> list[Diagnosis]:
-    """Processes that runs started: those of a run under way, and orphans of a run whose driver has ended."""
+    """Processes that runs started: those of a run under way or of a kept stack, and orphans of a run whose driver has ended."""
+    up = {str(one.supervisor): f"{one.name} is up since {one.since}" for one in kept.running()}
     runs: defaultdict[Run, list[psutil.Process]] = defaultdict(list)
     for process in psutil.process_iter():
         if (run := run_of(process)) is not None:
             runs[run].append(process)
     found = []
     for run, processes in runs.items():
-        if run.under_way:
+        if run.under_way and run.kept:
+            finding = f"{up.get(run.driver, run)}, {len(processes)} processes; `parity down` ends it"
+            found.append(Diagnosis(name="running stack", status="note", finding=finding))
+        elif run.under_way:
             finding = f"{run} is under way, with {len(processes)} processes"
             found.append(Diagnosis(name="run", status="note", finding=finding))
         else:

@@ -11,7 +11,11 @@ from typing import NamedTuple
 import psutil
 
 MARKER = "PARITY_MARKER"
-"""Variable in the environment of every process that a run starts: its driver's pid and its folder, as "PID:FOLDER"."""
+"""Variable in the environment of every process that a run starts: its driver's pid and its folder, as "PID:FOLDER". A kept stack
+has "kept:FOLDER": it lives as long as its supervisor."""
+KEPT = "kept"
+SUPERVISOR = "harness.driving.supervisor"
+"""Module that a supervisor's command line names."""
 
 
 class Run(NamedTuple):
@@ -19,11 +23,14 @@ class Run(NamedTuple):
 
     folder: str
     driver: str
-    """The driver's pid."""
+    """The driver's pid; of a kept stack its supervisor's, or `KEPT` if that has ended."""
     under_way: bool
-    """True if the driver lives."""
+    """True if this process lives."""
+    kept: bool = False
 
     def __str__(self) -> str:
+        if self.kept:
+            return f"the kept stack in {self.folder} (supervisor: pid {self.driver})"
         return f"the run in {self.folder} (driver: pid {self.driver})"
 
 
@@ -44,9 +51,9 @@ def named(process: psutil.Process) -> str:
         return f"a process that has just ended (pid {process.pid})"
 
 
-def marked(folder: Path) -> dict[str, str]:
-    """The variable for processes that this driver starts, for the run in `folder`."""
-    return {MARKER: f"{os.getpid()}:{folder}"}
+def marked(folder: Path, *, kept: bool = False) -> dict[str, str]:
+    """The variable for processes that this driver starts, for the run in `folder`. `kept`: True if they outlive the driver."""
+    return {MARKER: f"{KEPT if kept else os.getpid()}:{folder}"}
 
 
 def run_of(process: psutil.Process) -> Run | None:
@@ -58,6 +65,9 @@ def run_of(process: psutil.Process) -> Run | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         for one in (process, *process.parents()):
             driver, _, folder = _marker(one).partition(":")
+            if folder and driver == KEPT:
+                above = [str(other.pid) for other in (one, *one.parents()) if SUPERVISOR in other.cmdline()]
+                return Run(folder, above[0] if above else KEPT, bool(above), kept=True)
             if folder:
                 return Run(folder, driver, driver.isdigit() and _lived_at(int(driver), one.create_time()))
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.machine.processes import kill_trees
 
-COMMAND = (sys.executable, "-m", "harness.commands.cli", "run")
+COMMAND = (sys.executable, "-m", "harness.commands.cli", "run", "--fresh")
 ENDING_S = 90.0
 """Seconds that an interrupted run may take to end its stack and write its report."""
 

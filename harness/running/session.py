@@ -1,4 +1,4 @@
-"""One run: starts stacks, drives scenarios on them, and keeps the recordings.
+"""One run: starts stacks or takes over kept ones, drives scenarios on them, and keeps the recordings.
 
 Stacks run one after the other; all scenarios of one target and topology share one start. The oracle runs beside them.
 """
@@ -26,7 +26,7 @@ from fixtures import models as checkpoints
 from harness import PROJECT
 from harness.contract import devices
 from harness.contract.clock import SimulatedLoop
-from harness.contract.errors import Blame, CallFailed, HarnessError, StackError, UsageError
+from harness.contract.errors import Blame, CallFailed, HarnessError, NotFree, StackError, UsageError
 from harness.contract.faults import Fault
 from harness.contract.messages import (
     DEFAULT_DTYPE,
@@ -48,8 +48,9 @@ from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
-from harness.machine import checkouts, environments
+from harness.machine import checkouts, environments, kept
 from harness.machine.git import run_git
+from harness.machine.kept import Kept
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, front_of, known, needs_of, released, resolve
 from harness.records.book import Book
@@ -120,6 +121,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a clean room may take, before the stack's slowness is taken into account."""
     record: bool = True
     """True if the session writes recordings. Otherwise only its verdicts remain."""
+    reuse: bool = False
+    """True if a kept stack or reference is used if it fits (`harness.machine.kept`)."""
+    idle_s: float | None = None
+    """Seconds without a driver after which stacks that this session keeps are ended (`Session.keep`)."""
 
     @property
     def targets(self) -> list[str]:
@@ -181,9 +186,10 @@ class Session:
         progress: Progress,
         known: dict[str, dict[str, msgspec.Raw]] | None = None,
         selected: Mapping[Topology, Sequence[str]] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own. `selected`: topology →
-        the scenarios to drive there. A gap in a fully selected wave is red.
+        the scenarios to drive there. A gap in a fully selected wave is red. `tell` gets news that are no step of their own.
 
         Raises UsageError or `RecordingError` for an earlier baseline that does not fit, before anything is started or written.
         """
@@ -197,7 +203,7 @@ class Session:
         for topology, names in (selected or {}).items():
             self.selected.setdefault(topology.name, []).extend(names)
         self._created_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._progress = progress
+        self._progress, self._tell = progress, tell
         self._targets: dict[str, Target] = {name: self._resolved(name) for name in options.driven}
         self._inline = all(target.inline for target in self._targets.values())
         self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
@@ -225,6 +231,11 @@ class Session:
         self._noise: list[NoiseFloor] | None = None
         self._earlier = self._fitting()
         self.folder = RunFolder.create(options.run_dir, root=PROJECT)
+        self._policies = kept.policies() if self._shares_policies else self.folder.policies
+        self._started: list[tuple[HostProcess, Kept]] = []
+        """Hosts that `keep` leaves running, with what they were started with."""
+        self._taken_over: Kept | None = None
+        """The kept stack that is driven now."""
         self._books: dict[str, Book] = {}
         """Hash of a model → the open book of its oracle's answers."""
         self._taken = self._take_over()
@@ -468,8 +479,7 @@ class Session:
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
             logs /= f"start-{number}"
-        host = self._host(seat.target, logs)
-        request = StartRequest(
+        wanted = StartRequest(
             target=seat.target,
             topology=seat.topology,
             capabilities=sorted(self._target(seat.target).capabilities),
@@ -481,19 +491,27 @@ class Session:
             batch_invariant=self.options.batch_invariant,
             devices=assigned,
             seed=SEED,
-            scratch=str(host.scratch),
+            scratch="",
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
             code_swaps=self._first_order,
-            policies=str(self.folder.policies),
+            policies=str(self._policies),
         )
+        asked = self._asked(seat.name, wanted, self._model(seat.topology))
+        self._taken_over, host = self._running(asked) or (None, self._host(seat.target, logs))
+        request = self._taken_over.request if self._taken_over else _in(host, wanted)
         stages = self._target(seat.target).runs_on.stages
         stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
         stack.clean_room_s = self.options.clean_room_s
         try:
             with self.timed("start"):
-                self._runner.run(stack.start(self._progress if not self._inline else silent))
+                if self._taken_over is None:
+                    description = self._runner.run(stack.start(self._progress if not self._inline else silent))
+                    self._keepable(host, msgspec.structs.replace(asked, request=request, description=description))
+                else:
+                    assert self._taken_over.description is not None
+                    self._runner.run(stack.take_over(self._taken_over.description))
                 if self._fault is not None:
                     self._runner.run(stack.inject(self._fault.id))
         except StackError as e:
@@ -527,7 +545,68 @@ class Session:
             runtime=target.runs_on,
             run=self.folder.path,
             front=front,
+            idle_s=self.options.idle_s,
         )
+
+    # --- stacks that outlive a session
+
+    @property
+    def _shares_policies(self) -> bool:
+        return self.options.idle_s is not None or (self.options.reuse and any(kept.running()))
+
+    def keep(self, seat: Seat) -> None:
+        """Start the seat's stack and its reference, and leave both running at `close`. Needs `Options.idle_s`.
+
+        Raises UsageError if such a stack is up already, and StackError if it cannot be started.
+        """
+        self._sit(seat)
+        if (error := self.not_started.get(seat.name)) is not None:
+            raise StackError(f"{seat.name} could not be started: {error.kind}: {error.message}")
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        for host, asked in self._started:
+            up = msgspec.structs.replace(asked, supervisor=host.supervisor, lifeline=host.lifeline, since=since)
+            up.write(self.folder.path)
+        for host, _ in self._started:
+            host.outlives = True
+
+    def _asked(self, name: str, request: StartRequest, model: Model) -> Kept:
+        """What a stack or reference is to be started with."""
+        target = self._target(request.target)
+        return Kept(
+            name=name,
+            since="",
+            supervisor=0,
+            lifeline=Path(),
+            adapter=target.adapter,
+            request=request,
+            model_sha256=model.sha256,
+            python=Path() if target.inline else self._python(request.target),
+            checkout=target.checkout,
+            book=self.folder.reference_of(request.topology.model),
+            code=kept.code() if self.options.idle_s is not None else {},
+        )
+
+    def _keepable(self, host: HostProcess | InlineHost, asked: Kept) -> None:
+        if self.options.idle_s is not None and isinstance(host, HostProcess):
+            self._started.append((host, asked))
+
+    def _running(self, asked: Kept) -> tuple[Kept, HostProcess] | None:
+        """A kept stack or reference that fits, taken over. Of those that do not fit it tells why.
+
+        Raises UsageError for one that fits and is stale.
+        """
+        for one in kept.running() if self.options.reuse else ():
+            if one.request.target != asked.request.target:
+                continue
+            why = "; ".join(one.differs(asked))
+            if not why:
+                one.refuse_stale()
+                try:
+                    return one, HostProcess.of_kept(one)
+                except NotFree as e:
+                    why = e.message
+            self._tell(f"{asked.name}: started for this run, since the one that is up does not fit: {why}")
+        return None
 
     def inject(self, seat: Seat, fault: Fault | None) -> int:
         """Drive `seat` under this fault from now on. Returns how often the previous one took effect since its injection.
@@ -594,7 +673,8 @@ class Session:
             self._recorder = None
         if self._stack is not None:
             progress = silent if self._inline else self._progress
-            with progress(f"{self._seat.name if self._seat else 'stack'}: taking it down"), self.timed("stop"):
+            how = "leaving it running" if self._stack.outlives else "taking it down"
+            with progress(f"{self._seat.name if self._seat else 'stack'}: {how}"), self.timed("stop"):
                 self._runner.run(self._stack.close())
             self._stack = None
         self._seat = None
@@ -610,8 +690,13 @@ class Session:
             hardware=hardware(),
             servers=[server.name for server in description.servers],
             patches=description.patches,
-            notes=[*description.notes, *self._notes(self._target(seat.target))],
+            notes=[*description.notes, *self._notes(self._target(seat.target)), *self._of_earlier_runs()],
         )
+
+    def _of_earlier_runs(self) -> list[str]:
+        if self._taken_over is None:
+            return []
+        return [f"not started for this run: up since {self._taken_over.since}, and earlier runs may have driven it"]
 
     def _coming(self, seat: Seat) -> Header:
         """What is known of a seat's header before its stack starts."""
@@ -660,12 +745,7 @@ class Session:
             )
         file = self.folder.reference_of(topology.model)
         logs = self.folder.path / "logs" / file.stem
-        host = self._host(self._oracle_name, logs)
-        if model.sha256 not in self._books:
-            self._books[model.sha256] = Book.create(file, model.sha256, self._known.setdefault(model.sha256, {}))
-        oracle = Oracle(host=host, book=self._books[model.sha256])
-        self._oracles[model.sha256] = oracle
-        request = StartRequest(
+        wanted = StartRequest(
             target=self._oracle_name,
             topology=Topology(engines=1),
             capabilities=sorted(self._target(self._oracle_name).capabilities),
@@ -674,15 +754,26 @@ class Session:
             dtype=self._dtype(model),
             cuda_graphs=self.options.cuda_graphs,
             batch_invariant=self.options.batch_invariant,
-            scratch=str(oracle.host.scratch),
+            scratch="",
             logs=str(logs.absolute()),
-            policies=str(self.folder.policies),
+            policies=str(self._policies),
         )
+        asked = self._asked(self._oracle_name, wanted, model)
+        taken, host = self._running(asked) or (None, self._host(self._oracle_name, logs))
+        if model.sha256 not in self._books:
+            answers = self._known.setdefault(model.sha256, {})
+            self._books[model.sha256] = (
+                Book.united(file, [taken.book], answers) if taken else Book.create(file, model.sha256, answers)
+            )
+        oracle = Oracle(host=host, book=self._books[model.sha256])
+        self._oracles[model.sha256] = oracle
         progress = silent if self._inline else self._progress
         with progress("reference: loading the model"), self.timed("start"):
             self._runner.run(oracle.host.launch())
-            loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
-            self._runner.run(oracle.host.call("start", request, loading_s))
+            if taken is None:
+                loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
+                self._runner.run(oracle.host.call("start", _in(host, wanted), loading_s))
+                self._keepable(host, msgspec.structs.replace(asked, request=_in(host, wanted)))
             vocabulary: Vocabulary = self._runner.run(oracle.host.call("vocabulary", Empty(), QUERY_DEADLINE_S))
         if not vocabulary.template:
             raise UsageError(
@@ -767,6 +858,10 @@ class Session:
                 last.callback(book.close)
             self._oracles.clear()
             self._rise("completed" if outcome == "completed" else "failed")
+
+
+def _in(host: HostProcess | InlineHost, request: StartRequest) -> StartRequest:
+    return msgspec.structs.replace(request, scratch=str(host.scratch))
 
 
 def _refuse_two_models(options: Options) -> None:
