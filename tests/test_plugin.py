@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -98,17 +102,15 @@ source = "tests/adapters.py:1: results in the reverse order"
 """
 
 
-@pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def make_project(folder: Path) -> None:
     """A project with two scenarios and toy targets. Its own `scenarios` package comes first on the path."""
-    pytester.makeconftest(CONFTEST)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hundreds of modules that no scenario uses
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
         'runtime = "toy_runtime:RUNTIME"\n'
         for name, adapter in ADAPTERS.items()
     )
     files = {
+        "conftest.py": CONFTEST,
         "targets.toml": "\n".join(['[default]\nbaseline = "toy:legacy"\ncandidate = "toy:http"', *targets]),
         "toy_runtime.py": r"from harness.contract.runtime import Runtime; RUNTIME = Runtime(stages={r'step (\d)': r'at step \1'})",
         "scenarios/__init__.py": "",
@@ -124,69 +126,118 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         "model/model.safetensors": "weights",
     }
     for name, content in files.items():
-        path = pytester.path / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(content))
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv(*NO_AUTOLOAD)
+    make_project(pytester.path)
     return pytester
 
 
+NO_AUTOLOAD = ("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # hundreds of modules that no scenario uses
 GIVEN = ["--baseline=toy:legacy", "--candidate=toy:http", "--engine=cpu", "--model=model", "--topology=disaggregated"]
+EACH = """
+import sys, pytest
+for options in sys.argv[1:]:
+    ended = f"ended with {pytest.main(['-pno:cacheprovider', *options.split()]):d}"
+    print(ended, flush=True)
+    print(ended, file=sys.stderr, flush=True)
+"""
+"""Runs pytest several times in one process, to spare the imports."""
 
 
-def run(project: pytest.Pytester, *arguments: str, candidate: str = "toy:http") -> pytest.RunResult:
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     """Run the scenarios, in the disaggregated topology and in those that are named."""
-    given = [*GIVEN, "--candidate", candidate]
-    return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *given, *arguments)
+    return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *GIVEN, *arguments)
 
 
-def report(project: pytest.Pytester) -> dict:
-    return json.loads((project.path / "run" / "report.json").read_text())["judgement"]
+RUNS = {
+    "base": "--stack=toy:legacy --twin",
+    "upgrade": "--baseline=base --profile=upgrade",
+    "part": "--stack=toy:legacy --twin -k trigger",
+    "unfit": "--baseline=part",
+    "equal": "",
+    "swaps": "--baseline=base --candidate=toy:swaps",
+    "known": "--baseline=base --candidate=toy:swaps --ledger=known.toml -rx",
+    "stale": "--baseline=base --candidate=toy:swaps --ledger=stale.toml",
+    "never": "--baseline=base --candidate=toy:never",
+    "exits": "--baseline=base --candidate=toy:exits -v",
+    "base again": "--stack=toy:legacy",
+}
+"""Name, which is the run's folder up to a space → options. What needs no baseline of its own takes that of the first run."""
+
+
+class Shown(NamedTuple):
+    """What a run has shown, and its folder."""
+
+    result: pytest.RunResult
+    folder: Path
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())["judgement"]
+
+
+def each(folder: Path, runs: Iterable[str], **variables: str) -> list[pytest.RunResult]:
+    """What pytest shows with these options, one after the other."""
+    command = [sys.executable, "-c", EACH, *runs]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | dict([NO_AUTOLOAD]) | variables
+    shown = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    out, err = (re.split(r"^ended with (\d)\n", said, flags=re.MULTILINE) for said in (shown.stdout, shown.stderr))
+    assert out[-1] == err[-1] == ""
+    return [
+        pytest.RunResult(int(status), said.splitlines(), complained.splitlines(), 0)
+        for said, status, complained in zip(out[:-1:2], out[1::2], err[:-1:2], strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
+    """Every run of `RUNS`, in a project of their own."""
+    folder = tmp_path_factory.mktemp("project")
+    make_project(folder)
+    order, old = (
+        KNOWN.format(id=name, scenario=f"toy.test_{of}") for name, of in (("order", "greedy"), ("old", "trigger"))
+    )
+    (folder / "known.toml").write_text(order)
+    (folder / "stale.toml").write_text(order + old)
+    homes = [name.partition(" ")[0] for name in RUNS]
+    asked = [
+        f"scenarios {' '.join(GIVEN)} --run-dir={home} {RUNS[name]}" for home, name in zip(homes, RUNS, strict=True)
+    ]
+    results = each(folder, asked)
+    return {name: Shown(one, folder / home) for name, home, one in zip(RUNS, homes, results, strict=True)}
 
 
 # --- a baseline that was recorded earlier
 
 
-def test_a_baseline_that_was_recorded_earlier_is_not_started_again(project: pytest.Pytester):
-    recorded = run(project, "--stack=toy:legacy", "--twin", "--run-dir=base")
-    assert recorded.ret == 0
-    shown = run(project, "--baseline=base", "--profile=upgrade", "--run-dir=run")
-    assert shown.ret == 0, shown.outlines
-    shown.stdout.fnmatch_lines(["baseline toy:legacy: recorded earlier, in *base", "1 starts, about *"])
-    assert [path.name for path in sorted((project.path / "run" / "recordings").iterdir())] == [
+def test_a_baseline_that_was_recorded_earlier_is_not_started_again(shown: dict[str, Shown]):
+    assert shown["base"].result.ret == 0
+    upgrade = shown["upgrade"]
+    assert upgrade.result.ret == 0, upgrade.result.outlines
+    upgrade.result.stdout.fnmatch_lines(["baseline toy:legacy: recorded earlier, in *base", "1 starts, about *"])
+    assert [path.name for path in sorted((upgrade.folder / "recordings").iterdir())] == [
         "toy_http@disaggregated.jsonl",
         "toy_legacy@disaggregated.jsonl",
     ]
-    told = report(project)
+    told = upgrade.told
     assert told["gate"]["question"] == "May toy:http replace toy:legacy? (profile upgrade)"
     assert {v["takes"] for v in told["verdicts"] if v["target"] == "toy:legacy"} == {2}
     assert {v["status"] for v in told["verdicts"] if v["baseline"]} == {"parity"}
-    assert told["run"]["recorded"] == str(project.path / "base")
+    assert told["run"]["recorded"] == str(shown["base"].folder)
 
 
-def test_a_recording_that_does_not_fit_starts_nothing(project: pytest.Pytester):
-    assert run(project, "--stack=toy:legacy", "--twin", "--run-dir=base", "-k", "trigger").ret == 0
-    shown = run(project, "--baseline=base", "--run-dir=run")
-    assert shown.ret == 2
-    shown.stdout.fnmatch_lines(
+def test_a_recording_that_does_not_fit_starts_nothing(shown: dict[str, Shown]):
+    assert (shown["part"].result.ret, shown["unfit"].result.ret) == (0, 2)
+    shown["unfit"].result.stdout.fnmatch_lines(
         ["*has no recording of toy.test_greedy on toy:legacy@disaggregated*", "*next: select only*"]
     )
-    assert not (project.path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--baseline=no/such/run"], "there is no run 'no/such/run'"),
-        (["--baseline=model"], "is not the folder of a run"),
-        (["--profile=downgrade"], "there is no profile 'downgrade'"),
-        (["--twin"], "--twin is for a stack that is judged alone"),
-        (["--stack=toy:legacy", "--twin", "--no-twin"], "--twin is for a stack that is judged alone"),
-    ],
-)
-def test_options_about_the_question_that_cannot_work_are_wrong_usage(project: pytest.Pytester, arguments, says):
-    shown = run(project, *arguments)
-    assert shown.ret == 4
-    assert says in shown.stderr.str()
+    assert not shown["unfit"].folder.exists()
 
 
 # --- what is collected
@@ -238,24 +289,22 @@ REFUSED = {
     "--engines 0": "--engines and --repeat count from 1",
     "--cuda-graphs": "--cuda-graphs needs a GPU, and this run is on --engine cpu",
     "--batch-invariant": "--batch-invariant needs a GPU, and this run is on --engine cpu",
+    "--baseline=no/such/run": "there is no run 'no/such/run'",
+    "--baseline=model": "is not the folder of a run",
+    "--profile=downgrade": "there is no profile 'downgrade'",
+    "--twin": "--twin is for a stack that is judged alone",
+    "--stack=toy:legacy --twin --no-twin": "--twin is for a stack that is judged alone",
 }
-EACH = """
-import sys, pytest
-for options in sys.argv[1:]:
-    print("ended with", int(pytest.main(["-pno:cacheprovider", *options.split()])), file=sys.stderr)
-"""
 
 
 def test_what_cannot_work_is_one_message_and_exit_status_4(project: pytest.Pytester):
     (project.path / "broken.toml").write_text("[[divergence]\n")
-    given = [f"scenarios {' '.join(GIVEN)} --run-dir run {options}" for options in REFUSED]
-    shown = project.run(sys.executable, "-c", EACH, *given)
-    *each, after = shown.stderr.str().split(f"ended with {pytest.ExitCode.USAGE_ERROR:d}")
-    for (options, said), output in zip(REFUSED.items(), each, strict=True):
-        assert output.count("ERROR: ") == 1, options
-        assert said in output.partition("ERROR: ")[2].partition("\n")[0], options
-    assert "Traceback" not in shown.stderr.str() + shown.stdout.str()
-    assert after == ""
+    ends = each(project.path, [f"scenarios {' '.join(GIVEN)} --run-dir run {options}" for options in REFUSED])
+    for (options, said), end in zip(REFUSED.items(), ends, strict=True):
+        complained = end.stderr.str()
+        assert (end.ret, complained.count("ERROR: ")) == (pytest.ExitCode.USAGE_ERROR, 1), options
+        assert said in complained.partition("ERROR: ")[2].partition("\n")[0], options
+        assert "Traceback" not in complained + end.stdout.str()
     assert not (project.path / "run").exists()
 
 
@@ -270,18 +319,19 @@ def test_a_folder_is_used_by_one_run_at_a_time(project: pytest.Pytester):
 # --- what is run
 
 
-def test_two_equal_stacks_are_green_and_reported(project: pytest.Pytester):
-    shown = run(project, "--run-dir", "run")
-    shown.assert_outcomes(passed=6)
-    assert shown.ret == 0
-    assert {p.name for p in (project.path / "run").glob("report.*")} == {"report.json", "report.html", "report.md"}
-    assert (project.path / "run" / "junit.xml").exists()
-    assert {v["status"] for v in report(project)["verdicts"]} == {"pass", "parity"}
+def test_two_equal_stacks_are_green_and_reported(shown: dict[str, Shown]):
+    result, folder = shown["equal"]
+    result.assert_outcomes(passed=6)
+    assert result.ret == 0
+    assert {p.name for p in folder.glob("report.*")} == {"report.json", "report.html", "report.md"}
+    assert (folder / "junit.xml").exists()
+    assert {v["status"] for v in shown["equal"].told["verdicts"]} == {"pass", "parity"}
 
-    again = run(project, "--run-dir", "run")
+
+def test_no_run_is_overwritten(shown: dict[str, Shown]):
+    again = shown["base again"].result
     assert again.ret == 2
-    assert "holds a run already" in again.stdout.str()
-    assert "no run is overwritten" in again.stdout.str()
+    again.stdout.fnmatch_lines(["*holds a run already*", "*no run is overwritten*"])
 
 
 def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Pytester):
@@ -290,58 +340,55 @@ def test_how_engines_compute_reaches_the_stack_and_the_report(project: pytest.Py
     options = ["--engine=cuda", "--dtype=bfloat16", "--cuda-graphs", "--batch-invariant"]
     shown = run(project, "--run-dir", "run", "--stack", "toy:tells", *options)
     shown.stderr.fnmatch_lines(["toy:tells: starting disaggregated (ray, cuda): 0 s, at step 3"])
-    (header,) = report(project)["run"]["headers"]
+    (header,) = Shown(shown, project.path / "run").told["run"]["headers"]
     assert header["notes"] == ["bfloat16, cuda_graphs=True, batch_invariant=True"]
     assert (header["cuda_graphs"], header["batch_invariant"]) == (True, True)
     assert "engine cuda, bfloat16, CUDA graphs, batch-invariant" in (project.path / "run" / "report.md").read_text()
 
 
-def test_a_wrong_stack_is_red(project: pytest.Pytester):
-    shown = run(project, "--run-dir", "run", candidate="toy:swaps")
-    shown.assert_outcomes(passed=4, failed=2)
-    assert shown.ret == 1
-    shown.stdout.fnmatch_lines(
+def test_a_wrong_stack_is_red(shown: dict[str, Shown]):
+    result = shown["swaps"].result
+    result.assert_outcomes(passed=4, failed=2)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
         ["*FAIL tokens.greedy: greedy output parts from the reference's*", "*REGRESSION tokens.greedy*"]
     )
 
 
-def test_a_known_divergence_is_expected_to_fail(project: pytest.Pytester):
-    (project.path / "known.toml").write_text(KNOWN.format(id="order", scenario="toy.test_greedy"))
-    shown = run(project, "--run-dir", "run", "--ledger", "known.toml", "-rx", candidate="toy:swaps")
-    shown.assert_outcomes(passed=4, xfailed=2)
-    shown.stdout.fnmatch_lines(["*known divergence: order*"])
-    assert shown.ret == 0
+def test_a_known_divergence_is_expected_to_fail(shown: dict[str, Shown]):
+    result = shown["known"].result
+    result.assert_outcomes(passed=4, xfailed=2)
+    result.stdout.fnmatch_lines(["*known divergence: order*"])
+    assert result.ret == 0
 
 
-def test_a_ledger_entry_that_matches_nothing_is_red(project: pytest.Pytester):
-    known = KNOWN.format(id="order", scenario="toy.test_greedy") + KNOWN.format(id="old", scenario="toy.test_trigger")
-    (project.path / "known.toml").write_text(known)
-    shown = run(project, "--run-dir", "run", "--ledger", "known.toml", candidate="toy:swaps")
-    shown.assert_outcomes(passed=4, xfailed=2)
-    assert shown.ret == 1
-    assert [p["entry"] for p in report(project)["ledger_problems"]] == ["old", "old"], "for each of its targets"
+def test_a_ledger_entry_that_matches_nothing_is_red(shown: dict[str, Shown]):
+    result = shown["stale"].result
+    result.assert_outcomes(passed=4, xfailed=2)
+    assert result.ret == 1
+    assert [p["entry"] for p in shown["stale"].told["ledger_problems"]] == ["old", "old"], "for each of its targets"
 
 
-def test_a_stack_that_does_not_start_is_red_with_its_blame(project: pytest.Pytester):
-    shown = run(project, "--run-dir", "run", candidate="toy:never")
-    shown.assert_outcomes(passed=2, failed=4)
-    assert shown.ret == 1
-    shown.stdout.fnmatch_lines(["*UNTESTABLE tokens.greedy: did not start: StartFailed*", "*blame: stack*"])
-    error = report(project)["run"]["not_started"]["toy:never@disaggregated"]
+def test_a_stack_that_does_not_start_is_red_with_its_blame(shown: dict[str, Shown]):
+    result = shown["never"].result
+    result.assert_outcomes(passed=2, failed=4)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*UNTESTABLE tokens.greedy: did not start: StartFailed*", "*blame: stack*"])
+    error = shown["never"].told["run"]["not_started"]["toy:never@disaggregated"]
     assert error["message"].startswith("server-1 is not up after 180 s")
 
 
-def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(project: pytest.Pytester):
-    shown = run(project, "--run-dir", "run", "-v", candidate="toy:exits")
-    assert shown.ret == 1
-    shown.stdout.fnmatch_lines(
+def test_a_stack_that_dies_is_started_anew_for_the_next_scenario(shown: dict[str, Shown]):
+    result = shown["exits"].result
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
         [
             "*test_trigger*toy:exits@disaggregated* FAILED*",
             "*test_greedy*toy:exits@disaggregated* PASSED*",
             "*FAIL tokens.greedy: could not be driven: StackDied*",
         ]
     )
-    assert "the last words of the host" in shown.stderr.str(), "-v streams the stacks' logs"
+    assert "the last words of the host" in result.stderr.str(), "-v streams the stacks' logs"
 
 
 def test_ctrl_c_ends_the_stacks_and_keeps_what_was_recorded(project: pytest.Pytester):
@@ -389,11 +436,14 @@ def test_stuck(name):
 """
 
 
+OWN = {"PYTEST_XDIST_AUTO_NUM_WORKERS": "2", "PYTEST_ADDOPTS": "-p xdist.plugin -p no:cacheprovider"}
+
+
 @pytest.fixture
 def own(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """The project with tests of its own, on a machine of two cores."""
-    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p no:cacheprovider")
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
     project.makeini("[pytest]\ntestpaths = tests")
     (project.mkdir("tests") / "test_plain.py").write_text(PLAIN)
     return project
@@ -405,9 +455,9 @@ def test_all_of_the_harnesss_own_tests_use_all_cores_unless_told_otherwise(own: 
         shown.assert_outcomes(passed=2)
         shown.stdout.fnmatch_lines(["created: 2/2 workers"])
     otherwise = ["tests/test_plain.py", "-n0", "--pdb", "-pno:xdist.plugin", "--collect-only"]
-    shown = own.run(sys.executable, "-c", EACH, *otherwise)
-    assert shown.errlines == [f"ended with {pytest.ExitCode.OK:d}"] * len(otherwise)
-    assert "workers" not in shown.stdout.str()
+    for one in each(own.path, otherwise, **OWN):
+        assert (one.ret, one.errlines) == (pytest.ExitCode.OK, [])
+        assert "workers" not in one.stdout.str()
 
 
 def test_scenarios_are_never_distributed(own: pytest.Pytester):
@@ -415,10 +465,9 @@ def test_scenarios_are_never_distributed(own: pytest.Pytester):
     shown.assert_outcomes(passed=6)
     assert "workers" not in shown.stdout.str()
     asked = ["-n2 scenarios", "-n2 tests tests/../scenarios", "-n2 .", "--dist=load --tx=popen scenarios"]
-    shown = own.run(sys.executable, "-c", EACH, *asked)
     said = "ERROR: scenarios are driven one after the other: leave out -n, --dist and --tx"
-    ended = f"ended with {pytest.ExitCode.USAGE_ERROR:d}"
-    assert [line for line in shown.errlines if line] == [said, ended] * len(asked)
+    for one in each(own.path, asked, **OWN):
+        assert (one.ret, [line for line in one.errlines if line]) == (pytest.ExitCode.USAGE_ERROR, [said])
     shown = own.runpytest_subprocess("-n2", "-mwave1")
     assert (shown.ret, [line for line in shown.errlines if line]) == (pytest.ExitCode.USAGE_ERROR, [said])
 
