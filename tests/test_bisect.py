@@ -172,7 +172,7 @@ class Toys:
         self.folder = folder / "project"
         files = {
             "conftest.py": 'pytest_plugins = ["harness.commands.plugin"]\n',
-            "pytest.ini": "[pytest]\nasyncio_default_fixture_loop_scope = function\n",
+            "pytest.ini": "[pytest]\n",
             "run.py": RUN,
             "toy_runtime.py": RUNTIME,
             "targets.toml": '[default]\nbaseline = "toy"\ncandidate = "local:toy"\n'
@@ -223,7 +223,8 @@ class Toys:
 
 
 def _clean() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
+    return kept | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hundreds of modules that no scenario uses
 
 
 @pytest.fixture
