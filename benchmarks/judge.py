@@ -1,4 +1,4 @@
-"""Measures the cost of judging and comparing: seconds, the ratio to decoding the same recordings, and peak memory.
+"""Measures the cost of judging and comparing: CPU seconds, the ratio to decoding the same recordings, and peak memory.
 
     python -m benchmarks.judge [--full] [--json PATH] [--profile]
 
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from harness.contract.topology import Topology
-from harness.records.book import Book
+from harness.records.index import index
 from harness.records.recording import Footer, read
 from harness.running import run as running
 from harness.running.run import RunFolder
@@ -38,7 +38,7 @@ def make(folder: Path, events: int) -> None:
     with RunFolder.create(folder) as run:
         recordings.write(run.recording(OLD, Topology()), OLD, names, takes=2, **SHAPE)
         recordings.write(run.recording(NEW, Topology()), NEW, names, **SHAPE)
-        Book.create(run.reference, recordings.MODEL).close()
+        recordings.book(run.reference)
         run.write_info(recordings.info())
         (run.path / "ledger.toml").write_text("")
 
@@ -46,7 +46,7 @@ def make(folder: Path, events: int) -> None:
 def work(what: str, folder: Path) -> dict[str, float]:
     """Run one measured task in this process."""
     run = RunFolder.existing(folder)
-    names = {name for path in run.recorded() for name in running.index(path).scenarios}
+    names = {name for path in run.recorded() for name in index(path).scenarios}
     declared = {name: recordings.declared(name) for name in names}
     running.declared = lambda: declared  # type: ignore[assignment]
     if what == "judge":
@@ -54,7 +54,7 @@ def work(what: str, folder: Path) -> dict[str, float]:
     else:
         run.write_info(recordings.info())
     idle = peak_mib()
-    started, counted = time.perf_counter(), 0
+    started, counted = time.process_time(), 0
     if what == "decode":
         for path in run.recorded():
             for line in read(path):
@@ -63,7 +63,7 @@ def work(what: str, folder: Path) -> dict[str, float]:
         judgement = running.judge_run(folder, ledger=folder / "ledger.toml")
         assert judgement.exit_status == 0, [v for v in judgement.verdicts if v.red][:3]
         counted = len(judgement.verdicts)
-    return {"seconds": time.perf_counter() - started, "peak_mib": peak_mib(), "idle_mib": idle, "counted": counted}
+    return {"seconds": time.process_time() - started, "peak_mib": peak_mib(), "idle_mib": idle, "counted": counted}
 
 
 def peak_mib() -> float:

@@ -135,8 +135,9 @@ def trouble(calls: Sequence[Call], labels: Sequence[str], methods: Sequence[str]
 
 def whole(evidence: Evidence, calls: Sequence[Call]) -> list[Answer]:
     """The rows of `calls` in which `trouble` finds nothing."""
-    rows = answers(evidence, answered(calls))
-    return [row for row in rows if row.index not in _hollow_rows(row.call)]
+    judged = answered(calls)
+    hollow = {call.id: _hollow_rows(call) for call in judged}
+    return [row for row in answers(evidence, judged) if row.index not in hollow[row.call.id]]
 
 
 def answered(calls: Iterable[Call]) -> list[Call]:

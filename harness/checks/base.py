@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import cached_property, wraps
@@ -188,9 +189,18 @@ class Evidence:
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route counts as
         completion() or chat_completion() (`harness.records.wire`)."""
-        return [
-            c for c in self._own_calls if (method is None or c.method == method) and (label is None or c.label == label)
-        ]
+        if (method, label) not in self._calls:
+            self._calls[method, label] = [
+                c
+                for c in self._own_calls
+                if (method is None or c.method == method) and (label is None or c.label == label)
+            ]
+        return [*self._calls[method, label]]
+
+    @cached_property
+    def _calls(self) -> dict[tuple[str | None, str | None], list[Call]]:
+        """What `calls` has found: checks ask for the same calls again, some once per row."""
+        return {}
 
     @cached_property
     def _own_calls(self) -> list[Call]:
@@ -248,8 +258,7 @@ class Evidence:
 
 def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
     started: dict[tuple[str, str], Observation] = {}
-    tokens: dict[tuple[str, str], list[int]] = {}
-    times: dict[tuple[str, str], list[int]] = {}
+    made: defaultdict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     finished: dict[tuple[str, str], Observation] = {}
     for seen in sorted(observations, key=lambda o: o.at_ns):
         match seen.kind:
@@ -257,24 +266,26 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
                 started[seen.server, seen.data["request_id"]] = seen
             case "step":
                 for request_id, new in seen.data["tokens"].items():
-                    tokens.setdefault((seen.server, request_id), []).extend(new)
-                    times.setdefault((seen.server, request_id), []).extend([seen.at_ns] * len(new))
+                    tokens, times = made[seen.server, request_id]
+                    tokens += new
+                    times += [seen.at_ns] * len(new)
             case "finish":
                 finished[seen.server, seen.data["request_id"]] = seen
             case _:
                 pass
     for at, first in started.items():
         last = finished.get(at)
+        tokens, times = made[at]
         yield Execution(
             server=first.server,
             request_id=first.data["request_id"],
             prompt=tuple(first.data["prompt_token_ids"]),
             sampling_params=first.data["sampling_params"],
-            tokens=tuple(tokens.get(at, ())),
+            tokens=tuple(tokens),
             finish_reason=last.data["reason"] if last else None,
             started_ns=first.at_ns,
             ended_ns=last.at_ns if last else None,
-            step_ns=tuple(times.get(at, ())),
+            step_ns=tuple(times),
         )
 
 

@@ -71,9 +71,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def about(self, verdict: Verdict) -> bool:
         """True if the verdict has the entry's scenario, check, stack or pair, and topology, whatever it says."""
-        stacks = [verdict.target] + [f"{verdict.baseline}~{verdict.target}"] * bool(verdict.baseline)
         return fnmatchcase(verdict.check, self.check) and any(
-            self.at(verdict.scenario, verdict.topology, stack) for stack in stacks
+            self.at(verdict.scenario, verdict.topology, stack) for stack in _stacks(verdict)
         )
 
     def at(self, scenario: str, topology: str, stack: str) -> bool:
@@ -259,13 +258,22 @@ def apply(
         elif verdict.red:
             explained[verdict.id] = _claim(verdict, live, claims, problems)
             known |= _known(verdict, explained[verdict.id])
+    by_stack: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        for stack in _stacks(verdict):
+            by_stack.setdefault(stack, []).append(verdict)
     for number, entry in enumerate(live):
         claimed = claims[entry.id, entry.targets[0]]
         problems.extend(_over_cap(entry, claimed))
         if not claimed and number < len(own) and not entry.race and not entry.may_be_about(elsewhere):
-            problems.extend(_stale(entry, verdicts, known))
+            problems.extend(_stale(entry, by_stack.get(entry.targets[0], ()), known))
     told = [msgspec.structs.replace(v, known=known.get(v.id), explained=explained.get(v.id, {})) for v in verdicts]
     return told, list(dict.fromkeys(problems))
+
+
+def _stacks(verdict: Verdict) -> list[str]:
+    """The stack that a verdict is about, and the pair if it compares."""
+    return [verdict.target] + [f"{verdict.baseline}~{verdict.target}"] * bool(verdict.baseline)
 
 
 def _known(verdict: Verdict, explained: dict[str, str]) -> dict[str, str]:

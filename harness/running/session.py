@@ -62,6 +62,7 @@ from harness.records.run_folder import RUNNING, RunFolder
 from harness.records.verdict import NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import contract, whole_waves
 from harness.running.earlier import Baseline
+from harness.running.run import COLLECT_EVERY
 from harness.suite.scenario import Scenario
 
 MAX_STARTS = 4
@@ -72,9 +73,6 @@ all weights is added."""
 NOISE_DEADLINE_S = 900.0
 """Seconds for the query about noise, which starts an engine."""
 ORACLE_START_DEADLINE_S = 180.0
-COLLECT_EVERY = 50_000
-"""Objects between two garbage collections in the driver. Recordings and answers are many live objects without cycles: with
-Python's own 700, collections take a third of the time on a pure Python stack."""
 SEED = 0
 """Seed of the engines. Scenarios set their own in requests."""
 
@@ -767,7 +765,7 @@ class Session:
             )
         oracle = Oracle(host=host, book=self._books[model.sha256])
         self._oracles[model.sha256] = oracle
-        progress = silent if self._inline else self._progress
+        progress = silent if self._inline or taken else self._progress
         with progress("reference: loading the model"), self.timed("start"):
             self._runner.run(oracle.host.launch())
             if taken is None:

@@ -90,7 +90,8 @@ def worst(states: Iterable[State]) -> State:
 
 def cell(bullet: Bullet, column: Column, verdicts: Sequence[Verdict]) -> Cell:
     """The state of one bullet in one column."""
-    here = [v for v in verdicts if column.holds(v)]
+    named = {name.partition("@")[0] for name in bullet.scenarios}
+    here = [v for v in verdicts if v.scenario in named and column.holds(v)]
     found = [v for v in here if any(counts_for(name, v) for name in bullet.scenarios)]
     unexercised = [name for name in bullet.scenarios if not any(counts_for(name, v) for v in here)]
     states = [state_of(v) for v in found]
