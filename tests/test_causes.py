@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from harness.contract.errors import UsageError
-from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_place
+from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_form, of_place
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
 from harness.records.verdict import UNEXPLAINED
@@ -112,7 +112,9 @@ def test_the_cause_of_other_tokens(about, causes):
     [
         ("usage.prompt_tokens_details", None, [Why.NULL]),
         ("choices[0].token_ids[3]", 7, [Why.NO_TOKEN_IDS]),
-        ("choices[0].index", 7, []),
+        ("choices[0].index", 7, [f"{Why.FIELD}:index"]),
+        (".rollout_metrics.generate/turns", 7, [f"{Why.FIELD}:generate/turns"]),
+        ("logits[7]", 7, []),
     ],
 )
 def test_the_cause_of_a_field_that_one_body_lacks(place, value, causes):
@@ -122,6 +124,34 @@ def test_the_cause_of_a_field_that_one_body_lacks(place, value, causes):
 
 def opened(name: str, **causes: int):
     return verdict("ordering", name, "outputs.text", HTTP, baseline=LEGACY, status="open", causes=causes)
+
+
+@pytest.mark.parametrize(
+    ("place", "baseline", "candidate", "causes"),
+    [
+        ("choices[1].logprobs.tokens[11]", "", "ա", [Why.TOKEN_TEXT]),
+        ("choices[1].logprobs.top_logprobs[11].", -0.9, NOT_THERE, [Why.TOKEN_TEXT]),
+        ("choices[1].logprobs.top_logprobs[11].ա", NOT_THERE, -0.9, [Why.TOKEN_TEXT]),
+        ("choices[1].logprobs.tokens[11]", "a", "ա", []),
+        ("choices[1].logprobs.top_logprobs[11].ab", NOT_THERE, -0.9, []),
+        ("choices[1].logprobs.token_logprobs[11]", -0.9, -0.8, []),
+    ],
+)
+def test_the_cause_of_the_texts_of_single_tokens(place, baseline, candidate, causes):
+    assert why("outputs.bodies", baseline, candidate, place=place, method="completion") == causes
+
+
+@pytest.mark.parametrize(
+    ("place", "forms", "causes"),
+    [
+        (".system_fingerprint", ("None", "str"), (f"{Why.FIELD}:system_fingerprint",)),
+        ("generate.env_metrics", (NOT_THERE, "list of dict"), (f"{Why.FIELD}:env_metrics",)),
+        (".choices[]", (NOT_THERE, "dict"), ()),
+        (".usage", ("int", "str"), ()),
+    ],
+)
+def test_the_cause_of_a_form_that_one_result_lacks(place, forms, causes):
+    assert of_form(place, *forms) == of_form(place, *reversed(forms)) == causes
 
 
 def test_causes_are_added_up_and_what_is_not_understood_comes_first():
@@ -181,6 +211,11 @@ def test_an_entry_holds_for_another_pair_with_the_place_there(tmp_path):
         (2 * '[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x.py:1: it is so"\n', "no-text of a~b twice"),
         ('[[difference]]\ncause = "no-text"\npair = "a~b"\nsource = "x"', "source of no-text"),
         ("=", "holds no open differences"),
+        ('[[difference]]\ncause = "field-of-one-stack"\npair = "a~b"\nsource = "x.py:1: it is so"', "names no field"),
+        (
+            '[[difference]]\ncause = "no-text"\nfields = ["x"]\npair = "a~b"\nsource = "x.py:1: it is so"',
+            "another cause's",
+        ),
     ],
 )
 def test_what_is_malformed_is_refused_by_name(tmp_path, text, said):

@@ -28,7 +28,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Why(StrEnum):
-    """A cause. Each pair of stacks that has one needs an entry in ``scenarios/open_differences.toml``."""
+    """A kind of cause. Each pair of stacks that has one needs an entry in ``scenarios/open_differences.toml``."""
 
     SPECIAL_TOKENS = "special-tokens-in-text"
     """One text has special tokens that the other leaves out."""
@@ -110,6 +110,11 @@ class Why(StrEnum):
     """The stacks make the same steps of a control call in another order."""
     OTHER_ARGUMENTS = "other-arguments-of-a-step"
     """The stacks make the same steps of a control call with other arguments."""
+    FIELD = "field-of-one-stack"
+    """One stack's answer has a value in a field that the other's lacks, or leaves null. The field's name follows after a colon: each
+    has its own entry."""
+    TOKEN_TEXT = "text-of-a-token-within-a-character"
+    """Beside log-probabilities: the text of a token that holds a part of a character only."""
 
 
 def _without_stop_strings(text: str, call: Call) -> str:
@@ -128,10 +133,14 @@ _TEXTS: dict[Why, Callable[[str, Call], str]] = {
 """Cause → the text without what the cause adds to it."""
 MADE = (".text", ".message.content")
 """Ends of the places of a body that hold what the model made."""
+_FIELD = re.compile(r"\.?([A-Za-z_][^.\[\]\s]*)$")
+"""The last name of a place, if the place ends with one."""
+_BY_TOKEN = re.compile(r"\.logprobs\.(tokens|top_logprobs)\[")
+"""Places of a completion's log-probabilities that hold the text of a token."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def _of_texts(baseline: str, candidate: str, asked: Asked) -> tuple[Why, ...]:
+def _of_texts(baseline: str, candidate: str, asked: Asked) -> tuple[str, ...]:
     """The fewest causes that together make the texts equal; none if all of them do not."""
     for count in range(1, len(_TEXTS) + 1):
         for chosen in itertools.combinations(_TEXTS, count):
@@ -148,7 +157,7 @@ def _plain(text: str) -> str:
     return SPECIAL.sub("", text).strip(REPLACEMENT).strip()
 
 
-def _of_ends(one: str, other: str, asked: Asked) -> tuple[Why, ...]:
+def _of_ends(one: str, other: str, asked: Asked) -> tuple[str, ...]:
     """An empty text begins and ends every other: it tells nothing unless the stop token was all, or all but a cut character."""
     shorter, longer = sorted((one, other), key=len)
     if asked.stopped and longer.startswith(shorter) and (shorter or asked.tokens == 1):
@@ -158,7 +167,7 @@ def _of_ends(one: str, other: str, asked: Asked) -> tuple[Why, ...]:
     return (Why.PROMPT,) if shorter and longer.endswith(shorter) else ()
 
 
-def _of_bytes(baseline: str, candidate: str) -> tuple[Why, ...]:
+def _of_bytes(baseline: str, candidate: str) -> tuple[str, ...]:
     if SPECIAL.search(baseline + candidate) is None:
         return ()
     left, right = (_NOT_ASCII.sub("", SPECIAL.sub("", text)) for text in (baseline, candidate))
@@ -181,11 +190,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """True if a pause overlaps the call on either side."""
 
 
-def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked) -> tuple[Why, ...]:
+def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked) -> tuple[str, ...]:
     """Causes of a difference at one place."""
     there = [value for value in (baseline, candidate) if value != NOT_THERE]
     one_sided = len(there) == 1
-    found: tuple[Why, ...] = ()
+    found: tuple[str, ...] = ()
     if facet == TOKENS and not one_sided:
         found = _of_tokens(asked)
     elif facet == TEXT:
@@ -201,10 +210,30 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
         found = (Why.NULL,)
     elif one_sided and "token_ids" in place:
         found = (Why.NO_TOKEN_IDS,)
+    elif _BY_TOKEN.search(place):
+        found = (Why.TOKEN_TEXT,) if all(_partial(text) for text in _token_texts(place, there)) else ()
+    elif one_sided:
+        found = _of_field(place)
     return found
 
 
-def of_failure(call: Call, *, one_sided: bool, met: tuple[Why, ...]) -> tuple[Why, ...]:
+def _token_texts(place: str, there: list[Any]) -> list[Any]:
+    """Texts of a token at a place of `_BY_TOKEN`: the key of a mapping from tokens to numbers, or the values."""
+    return [place.partition("].")[2].rpartition("].")[2]] if ".top_logprobs[" in place else there
+
+
+def _partial(text: Any) -> bool:
+    """True if the text has nothing that a token could only hold whole."""
+    return isinstance(text, str) and all(ord(character) > 127 for character in text)
+
+
+def _of_field(place: str) -> tuple[str, ...]:
+    """The cause of a field that one side lacks: ".rollout_metrics.generate/turns", "choices[0].message.tool_calls"."""
+    name = _FIELD.search(place)
+    return (f"{Why.FIELD}:{name[1]}",) if name else ()
+
+
+def of_failure(call: Call, *, one_sided: bool, met: tuple[str, ...]) -> tuple[str, ...]:
     """Causes of a call that fails on both stacks in other ways, or on one of them. `met`: what the scenario broke for the call on
     both stacks (`SERVER_DIED`, `HOP_BROKEN`)."""
     if not one_sided:
@@ -214,7 +243,7 @@ def of_failure(call: Call, *, one_sided: bool, met: tuple[Why, ...]) -> tuple[Wh
     return met
 
 
-def of_methods(baseline: str, candidate: str) -> tuple[Why, ...]:
+def of_methods(baseline: str, candidate: str) -> tuple[str, ...]:
     """Causes of other calls to the clients."""
     return (Why.NO_CLIENT_METHOD,) if "none" in (baseline, candidate) else (Why.CLIENT_METHOD,)
 
@@ -223,7 +252,7 @@ _BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| dict of \d+")
 """Two forms of a control call's result."""
 
 
-def of_form(place: str, baseline: str, candidate: str) -> tuple[Why, ...]:
+def of_form(place: str, baseline: str, candidate: str) -> tuple[str, ...]:
     """Causes of a difference between the forms of two results that are no errors."""
     both = sorted((baseline, candidate))
     if all(WITH in form for form in both):
@@ -232,10 +261,12 @@ def of_form(place: str, baseline: str, candidate: str) -> tuple[Why, ...]:
         return (Why.BY_SERVER,)
     if set(both) == {"None", NOT_THERE}:
         return (Why.NULL,)
-    return (Why.NO_TOKEN_IDS,) if place.endswith("token_ids") and {"None", NOT_THERE} & set(both) else ()
+    if place.endswith("token_ids") and {"None", NOT_THERE} & set(both):
+        return (Why.NO_TOKEN_IDS,)
+    return _of_field(place) if {"None", NOT_THERE} & set(both) else ()
 
 
-def _of_tokens(asked: Asked) -> tuple[Why, ...]:
+def _of_tokens(asked: Asked) -> tuple[str, ...]:
     params = asked.call.request.get("sampling_params") or {}
     drawn = params.get("seed") is not None and (params.get("temperature") or 0) > 0
     if asked.synced:

@@ -131,7 +131,7 @@ def _attempts(both: _Both) -> Facet:
         paused = overlaps(left, both.baseline, "pause") or overlaps(right, both.candidate, "pause")
         for place in ours.keys() & theirs.keys():
             a, b = ours[place], theirs[place]
-            why: tuple[Why, ...] = (Why.INTERRUPTED,) if paused else ()
+            why: tuple[str, ...] = (Why.INTERRUPTED,) if paused else ()
             if failed:
                 why = (Why.REFUSED_ELSEWHERE if _NONE in (a, b) else Why.ASKED_AGAIN,)
             if on_a_broken_hop(left, both.baseline) and on_a_broken_hop(right, both.candidate):
@@ -287,7 +287,7 @@ def _peak(runs: Sequence[_Run], *, each: bool) -> int:
     return max(map(most_at_once, at_each), default=0)
 
 
-def _why_fewer(runs: Sequence[_Run]) -> tuple[Why, ...]:
+def _why_fewer(runs: Sequence[_Run]) -> tuple[str, ...]:
     """Why few ran at once: the rows of a call ran one after another, or some came so late that the first ones had ended."""
     by_call: dict[int, list[_Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.from_ns):
@@ -353,7 +353,7 @@ def _took(call: Call) -> float:
     return (call.ended_ns - call.started_ns) / 1e9
 
 
-def _why_slow(both: _Both, calls: Sequence[tuple[Call, Call]], pace: Pace) -> tuple[Why, ...]:
+def _why_slow(both: _Both, calls: Sequence[tuple[Call, Call]], pace: Pace) -> tuple[str, ...]:
     slow, evidence = (1, both.candidate) if pace.ratio > 1 else (0, both.baseline)
     if any(error_of(pair[slow]) is not None for pair in calls):
         return (Why.SLOW_TO_FAIL,)
@@ -445,7 +445,7 @@ def _step(seen: Observation) -> str:
     return f"{op}({named})" + (" fails" if seen.data.get("error") else "")
 
 
-def _why_steps(place: str, baseline: list[list[str]], candidate: list[list[str]]) -> tuple[Why, ...]:
+def _why_steps(place: str, baseline: list[list[str]], candidate: list[list[str]]) -> tuple[str, ...]:
     ours, theirs = (Counter(step for steps in side for step in steps) for side in (baseline, candidate))
     differing = set((ours - theirs) + (theirs - ours))
     if not differing:

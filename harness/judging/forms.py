@@ -14,7 +14,7 @@ from typing import final
 import msgspec
 
 from harness.contract.messages import DATA_PLANE
-from harness.judging.causes import NOT_THERE, WITH, Why, of_failure, of_form, of_methods
+from harness.judging.causes import NOT_THERE, WITH, of_failure, of_form, of_methods
 from harness.judging.facets import deterministic, error_of
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
@@ -38,11 +38,11 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     candidate: str
     noisy: bool
     """True if the baseline differs from its own twin there."""
-    why: tuple[Why, ...]
+    why: tuple[str, ...]
     """Causes, if it differs."""
 
 
-def compare(left: Call, right: Call, again: Call | None, *, met: tuple[Why, ...] = ()) -> Iterator[Compared]:
+def compare(left: Call, right: Call, again: Call | None, *, met: tuple[str, ...] = ()) -> Iterator[Compared]:
     """Every place that is compared, equal or not. None if a recording has no forms, or the call failed before the client was asked.
     `again` is the call of the baseline's twin, `met` as in `of_failure`."""
     ours, theirs = _by_method(left), _by_method(right)

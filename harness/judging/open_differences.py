@@ -18,6 +18,13 @@ class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cause that a pair of stacks is known to have."""
 
     cause: Why
+    fields: list[str] = msgspec.field(default_factory=list)
+    """For `Why.FIELD`: the fields. Each is a cause of its own."""
+
+    @property
+    def causes(self) -> list[str]:
+        """The names of the causes, as `OpenCause` has them."""
+        return [f"{self.cause}:{field}" for field in self.fields] or [str(self.cause)]
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +35,12 @@ def load(path: Path | None = None) -> list[Entry]:
     """All entries of a file; None means the one shipped with the scenarios. Raises `UsageError` for a malformed file."""
     listed = data.read(path, "open_differences.toml", _File, holds="open differences").difference
     found = [one for entry in listed for one in entry.each]
-    keys = [(one.cause, one.pair) for one in found]
+    keys = [(cause, one.pair) for one in found for cause in one.causes]
+    if bare := sorted({one.pair for one in found if (one.cause == Why.FIELD) != bool(one.fields)}):
+        raise UsageError(
+            f"{path or 'open_differences.toml'}: an entry of {', '.join(bare)} names no field, or another cause's fields",
+            next_step=f'give `fields` to an entry with cause = "{Why.FIELD}", and to no other',
+        )
     if wrong := [str(one.cause) for one in found if not SOURCE.fullmatch(one.source)]:
         raise UsageError(
             f"{path or 'open_differences.toml'}: no file and line in the source of {', '.join(wrong)}",
@@ -49,7 +61,7 @@ def by_cause(
     `released`: target → the released target that it is under another name. Entries about that one hold for it.
     """
     names = released or {}
-    sources = {(one.pair, str(one.cause)): one.source for one in entries}
+    sources = {(one.pair, cause): one.source for one in entries for cause in one.causes}
     found: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for verdict in verdicts:
         if verdict.status == Parity.OPEN:

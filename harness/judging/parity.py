@@ -366,7 +366,7 @@ def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)
 
 
-def _causes(found: Iterable[tuple[Why, ...]]) -> dict[str, int]:
+def _causes(found: Iterable[tuple[str, ...]]) -> dict[str, int]:
     """Cause → number of places that have it."""
     return dict(Counter(str(why) for whys in found for why in whys or (UNEXPLAINED,)).most_common())
 
@@ -445,7 +445,7 @@ def _useless(floor: NoiseFloor | None) -> str:
     return ""
 
 
-def _errors(about: _About, errors: Sequence[tuple[Call, Call, tuple[Why, ...]]]) -> list[Verdict]:
+def _errors(about: _About, errors: Sequence[tuple[Call, Call, tuple[str, ...]]]) -> list[Verdict]:
     """Errors earn parity only if a check of the scenario judged that they were caused as meant."""
     if not errors:
         return []
@@ -483,7 +483,7 @@ class _ErrorPair(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     baseline: dict[str, Any] | None
     candidate: dict[str, Any] | None
-    why: tuple[Why, ...]
+    why: tuple[str, ...]
 
     @property
     def shown(self) -> dict[str, Any]:

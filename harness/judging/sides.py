@@ -44,7 +44,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Any
     candidate: Any
     size: int = 0
-    why: tuple[Why, ...] = ()
+    why: tuple[str, ...] = ()
     """Causes that the recordings tell; without any the difference is unexplained."""
 
     @property
@@ -70,7 +70,7 @@ class Facet(msgspec.Struct, kw_only=True):
     """Differences after a parting where rounding decides (`harness.judging.partings`)."""
 
     def compare(
-        self, place: str, sides: tuple[Any, Any], why: tuple[Why, ...] = (), *, noisy: bool, call: Call | None = None
+        self, place: str, sides: tuple[Any, Any], why: tuple[str, ...] = (), *, noisy: bool, call: Call | None = None
     ) -> None:
         """Count a place with its two values. A difference is noise if the baseline's own twin differs there (`noisy`)."""
         self.facts += 1
@@ -112,7 +112,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairing: Pairing
     facets: dict[str, Facet]
     logprobs: Numbers
-    errors: list[tuple[Call, Call, tuple[Why, ...]]]
+    errors: list[tuple[Call, Call, tuple[str, ...]]]
     incomparable: int
     """Calls with log-probabilities on both sides, but without a common token to compare."""
 
@@ -131,7 +131,7 @@ def lay_side_by_side(
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
     facets: dict[str, Facet] = defaultdict(Facet)
     numbers = Numbers()
-    errors: list[tuple[Call, Call, tuple[Why, ...]]] = []
+    errors: list[tuple[Call, Call, tuple[str, ...]]] = []
     incomparable = 0
     for left, right in pairing.pairs:
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
@@ -179,7 +179,7 @@ BROKEN = {Why.SERVER_DIED: _after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
 """What a scenario breaks, and whether a call met it."""
 
 
-def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, met: tuple[Why, ...]) -> None:
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, met: tuple[str, ...]) -> None:
     for found in forms.compare(left, right, again, met=met):
         sides = found.baseline, found.candidate
         facets[found.facet].compare(found.place, sides, found.why, noisy=found.noisy, call=left)
