@@ -114,7 +114,7 @@ class HttpStack(SkyRLStack):
             loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
             self.cfg.generator.inference_engine.router_init_kwargs = loopback
         if self.remote:
-            self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.sync_by_extension)
+            self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.extended_servers)
             self._urls = await self._servers.start()
             await self.list_what_lacks(self._servers, self.release.endpoints)
             proxy = await asyncio.to_thread(self._start_router)

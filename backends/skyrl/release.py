@@ -69,6 +69,12 @@ class Release:
     endpoints: tuple[str, ...]
     """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
+    @property
+    def extended_servers(self) -> bool:
+        """True if a server that was started on its own takes the HTTP stack's weights by SkyRL's worker extension: it receives them, or
+        registers the backend that does."""
+        return self.sync_by_extension or self.trainer_engine
+
 
 RELEASES = [
     Release(

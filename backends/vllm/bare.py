@@ -64,7 +64,7 @@ def main() -> None:
     os.environ[BATCH_INVARIANT] = "1" if asked.batch_invariant else "0"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if asked.cpu:
-        for patch in (*patches.CPU, *(patches.EXPERTS_ON_CPU if asked.experts else ())):
+        for patch in (*patches.CPU, *(patches.experts_on_cpu() if asked.experts else ())):
             patch.apply()
     answered = Answered(rows={name: list(rows) for name, rows in _ways(asked, _engine(asked))})
     Path(asked.answers).write_bytes(msgspec.json.encode(answered))

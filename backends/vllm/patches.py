@@ -6,8 +6,10 @@ The report marks a difference between stacks that appears only with, or only wit
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from harness.contract.topology import Quantization
@@ -107,6 +109,27 @@ def _expert_map() -> None:
         return output
 
     shipped.forward_torch = forward_torch
+
+
+def _expert_map_of_modular_experts() -> None:
+    """Each worker computes the part of its own experts. Those of others have weight 0 here: the sum over workers adds their parts."""
+    from typing import Any
+
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    if getattr(CPUUnquantizedExperts, "_parity_expert_map", False):
+        return
+    CPUUnquantizedExperts._parity_expert_map = True
+    original = CPUUnquantizedExperts.apply
+
+    def apply(self: Any, *, topk_weights: Any, topk_ids: Any, expert_map: Any, **given: Any) -> None:
+        if expert_map is not None:
+            local = expert_map[topk_ids.long()]
+            topk_weights = topk_weights * (local >= 0)
+            topk_ids = local.clamp(min=0).to(topk_ids.dtype)
+        original(self, topk_weights=topk_weights, topk_ids=topk_ids, expert_map=expert_map, **given)
+
+    CPUUnquantizedExperts.apply = apply
 
 
 def _capture_experts() -> None:
@@ -326,6 +349,26 @@ EXPERTS_ON_CPU = (
 )
 """Applied in addition if the model is a mixture of experts."""
 
+MODULAR_EXPERTS_ON_CPU = (
+    Patch(
+        "expert-map-of-modular-experts",
+        "CPUUnquantizedExperts ignores which experts a worker holds",
+        "vllm 0.30.0",
+        _expert_map_of_modular_experts,
+    ),
+)
+"""Applied instead of these if vLLM's experts on a CPU are modular."""
+
+
+def experts_on_cpu() -> tuple[Patch, ...]:
+    """Those of the two that the installed vLLM needs."""
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None, "this environment has no vLLM"
+    assert vllm.origin is not None
+    modular = Path(vllm.origin).parent / "model_executor/layers/fused_moe/experts/cpu_moe.py"
+    return MODULAR_EXPERTS_ON_CPU if modular.exists() else EXPERTS_ON_CPU
+
+
 LORA_ON_CPU = Patch(
     "rows-without-an-adapter",
     'the torch kernels of LoRA take slot -1, "no adapter", for the last one: beside an adapter, the base model answers with it',
@@ -399,6 +442,7 @@ BY_NAME: dict[str, Patch] = {
         *NATIVE_SYNC_ON_CPU,
         *ENGINE_SYNC_ON_CPU,
         *EXPERTS_ON_CPU,
+        *MODULAR_EXPERTS_ON_CPU,
         LORA_ON_CPU,
         LEGACY_CPU,
         FIRST_RELEASE,

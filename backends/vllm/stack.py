@@ -141,7 +141,7 @@ class VllmStack:
         chosen: list[patches.Patch] = []
         if self.on_cpu:
             chosen += (*patches.CPU, *self.sync_patches())
-            chosen += patches.EXPERTS_ON_CPU if self.has_experts else ()
+            chosen += patches.experts_on_cpu() if self.has_experts else ()
             chosen += [patches.LORA_ON_CPU] if self.request.topology.lora else []
         if self.request.start == "fork":
             chosen.append(self.fork)
