@@ -71,7 +71,7 @@ class Release:
 
     @property
     def extended_servers(self) -> bool:
-        """True if a server that was started on its own takes the HTTP stack's weights by SkyRL's worker extension: it receives them, or
+        """True if a server that was started on its own takes the HTTP weights by SkyRL's worker extension: it receives them, or
         registers the backend that does."""
         return self.sync_by_extension or self.trainer_engine
 
