@@ -17,7 +17,7 @@ import msgspec
 
 from fixtures.prompts import Prompts
 from harness.contract.capability import Capability
-from harness.contract.states import FIRST, STEPS, State, Step, after, allowed, closing, needs
+from harness.contract.states import FIRST, GIVEN_UP, STEPS, State, Step, after, allowed, closing, needs
 from harness.driving.stack import Stack
 from scenarios.requests import ANSWER, SPREAD, long
 
@@ -33,6 +33,9 @@ COMMON = frozenset(
 """Capabilities of sequences that need no others, so that stacks which offer little are asked too."""
 HOLD_S = 0.25
 """Seconds that a pause with requests lasts at least: long enough to catch an engine that runs on."""
+
+GIVEN_UP_VERSION = 3
+"""The policy version of syncs that are given up. The others send 1 and 2."""
 
 Sequence = tuple[Step, ...]
 Cell = tuple[str, str, str]
@@ -64,6 +67,11 @@ def capabilities(sequence: Iterable[Step]) -> set[Capability]:
 def sleeps(sequence: Iterable[Step]) -> bool:
     """True if engines sleep in it: only colocated ones do."""
     return any(step.do in ("sleep", "wake_up") for step in sequence)
+
+
+def spoils(sequence: Iterable[Step]) -> bool:
+    """True if a sync is given up in it: the next scenario gets a fresh start."""
+    return any(step.how == GIVEN_UP for step in sequence)
 
 
 def cells(sequence: Iterable[Step]) -> set[Cell]:
@@ -125,15 +133,19 @@ def chosen(sequences: list[Sequence], count: int, visited: set[Cell]) -> list[Se
 def write() -> None:
     """Draw and choose the kept sequences."""
     groups: list[tuple[str, int, Callable[[Step], bool]]] = [
-        ("common", 6, lambda step: needs(step) <= COMMON and not sleeps([step])),
-        ("all", 7, lambda step: not sleeps([step])),
-        ("common_asleep", 8, lambda step: needs(step) <= COMMON),
-        ("all_asleep", 9, lambda _: True),
+        ("common", 6, lambda step: needs(step) <= COMMON and not sleeps([step]) and not spoils([step])),
+        ("all", 7, lambda step: not sleeps([step]) and not spoils([step])),
+        ("common_asleep", 8, lambda step: needs(step) <= COMMON and not spoils([step])),
+        ("all_asleep", 9, lambda step: not spoils([step])),
+        ("common_torn", 2, lambda step: needs(step) <= COMMON and not sleeps([step])),
+        ("all_torn", 1, lambda step: not sleeps([step])),
     ]
     lines = ["# Written by `python -m scenarios.sequences`. Do not edit."]
     visited: set[Cell] = set()
     for name, count, fits in groups:
-        sequences = [one for one in drawn(fits) if name.endswith("asleep") == sleeps(one)]
+        sequences = [
+            one for one in drawn(fits) if (name.endswith("asleep"), name.endswith("torn")) == (sleeps(one), spoils(one))
+        ]
         for number, sequence in enumerate(chosen(sequences, count, visited), 1):
             steps = "".join(f'  "{step}",\n' for step in sequence)
             lines.append(f'\n[[sequences]]\nname = "{name}_{number}"\nsteps = [\n{steps}]')
@@ -197,6 +209,9 @@ class _Driver:
                 await stack.attempt(stack.sleep(int(step.how)))
             case "wake_up":
                 await stack.attempt(stack.wake_up([step.how] if step.how else None))
+            case "sync_weights" if step.how == GIVEN_UP:
+                await stack.attempt(stack.sync_weights(GIVEN_UP_VERSION, chunks=3, fail_after_chunks=1))
+                await stack.attempt(stack.prepare_weight_sync())
             case "sync_weights":
                 self.syncs += 1
                 await stack.attempt(stack.sync_weights(1 + self.syncs % 2, chunks=int(step.how)))

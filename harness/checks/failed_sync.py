@@ -24,6 +24,11 @@ def given_up(call: Call) -> bool:
     return call.method == "sync_weights" and call.request.get("fail_after_chunks") is not None
 
 
+def as_planned(call: Call) -> bool:
+    """True if the call failed because the trainer was asked to."""
+    return call.error is not None and call.error.kind == PLANNED
+
+
 def _judge(evidence: Evidence) -> Finding:
     calls = evidence.calls()
     broken = [call for call in calls if given_up(call)]
@@ -39,7 +44,7 @@ def _judge(evidence: Evidence) -> Finding:
                 wrong.append((DONE, shown))
             elif call.error.kind in ENDED_BY_A_LIMIT:
                 wrong.append((ENDLESS, shown))
-            elif call.error.kind != PLANNED:
+            elif not as_planned(call):
                 wrong.append((OTHERWISE, shown))
         elif call.error is not None:
             wrong.append((f"after a sync that failed, {call.method}() fails as well", shown))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Finding, Tap, concluded, kept, untestable
+from harness.checks.failed_sync import as_planned, given_up
 from harness.checks.matching import WITH_ROWS, is_error, queries, rows, said_by
 from harness.checks.pausing import GRACE_NS, Pause, pauses
 from harness.contract import states
@@ -21,7 +22,9 @@ _HOW: dict[str, Callable[[dict[str, Any]], str]] = {
     "pause": lambda asked: str(asked["mode"]),
     "sleep": lambda asked: str(asked["level"]),
     "wake_up": lambda asked: " ".join(asked["tags"] or ()),
-    "sync_weights": lambda asked: str(asked["chunks"]),
+    "sync_weights": lambda asked: (
+        states.GIVEN_UP if asked.get("fail_after_chunks") is not None else str(asked["chunks"])
+    ),
     "reset_prefix_cache": lambda asked: "running" if asked["reset_running_requests"] else "",
 }
 
@@ -79,7 +82,9 @@ def _failed(call: Call) -> str | None:
 def _wrong(evidence: Evidence) -> Iterator[tuple[str, dict[str, Any]]]:
     broken = set()
     for call, step, state in states_of(evidence):
-        if (said := _failed(call)) is not None:
+        if given_up(call) and call.error is None:
+            yield f"a sync that the trainer gave up is reported as done while {state}", {"call": call.id}
+        elif (said := _failed(call)) is not None and not (given_up(call) and as_planned(call)):
             broken.add(call.id)
             shown = {"call": call.id, "state": str(state), "requests": state.requests, "said": said[:300]}
             yield f"{step} failed while {state}", shown

@@ -24,6 +24,9 @@ NO_REQUEST = "no request"
 MOST_PENDING = 3
 """Most calls in the background of a sequence."""
 
+GIVEN_UP = "given up"
+"""In place of the number of chunks: the trainer fails in the middle of the sync, and joins again for the next one."""
+
 REQUESTS = ("generate", "sample", "chat_completion", "completion")
 QUESTIONS = ("is_paused", "health", "world_size", "tokenize")
 """Calls that change nothing and need no weights."""
@@ -49,7 +52,7 @@ STEPS: tuple[Step, ...] = (
     Step("resume"),
     *(Step("sleep", level) for level in ("1", "2")),
     *(Step("wake_up", tag) for tag in ("", *TAGS)),
-    *(Step("sync_weights", chunks) for chunks in ("1", "3")),
+    *(Step("sync_weights", chunks) for chunks in ("1", "3", GIVEN_UP)),
     *(Step("reset_prefix_cache", how) for how in ("", "running")),
     *map(Step, REQUESTS),
     *(Step("send", method) for method in REQUESTS),
@@ -88,6 +91,8 @@ class State(msgspec.Struct, frozen=True):
     """Of the last sleep."""
     lost: bool = False
     """True from sleep(level=2) to the next sync: the weights are gone."""
+    torn: bool = False
+    """True from a sync that the trainer gave up to the next sync: a part of the weights may be new."""
     pending: tuple[Pending, ...] = ()
     """One for each call in the background."""
 
@@ -99,6 +104,8 @@ class State(msgspec.Struct, frozen=True):
             parts.append("only weights awake" if self.asleep == ("kv_cache",) else "only cache awake")
         elif self.lost:
             parts.append("weights lost")
+        if self.torn:
+            parts.append("weights torn")
         return ", ".join(parts) or "running"
 
     @property
@@ -131,9 +138,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[State, Step], object], str], ...]
         lambda at, _: {"in flight", "cut short"} & set(at.pending),
         "weights change under requests only while these are frozen (SkyRL #1014, task 13)",
     ),
+    (("sleep", "resume"), lambda at, _: at.torn, "a sync that failed is made again before anything uses the weights"),
+    (("pause",), lambda at, _: at.torn and at.pending, "frozen requests wait for the sync that is made again"),
     (("reset_prefix_cache",), lambda at, _: "kv_cache" in at.asleep, "a cache that sleeps holds nothing"),
     (_ASKS, lambda at, _: at.asleep, "no source says whether requests to engines that sleep wait or fail"),
     (_ASKS, lambda at, _: at.lost, "engines without weights cannot answer"),
+    (_ASKS, lambda at, _: at.torn, "nobody knows what engines answer after a sync that failed"),
     (("cancel",), lambda at, _: not at.pending, "nothing is in the background"),
 )
 """(steps, when the contract does not allow them, why)."""
@@ -165,7 +175,8 @@ def after(state: State, step: Step) -> State:
         case "wake_up":
             change = {"asleep": tuple(tag for tag in state.asleep if step.how and tag != step.how)}
         case "sync_weights":
-            change = {"lost": False}
+            torn = step.how == GIVEN_UP
+            change = {"lost": state.lost and torn, "torn": torn}
         case "send":
             change = {"pending": (*state.pending, "queued" if state.paused else "in flight")}
         case "cancel":
@@ -184,7 +195,7 @@ def allowed(state: State, step: Step) -> bool:
 
 def closing(state: State) -> list[Step]:
     """Steps that bring a stack back: awake, resumed, its requests answered, with weights."""
-    steps = []
+    steps = [Step("sync_weights", "1")] if state.torn else []
     if state.asleep:
         steps.append(Step("wake_up"))
     if state.paused:

@@ -11,7 +11,7 @@ from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.weights import EVERY_PARAMETER
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
-from scenarios.sequences import Kept, capabilities, drive, kept, sleeps
+from scenarios.sequences import Kept, capabilities, drive, kept, sleeps, spoils
 
 
 def declared(one: Kept) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def declared(one: Kept) -> dict[str, Any]:
         "one": one,
         "needs": capabilities(one.sequence),
         "topologies": ("colocated" if sleeps(one.sequence) else "disaggregated",),
+        "spoils": spoils(one.sequence),
     }
 
 

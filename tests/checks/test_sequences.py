@@ -103,3 +103,26 @@ def test_without_a_step_nothing_is_judged():
     scene = Scene()
     scene.calls = [msgspec.structs.replace(call, phase="clean_room") for call in scene.calls]
     assert scene.judge(AS_THE_STATE_SAYS).status == "untestable"
+
+
+def given_up(**ended):
+    scene = Scene()
+    call = scene.call("sync_weights", {"version": 3, "chunks": 3, "fail_after_chunks": 1})
+    scene.change(call, **ended)
+    scene.call("health")
+    scene.sync(1)
+    scene.generate(PROMPTS)
+    return scene
+
+
+def failed(kind):
+    return {"error": CallError(kind=kind, message="it failed", blame="stack"), "result": None}
+
+
+def test_a_sync_that_the_trainer_gave_up_fails_as_planned():
+    assert given_up(**failed("TrainerFailed")).judge(AS_THE_STATE_SAYS).status == "pass"
+    assert ("health", "weights torn", "no request") in visits(given_up(**failed("TrainerFailed")))
+    for ended, said in (({}, "reported as done"), (failed("ServerDied"), "sync_weights given up failed while running")):
+        finding = given_up(**ended).judge(AS_THE_STATE_SAYS)
+        assert finding.status == "fail"
+        assert said in finding.reason
