@@ -48,6 +48,8 @@ class Release:
     """True if get_world_size() returns a pair: the total over all servers, and the size of each."""
     resolved_placement: bool
     """True if engines take a `ResolvedPlacementGroup`."""
+    extended_servers: bool
+    """True if a server that was started on its own needs SkyRL's worker extension to take the HTTP stack's weights."""
     update_group_option: bool = True
     """True if the configuration has `override_existing_update_group`."""
     adapters_in_requests: bool = False
@@ -69,12 +71,6 @@ class Release:
     endpoints: tuple[str, ...]
     """Endpoints that the HTTP client calls on servers, in addition to those of both clients."""
 
-    @property
-    def extended_servers(self) -> bool:
-        """True if a server that was started on its own takes the HTTP weights by SkyRL's worker extension: it receives them, or
-        registers the backend that does."""
-        return self.sync_by_extension or self.trainer_engine
-
 
 RELEASES = [
     Release(
@@ -83,6 +79,7 @@ RELEASES = [
         own_groups=True,
         engine_options=(),
         sync_by_extension=True,
+        extended_servers=True,
         packed=False,
         client_tokenizes=False,
         legacy_pause_aborts=True,
@@ -107,6 +104,7 @@ RELEASES = [
         own_groups=False,
         engine_options=("distributed_executor_backend", EXPERTS),
         sync_by_extension=False,
+        extended_servers=False,
         packed=True,
         client_tokenizes=True,
         legacy_pause_aborts=False,
@@ -130,6 +128,7 @@ RELEASES.append(
     replace(
         RELEASES[-1],
         since="0.3.0",
+        extended_servers=True,
         update_group_option=False,
         adapters_in_requests=True,
         server="skyrl.backends.skyrl_train.inference_servers.vllm_server_actor",

@@ -132,6 +132,37 @@ def _expert_map_of_modular_experts() -> None:
     CPUUnquantizedExperts.apply = apply
 
 
+def _gather_from_ranks() -> None:
+    """Rows of all data-parallel ranks, of which each may have another number, and the sum of their results, cut again."""
+    from typing import Any
+
+    import torch
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    def all_gatherv(self: CpuCommunicator, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+        if isinstance(input_, list):
+            return [all_gatherv(self, one, dim, sizes) for one in input_]
+        assert dim == 0, "rows are gathered"
+        counts = sizes or [len(input_)] * self.world_size
+        padded = input_.new_zeros((max(counts), *input_.shape[1:]))
+        padded[: len(input_)] = input_
+        parts = [torch.empty_like(padded) for _ in counts]
+        torch.distributed.all_gather(parts, padded, group=self.device_group)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def reduce_scatterv(
+        self: CpuCommunicator, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> torch.Tensor:
+        assert dim == 0, "rows are scattered"
+        counts = sizes or [len(input_) // self.world_size] * self.world_size
+        whole = input_.clone()
+        torch.distributed.all_reduce(whole, group=self.device_group)
+        return whole.split(counts)[self.rank_in_group].clone()
+
+    CpuCommunicator.all_gatherv = all_gatherv
+    CpuCommunicator.reduce_scatterv = reduce_scatterv
+
+
 def _capture_experts() -> None:
     """Wraps `forward_method`, which gets both the layer and the chosen experts."""
     from typing import Any
@@ -355,6 +386,12 @@ MODULAR_EXPERTS_ON_CPU = (
         "CPUUnquantizedExperts ignores which experts a worker holds",
         "vllm 0.30.0",
         _expert_map_of_modular_experts,
+    ),
+    Patch(
+        "gather-from-ranks",
+        "CpuCommunicator cannot gather the rows of data-parallel ranks, which a mixture of experts needs",
+        "vllm 0.30.0",
+        _gather_from_ranks,
     ),
 )
 """Applied instead of these if vLLM's experts on a CPU are modular."""

@@ -247,8 +247,9 @@ class Calls(ABC):
         layout: Layout = "single",
         fail_after_chunks: int | None = None,
         label: str | None = None,
-    ) -> None:
-        """Load a policy version into every engine through the stack's own weight sync.
+    ) -> Empty:
+        """Load a policy version into every engine through the stack's own weight sync. The result has nothing in it: it tells a sync
+        that is done from one that failed (`Stack.attempt`).
 
         With `fail_after_chunks` the trainer fails in the middle, and the call must fail. The next scenario gets a fresh start of
         the stack.
@@ -257,8 +258,9 @@ class Calls(ABC):
             self._spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
         request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
-        await self._call("sync_weights", request, Empty, label)
+        done = await self._call("sync_weights", request, Empty, label)
         self._condition.version, self._condition.left = version, False
+        return done
 
     async def sync_weights_paused(self, version: int, *, chunks: int = 1) -> None:
         """`sync_weights` while generation is paused (keep), as SkyRL's trainers do (SkyRL 0.2.0, save_weights_for_sampler).

@@ -53,6 +53,7 @@ async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  #
         SAME_VERSION_SAME_PARAMETERS,
         SAME_VERSION_SAME_OUTPUT,
     ],
+    topologies=["disaggregated", "colocated"],
     deadline_s=120.0,
     spoils=True,
 )
@@ -63,9 +64,10 @@ async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Pro
     batch = prompts.unique(SPREAD)
 
     async def sync_and_answer() -> None:
-        await stack.attempt(stack.sync_weights(1, chunks=5))
+        synced = await stack.attempt(stack.sync_weights(1, chunks=5))
         await stack.attempt(stack.digests())
-        await stack.attempt(stack.generate(batch, **ANSWER))
+        if synced is not None:  # nobody asks engines for answers whose weights were not put right
+            await stack.attempt(stack.generate(batch, **ANSWER))
 
     for after in (1, 2, 3, 0):
         await stack.attempt(stack.sync_weights(2, chunks=5, fail_after_chunks=after))
