@@ -858,6 +858,47 @@ def judge(run: Run, profile: Profile = None) -> None:
 
 
 @app.command()
+def track(
+    faults: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these (default: all).")] = None,
+    *,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Take recordings from this run (repeatable), for the named faults, or for those that have none.",
+        ),
+    ] = None,
+) -> None:
+    """Judge faults that releases really had again, with today's checks: each has to be red where it was and green where it was not.
+
+    \b
+    Does today's judge still tell all of them?
+      parity track
+    One of them:
+      parity track seeded-samples-are-copies
+    Recordings for a new row of scenarios/track_record.toml, from runs of both releases:
+      parity track my-fault --add .parity/runs/monday --add .parity/runs/tuesday
+
+    It drives nothing and takes seconds. Exit status: 0 each release that has its fault is told from the one that does not; 1 one is
+    not; 2 a named error.
+    """
+    from harness.running.track import Runs, chosen, recorded, replay
+
+    rows = chosen(faults or [])
+    if add:
+        runs = Runs(run_folder(name) for name in add)
+        for row in rows if faults else [row for row in rows if not recorded(row)]:
+            runs.add(row)
+            typer.echo(f"recorded {row.id}", err=True)
+    replayed = [replay(row) for row in rows]
+    for one in replayed:
+        typer.echo(f"{'ok ' if one.problem is None else 'RED'}  {one.fault.told}\n     {one.problem or one.fault.met}")
+    told = sum(one.problem is None for one in replayed)
+    typer.echo(f"{told} of {len(replayed)} faults are told from the release that does not have them")
+    raise typer.Exit(int(told < len(replayed)))
+
+
+@app.command()
 def compare(
     baseline: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
     candidate: Annotated[Path, typer.Argument(help="A recording, or a run's folder.")],
