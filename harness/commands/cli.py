@@ -122,6 +122,17 @@ def run(
             help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
         ),
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE==VERSION",
+            help="Another version of the candidate's router, or of that of each --stack. All else stays.",
+        ),
+    ] = None,
+    router_policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How that router chooses a server, in place of the stack's own choice."),
+    ] = None,
     reference_python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made.")
     ] = None,
@@ -190,6 +201,9 @@ def run(
     An upgrade with one start: record the old release once, then compare candidates with the recording:
       parity run --wave 1 --stack skyrl-0.3.0:http --twin --run-dir recorded
       parity run --wave 1 --baseline recorded --candidate skyrl-0.4.0:http
+    Another version of the router, or another policy, with all else as it was:
+      parity run --baseline skyrl-0.4.0:http --candidate skyrl-0.4.0:http --router vllm-router==0.1.13 -k routing
+      parity run --stack skyrl-0.4.0:http --router-policy round_robin -k routing
     On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
@@ -205,9 +219,14 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import registry
+    from harness.machine.targets import registry, with_router
     from harness.records.run_folder import find_run
 
+    if router or router_policy:
+        if stack:
+            stack = [with_router(name, router, router_policy) for name in stack]
+        else:
+            candidate = with_router(candidate or CANDIDATE, router, router_policy)
     earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
     target = None if earlier or "/" in (baseline or "") else baseline
     names = [name for name in (target, candidate, *(stack or ())) if name]

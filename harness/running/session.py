@@ -48,7 +48,7 @@ from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
-from harness.machine import checkouts, environments
+from harness.machine import checkouts, environments, routers
 from harness.machine.git import run_git
 from harness.machine.progress import Progress, silent
 from harness.machine.targets import Target, front_of, known, needs_of, released, resolve
@@ -469,6 +469,7 @@ class Session:
         if number > 1 and not self._inline:
             logs /= f"start-{number}"
         host = self._host(seat.target, logs)
+        router = self._target(seat.target).other_router
         request = StartRequest(
             target=seat.target,
             topology=seat.topology,
@@ -486,6 +487,7 @@ class Session:
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
             code_swaps=self._first_order,
+            router_policy=None if router is None else router.policy,
             policies=str(self.folder.policies),
         )
         stages = self._target(seat.target).runs_on.stages
@@ -510,7 +512,8 @@ class Session:
         target = self._target(name)
         if target.inline:
             return InlineHost(adapter=target.adapter, logs=logs)
-        python, front = self._python(name), front_of(target)
+        python = self._python(name)
+        front = [*routers.front(target.other_router, PROJECT, python, self._progress), *front_of(target)]
         if target.checkout is not None and target.runs_on.source is not None:
             now = checkouts.read(Path(target.checkout.path), target.runs_on.source)
             if now != target.checkout:
