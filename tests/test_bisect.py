@@ -54,8 +54,10 @@ def test_the_first_bad_commit_is_named_with_its_diffstat(repository: Repository)
 
 
 def test_a_commit_that_cannot_be_judged_is_skipped(repository: Repository):
-    commits = history(repository, "good", "good", "skip", "good", "bad", "bad")
-    assert found(repository, commits).first_bad == commits[4]
+    commits = history(repository, "good", "good", "skip", "good", "bad")
+    end = found(repository, commits)
+    assert end.first_bad == commits[4]
+    assert (commits[2], "skip") in [(step.commit, step.verdict) for step in end.steps], "the middle one is met"
 
 
 def test_commits_that_hide_the_first_bad_one_are_listed(repository: Repository):

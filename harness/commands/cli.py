@@ -284,6 +284,7 @@ def drive_matrix(
     start: Annotated[StartChoice | None, typer.Option(help="As in `parity run`.")] = None,
     engine: Annotated[EngineChoice | None, typer.Option(help="As in `parity run`.")] = None,
     python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    checkout: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
     ] = None,
@@ -319,7 +320,7 @@ def drive_matrix(
     A page of runs that were made one by one, of single stacks or pairs:
       parity matrix --from .parity/runs/monday .parity/runs/tuesday --stack skyrl-0.2.0:http --out docs/releases
     Other options of `parity run`, for every cell:
-      parity matrix --stack local:http --python ~/skyrl/.venv/bin/python --wave 1 -- --dtype bfloat16
+      parity matrix --stack local:http --checkout ~/SkyRL --wave 1 -- --dtype bfloat16
 
     Each cell is a run of one target in its own process and folder. A cell that does not run is red, with its reason. All cells of
     a target are then merged and judged as one run. It writes matrix.html, matrix.json and a badge for each target.
@@ -333,8 +334,8 @@ def drive_matrix(
     from harness.records.run_folder import new_run_dir
     from harness.running.matrix import MatrixFolder, plan
 
-    _check_targets(stack or [], python or ())
-    if from_runs and (topology or wave or k or start or engine or python or shard or again):
+    _check_targets(stack or [], python or (), checkout or ())
+    if from_runs and (topology or wave or k or start or engine or python or checkout or shard or again):
         raise UsageError("--from drives nothing", next_step="leave out what selects cells; --stack selects columns")
     if not from_runs and rest and not rest[0].startswith("-"):
         raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
@@ -343,7 +344,17 @@ def drive_matrix(
     whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
-    own = {"--ledger", "--stack", "--baseline", "--candidate", "--wave", "--topology", "--run-dir", "--checkout"}
+    own = {
+        "--ledger",
+        "--stack",
+        "--baseline",
+        "--candidate",
+        "--wave",
+        "--topology",
+        "--run-dir",
+        "--checkout",
+        "--router",
+    }
     if not from_runs and (taken := sorted(own & {word.partition("=")[0] for word in rest or ()})):
         raise UsageError(f"a matrix cannot hand {', '.join(taken)} on", next_step="leave them out after --")
     with _terminable(), contextlib.nullcontext() if from_runs else folder.held():
@@ -356,6 +367,7 @@ def drive_matrix(
                 k or "",
                 arguments=[*options, *(rest or ())],
                 pythons=of_local("--python", python or ()),
+                trees=of_local("--checkout", checkout or ()),
             )
             _drive_cells(folder, orders, shard, again=again)
         found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
