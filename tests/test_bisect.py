@@ -300,6 +300,9 @@ def test_pr_compares_the_working_tree_with_the_commit_where_it_left_its_base(toy
     assert f"local:toy#{base[:9]}` → `local:toy#{head[:9]}+" in comment
     assert "uncommitted changes" in comment
     assert "regression" in comment
+    assert "parity-tree-" not in comment, "the base's worktree is gone"
+    assert f"--checkout 'local:toy#{base[:9]}=BASE_TREE'" in comment
+    assert f"worktree add --detach BASE_TREE {base}` makes it" in comment
     assert toys.repository.state() == before
 
 
