@@ -33,6 +33,7 @@ COMMANDS = (
     "topologies",
     "setup",
     "judge",
+    "track",
     "compare",
     "ledger",
     "concessions",
