@@ -344,17 +344,8 @@ def drive_matrix(
     whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
-    own = {
-        "--ledger",
-        "--stack",
-        "--baseline",
-        "--candidate",
-        "--wave",
-        "--topology",
-        "--run-dir",
-        "--checkout",
-        "--router",
-    }
+    own = {"--ledger", "--stack", "--baseline", "--candidate", "--wave", "--topology", "--run-dir", "--checkout"}
+    own |= {"--router", "--router-policy"}
     if not from_runs and (taken := sorted(own & {word.partition("=")[0] for word in rest or ()})):
         raise UsageError(f"a matrix cannot hand {', '.join(taken)} on", next_step="leave them out after --")
     with _terminable(), contextlib.nullcontext() if from_runs else folder.held():
