@@ -54,8 +54,10 @@ def test_the_first_bad_commit_is_named_with_its_diffstat(repository: Repository)
 
 
 def test_a_commit_that_cannot_be_judged_is_skipped(repository: Repository):
-    commits = history(repository, "good", "good", "skip", "good", "bad", "bad")
-    assert found(repository, commits).first_bad == commits[4]
+    commits = history(repository, "good", "good", "skip", "good", "bad")
+    end = found(repository, commits)
+    assert end.first_bad == commits[4]
+    assert (commits[2], "skip") in [(step.commit, step.verdict) for step in end.steps], "the middle one is met"
 
 
 def test_commits_that_hide_the_first_bad_one_are_listed(repository: Repository):
@@ -299,6 +301,9 @@ def test_pr_compares_the_working_tree_with_the_commit_where_it_left_its_base(toy
     assert f"local:toy#{base[:9]}` → `local:toy#{head[:9]}+" in comment
     assert "uncommitted changes" in comment
     assert "regression" in comment
+    assert "parity-tree-" not in comment, "the base's worktree is gone"
+    assert f"--checkout 'local:toy#{base[:9]}=BASE_TREE'" in comment
+    assert f"worktree add --detach BASE_TREE {base}` makes it" in comment
     assert toys.repository.state() == before
 
 

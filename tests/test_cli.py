@@ -35,6 +35,7 @@ COMMANDS = (
     "topologies",
     "setup",
     "judge",
+    "track",
     "compare",
     "ledger",
     "concessions",
@@ -243,6 +244,20 @@ def test_run_hands_over_checkouts_of_each_local_target(
         *("scenarios", "--baseline=local:http#old", "--candidate=local:http#new"),
         *(f"--checkout=local:http#old={tmp_path}/a", f"--checkout=local:http#new={tmp_path}/b"),
     ]
+
+
+def test_another_router_is_the_candidates_or_that_of_each_stack(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    http = "skyrl-0.4.0:http"
+    parity(monkeypatch, "run", "--baseline", http, "--candidate", http, "--router", "vllm-router==0.1.13")
+    assert given["arguments"] == ["scenarios", f"--baseline={http}", f"--candidate={http}#vllm-router-0.1.13"]
+    parity(monkeypatch, "run", "--stack", http, "--stack", "skyrl-0.3.0:http", "--router-policy", "random")
+    assert given["arguments"] == [
+        "scenarios", f"--stack={http}#vllm-router-random", "--stack=skyrl-0.3.0:http#vllm-router-random",
+    ]  # fmt: skip
+    assert parity(monkeypatch, "run", "--stack", "miniature", "--router", "vllm-router==0.1.13") == 2
+    assert "miniature has no router that is a package of its own" in capsys.readouterr().err
 
 
 def test_several_stacks_are_judged_without_a_comparison(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch):

@@ -32,6 +32,7 @@ from reports.json_report import read_report
 from reports.matrix import Release
 from tests import matrices, recordings, synthetic
 from tests.matrices import HTTP, LEGACY, NEXT
+from tests.repositories import Repository
 from tests.test_reports import Page
 
 LAUNCH = [sys.executable, "-m", "harness.commands.cli", "run"]
@@ -83,6 +84,53 @@ def test_only_cells_of_a_local_target_get_its_interpreter():
         "miniature": ["--start", "fork"],
         "local:http": ["--python", "/a/python", "--start", "fork"],
     }
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Repository:
+    """A checkout with the layout of local targets."""
+    made = Repository(tmp_path / "tree")
+    layout = known("local:http").runs_on.source
+    assert layout is not None
+    texts = {part.version: 'version = "0.3.0"\n' for part in layout.parts}
+    made.commit("begin", {f"{part.module}/__init__.py": "" for part in layout.parts} | texts)
+    made.file("skyrl/__init__.py", '__version__ = "0.3.0"\n')
+    made.commit("a version")
+    return made
+
+
+def test_a_checkout_is_a_column_and_its_state_is_part_of_each_cells_order(tree: Repository):
+    def cells_of(tree: Repository) -> list[Order]:
+        return plan(["miniature", "local:http"], ["lora"], (), trees={"": tree.tree})
+
+    before = {order.cell.target: order for order in cells_of(tree)}
+    assert (before["miniature"].arguments, before["miniature"].tree) == ([], None)
+    assert before["local:http"].arguments == ["--checkout", str(tree.tree)]
+    assert before["local:http"].tree is not None
+    tree.file("skyrl/__init__.py", '__version__ = "0.3.0"  # changed\n')
+    [said] = {order.cell.target: order for order in cells_of(tree)}["local:http"].differs_from(before["local:http"])
+    assert said.startswith("the checkout (skyrl 0.3.0, commit ")
+    assert "uncommitted changes" in said
+
+
+def test_a_checkout_that_changes_stops_the_matrix_before_the_next_cell(folder: MatrixFolder, tree: Repository):
+    order = plan(["local:http"], ["lora"], (), trees={"": tree.tree})[0]
+    tree.commit("go on", {"n": "2"})
+    with pytest.raises(UsageError, match=r"tree changed since the matrix began: skyrl 0\.3\.0, commit"):
+        folder.drive(order, launch("done()"))
+
+
+def test_a_cell_that_is_to_be_driven_again_is_not_finished_until_it_is(folder: MatrixFolder):
+    one, other = orders()
+    whole = launch(f"done({', '.join(map(repr, one.scenarios))})")
+    folder.extend([one, other])
+    for order in (one, other):
+        folder.drive(order, whole)
+    again = [msgspec.structs.replace(order, arguments=["--start", "fork"]) for order in (one, other)]
+    folder.extend(again)
+    folder.drive(again[0], whole)  # and then Ctrl-C
+    assert [outcome.order for outcome in folder.outcomes()] == [again[0]]
+    assert folder.to_drive(again, again=True) == [again[1]]
 
 
 @pytest.mark.parametrize(

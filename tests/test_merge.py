@@ -216,6 +216,7 @@ def half(path: Path) -> None:
     [
         ({"baseline": "stack:other"}, {}, "the baseline differs: stack:old in .*/a, stack:other in .*/b"),
         ({"candidate": None}, {}, "the candidate differs: stack:new in .*/a, None in .*/b"),
+        ({"recorded": "/runs/monday"}, {}, "the earlier run of the baseline differs: None in .*/a, monday in"),
         ({"start": "fork"}, {}, "the start differs: ray in .*/a, fork in"),
         ({"engine": "cuda"}, {}, "the engine differs: cpu in .*/a, cuda in"),
         ({}, {"model": HEADER["model"] | {"dtype": "bfloat16"}}, "model of stack:old differs|dtype bfloat16"),

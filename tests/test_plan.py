@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from harness import __version__
+from harness import PROJECT, __version__
 from harness.contract.errors import UsageError
+from harness.machine.git import run_git
 from harness.running.catalogue import declared
-from harness.suite.plan import load_plan, published
+from harness.suite import plan
+from harness.suite.plan import WITHDRAWN, load_plan, published
 
 GOOD = """
 [[task]]
@@ -34,10 +39,27 @@ scenarios = []
 [[task.bullet]]"""
 
 
-def test_every_promise_has_an_id_that_is_published_and_no_published_id_disappears():
+def test_every_promise_has_an_id_that_is_published_and_was_not_withdrawn():
     slugs = [bullet.slug for bullet in load_plan().bullets]
-    assert len(set(published())) == len(published())
-    assert sorted(slugs) == sorted(published()), "a new promise needs a line in promises.txt; a published one stays"
+    kept = [slug for slug, withdrawn in published().items() if not withdrawn]
+    assert sorted(slugs) == sorted(kept), "a new promise needs a line in promises.txt, a withdrawn one its reason there"
+
+
+def test_no_id_that_was_ever_published_disappears():
+    """By the history of promises.txt, as far as the clone has it."""
+    log = run_git(PROJECT, "log", "--format=", "--patch", "--unified=0", "--", "scenarios/promises.txt").stdout.decode()
+    before = {line[1:].partition(WITHDRAWN)[0] for line in log.splitlines() if re.match(r"[-+][a-z0-9]", line)}
+    assert before <= published().keys(), "put the line back, with the reason why the promise was withdrawn"
+
+
+def test_a_withdrawn_promise_keeps_its_id_and_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "promises.txt"
+    monkeypatch.setattr(plan, "files", lambda _: tmp_path)
+    file.write_text(f"# ids\none\ntwo{WITHDRAWN}nobody relies on it\n")
+    assert published() == {"one": "", "two": "nobody relies on it"}
+    file.write_text(f"two{WITHDRAWN}nobody relies on it\ntwo\n")
+    with pytest.raises(UsageError, match="has an id twice"):
+        published()
 
 
 def test_no_promise_is_younger_than_the_suite():

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine import targets
 from harness.machine.environments import requirement_file
 from harness.machine.installed import pins
-from harness.machine.targets import HOST_NEEDS, described, known, of_local, registry, released, resolve
+from harness.machine.targets import (
+    HOST_NEEDS,
+    Router,
+    Step,
+    described,
+    known,
+    of_local,
+    registry,
+    released,
+    resolve,
+    step,
+    with_router,
+)
 
 
 def test_every_target_has_an_environment_that_can_be_made_or_asks_for_an_interpreter():
@@ -128,6 +142,63 @@ def test_local_targets_of_a_kind_are_told_apart_by_labels(interpreter: Path, tmp
     for unreadable in ("local:http#", "local:http#a@b", "local:htp#old"):
         with pytest.raises(UsageError, match="unknown target"):
             known(unreadable)
+
+
+def test_a_name_may_ask_for_another_router_with_all_else_as_it_was(interpreter: Path):
+    plain = known("skyrl-0.4.0:http")
+    for label, version, policy in (
+        ("vllm-router-0.1.13", "0.1.13", None),
+        ("vllm-router-round_robin", None, "round_robin"),
+        ("vllm-router-0.1.13-power_of_two", "0.1.13", "power_of_two"),
+    ):
+        name = f"skyrl-0.4.0:http#{label}"
+        other = known(name)
+        assert other.other_router == Router(package="vllm-router", version=version, policy=policy)
+        assert msgspec.structs.replace(other, name=plain.name, other_router=None) == plain
+        assert with_router(plain.name, version and f"vllm-router=={version}", policy) == name
+    both = resolve("local:http#old#vllm-router-0.1.13", {"local:http#old": interpreter})
+    assert (both.python, both.other_router) == (interpreter, Router(package="vllm-router", version="0.1.13"))
+
+
+def test_a_release_with_another_router_is_still_that_release_to_the_ledger_and_the_profile():
+    name, versions = "skyrl-0.2.0:http#vllm-router-0.1.13", {"skyrl": "0.2.0"}
+    assert released([(name, versions)]) == {name: "skyrl-0.2.0:http"}
+    assert step("skyrl-0.2.0:http", name, {name: versions}) == Step.SAME
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "policy", "said"),
+    [
+        (
+            "skyrl-0.2.0:legacy",
+            "vllm-router==0.1.13",
+            None,
+            "skyrl-0.2.0:legacy has no router that is a package of its own",
+        ),
+        ("skyrl-0.1.0:http", None, "random", "skyrl-0.1.0:http has no router that is a package of its own"),
+        ("skyrl-0.4.0:http", "0.1.13", None, "the router of skyrl-0.4.0:http is vllm-router"),
+        ("skyrl-0.4.0:http", "nginx==1.0", None, "the router of skyrl-0.4.0:http is vllm-router"),
+        ("skyrl-0.4.0:http", "vllm-router==", None, "the router of skyrl-0.4.0:http is vllm-router"),
+        ("skyrl-0.4.0:http", None, "Round-Robin", "is no name of a policy"),
+        ("skyrl-0.4.0:http#vllm-router-0.1.13", None, "random", "names its router already"),
+    ],
+)
+def test_a_router_that_cannot_be_had_is_refused_by_name(name: str, version: str | None, policy: str | None, said: str):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        with_router(name, version, policy)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "skyrl-0.2.0:legacy#vllm-router-0.1.13",
+        "skyrl-0.4.0:http#vllm-router",
+        "skyrl-0.4.0:http#old#vllm-router-0.1.13",
+    ],
+)
+def test_a_label_that_is_no_router_of_the_target_is_refused(name: str):
+    with pytest.raises(UsageError, match="only local targets have labels"):
+        known(name)
 
 
 def test_a_version_is_described_by_the_newest_release_before_it():

@@ -8,7 +8,10 @@ import functools
 import inspect
 import os
 import pickle
-from collections.abc import Sequence
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +24,9 @@ from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultProxy
 from backends.vllm import patches
+from backends.vllm.stack import installed
 from harness.contract.capability import Capability
+from harness.contract.errors import StartFailed
 from harness.contract.messages import (
     REQUEST_CAP,
     DetokenizeRequest,
@@ -60,6 +65,12 @@ KEEP_ALIVE_PATCH = {
 CAP_NOTE = (
     f"SKYRL_GENERATE_CONCURRENCY_PER_ENGINE is {REQUEST_CAP} instead of 512, so that scenarios meet the client's cap"
 )
+
+POLICY_NOTE = "the router's policy is {}, by router_init_kwargs; SkyRL's own choice is consistent_hash"
+ROUTER_LINES = 8
+"""Lines of the router's log in the message about a failed start."""
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 CPU_EXECUTOR_PATCH = {
     "name": "cpu-executor",
@@ -112,7 +123,9 @@ class HttpStack(SkyRLStack):
     async def _start_engines(self) -> None:
         if not self.release.own_router:
             loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
-            self.cfg.generator.inference_engine.router_init_kwargs = loopback
+            policy = {} if self.request.router_policy is None else {"policy": self.request.router_policy}
+            self.cfg.generator.inference_engine.router_init_kwargs = loopback | policy
+            self.notes += [POLICY_NOTE.format(self.request.router_policy)] if policy else []
         if self.remote:
             self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.extended_servers)
             self._urls = await self._servers.start()
@@ -160,12 +173,13 @@ class HttpStack(SkyRLStack):
         from backends.skyrl.actors import loopback_server_actor
 
         shipped.VLLMServerActor = loopback_server_actor()
-        setup = create_inference_servers(
-            self.cfg.generator.inference_engine,
-            self._cli_arguments(),
-            log_path=str(Path(self.request.logs) / "router"),
-            placement_group=self.colocation_group(),
-        )
+        with self._named_router():
+            setup = create_inference_servers(
+                self.cfg.generator.inference_engine,
+                self._cli_arguments(),
+                log_path=str(self._router_logs),
+                placement_group=self.colocation_group(),
+            )
         self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
         return str(setup.proxy_url)
 
@@ -224,13 +238,41 @@ class HttpStack(SkyRLStack):
             own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
             self._router = own.InferenceRouter(urls or self._servers_of_client, host="127.0.0.1", port=ports.free(1)[0])
             return str(self._router.start())
-        import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
-        from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
+        with self._named_router():
+            import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
+            from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
-        shipped.get_node_ip = lambda: "127.0.0.1"
-        arguments = build_router_args(self.cfg.generator.inference_engine, server_urls=urls or self._servers_of_client)
-        self._router = shipped.VLLMRouter(arguments, log_path=str(Path(self.request.logs) / "router"))
-        return str(self._router.start())
+            shipped.get_node_ip = lambda: "127.0.0.1"
+            ie_cfg = self.cfg.generator.inference_engine
+            arguments = build_router_args(ie_cfg, server_urls=urls or self._servers_of_client)
+            self._router = shipped.VLLMRouter(arguments, log_path=str(self._router_logs))
+            return str(self._router.start())
+
+    @property
+    def _router_logs(self) -> Path:
+        return Path(self.request.logs) / "router"
+
+    @contextmanager
+    def _named_router(self) -> Iterator[None]:
+        """Raises StartFailed for an error of SkyRL's wrapper of the router, with its place and the last lines of the router's log."""
+        try:
+            yield
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            place = next(
+                (f for f in reversed(frames) if f.filename.endswith("/inference_servers/vllm_router.py")), None
+            )
+            if place is None:
+                raise
+            logs = sorted(self._router_logs.glob("*.log"))
+            wrote = COLOURS.sub("", logs[-1].read_text(errors="replace")) if logs else ""
+            version = installed(("vllm-router",)).get("vllm-router", "without a version")
+            raise StartFailed(
+                f"{type(error).__name__}: {error}: SkyRL cannot start vllm-router {version} "
+                f"(skyrl/{place.filename.rpartition('/skyrl/')[2]}:{place.lineno}: {place.line})"
+                + "".join(f"\n  router | {line}" for line in wrote.splitlines()[-ROUTER_LINES:]),
+                next_step="name another version with --router, or another policy with --router-policy",
+            ) from error
 
     @property
     def _servers_of_client(self) -> list[str]:

@@ -124,6 +124,17 @@ def run(
             help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
         ),
     ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE==VERSION",
+            help="Another version of the candidate's router, or of that of each --stack. All else stays.",
+        ),
+    ] = None,
+    router_policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How that router chooses a server, in place of the stack's own choice."),
+    ] = None,
     reference_python: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Interpreter of the oracle, if its environment cannot be made.")
     ] = None,
@@ -195,6 +206,9 @@ def run(
     An upgrade with one start: record the old release once, then compare candidates with the recording:
       parity run --wave 1 --stack skyrl-0.3.0:http --twin --run-dir recorded
       parity run --wave 1 --baseline recorded --candidate skyrl-0.4.0:http
+    Another version of the router, or another policy, with all else as it was:
+      parity run --baseline skyrl-0.4.0:http --candidate skyrl-0.4.0:http --router vllm-router==0.1.13 -k routing
+      parity run --stack skyrl-0.4.0:http --router-policy round_robin -k routing
     On a machine with one GPU, everything that it can hold:
       parity run --engine cuda --colocate
     On a GPU node, four engines, colocated, with your model:
@@ -213,9 +227,14 @@ def run(
     import pytest
 
     from harness.driving.models import absolute
-    from harness.machine.targets import registry
+    from harness.machine.targets import registry, with_router
     from harness.records.run_folder import find_run
 
+    if router or router_policy:
+        if stack:
+            stack = [with_router(name, router, router_policy) for name in stack]
+        else:
+            candidate = with_router(candidate or CANDIDATE, router, router_policy)
     earlier = find_run(baseline, PROJECT) if baseline is not None and baseline not in registry() else None
     target = None if earlier or "/" in (baseline or "") else baseline
     names = [name for name in (target, candidate, *(stack or ())) if name]
@@ -390,6 +409,7 @@ def drive_matrix(
     start: Annotated[StartChoice | None, typer.Option(help="As in `parity run`.")] = None,
     engine: Annotated[EngineChoice | None, typer.Option(help="As in `parity run`.")] = None,
     python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    checkout: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
     ] = None,
@@ -425,7 +445,7 @@ def drive_matrix(
     A page of runs that were made one by one, of single stacks or pairs:
       parity matrix --from .parity/runs/monday .parity/runs/tuesday --stack skyrl-0.2.0:http --out docs/releases
     Other options of `parity run`, for every cell:
-      parity matrix --stack local:http --python ~/skyrl/.venv/bin/python --wave 1 -- --dtype bfloat16
+      parity matrix --stack local:http --checkout ~/SkyRL --wave 1 -- --dtype bfloat16
 
     Each cell is a run of one target in its own process and folder. A cell that does not run is red, with its reason. All cells of
     a target are then merged and judged as one run. It writes matrix.html, matrix.json and a badge for each target.
@@ -439,8 +459,8 @@ def drive_matrix(
     from harness.records.run_folder import new_run_dir
     from harness.running.matrix import MatrixFolder, plan
 
-    _check_targets(stack or [], python or ())
-    if from_runs and (topology or wave or k or start or engine or python or shard or again):
+    _check_targets(stack or [], python or (), checkout or ())
+    if from_runs and (topology or wave or k or start or engine or python or checkout or shard or again):
         raise UsageError("--from drives nothing", next_step="leave out what selects cells; --stack selects columns")
     if not from_runs and rest and not rest[0].startswith("-"):
         raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
@@ -450,6 +470,7 @@ def drive_matrix(
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
     own = {"--ledger", "--stack", "--baseline", "--candidate", "--wave", "--topology", "--run-dir", "--checkout"}
+    own |= {"--router", "--router-policy"}
     if not from_runs and (taken := sorted(own & {word.partition("=")[0] for word in rest or ()})):
         raise UsageError(f"a matrix cannot hand {', '.join(taken)} on", next_step="leave them out after --")
     with _terminable(), contextlib.nullcontext() if from_runs else folder.held():
@@ -462,6 +483,7 @@ def drive_matrix(
                 k or "",
                 arguments=[*options, *(rest or ())],
                 pythons=of_local("--python", python or ()),
+                trees=of_local("--checkout", checkout or ()),
             )
             _drive_cells(folder, orders, shard, again=again)
         found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
@@ -980,6 +1002,47 @@ def judge(run: Run, profile: Profile = None) -> None:
     judgement = judge_run(folder, profile=profile)
     write_all(judgement, folder)
     _show(judgement)
+
+
+@app.command()
+def track(
+    faults: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these (default: all).")] = None,
+    *,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Take recordings from this run (repeatable), for the named faults, or for those that have none.",
+        ),
+    ] = None,
+) -> None:
+    """Judge faults that releases really had again, with today's checks: each has to be red where it was and green where it was not.
+
+    \b
+    Does today's judge still tell all of them?
+      parity track
+    One of them:
+      parity track seeded-samples-are-copies
+    Recordings for a new row of scenarios/track_record.toml, from runs of both releases:
+      parity track my-fault --add .parity/runs/monday --add .parity/runs/tuesday
+
+    It drives nothing and takes seconds. Exit status: 0 each release that has its fault is told from the one that does not; 1 one is
+    not; 2 a named error.
+    """
+    from harness.running.track import Runs, chosen, recorded, replay
+
+    rows = chosen(faults or [])
+    if add:
+        runs = Runs(run_folder(name) for name in add)
+        for row in rows if faults else [row for row in rows if not recorded(row)]:
+            runs.add(row)
+            typer.echo(f"recorded {row.id}", err=True)
+    replayed = [replay(row) for row in rows]
+    for one in replayed:
+        typer.echo(f"{'ok ' if one.problem is None else 'RED'}  {one.fault.told}\n     {one.problem or one.fault.met}")
+    told = sum(one.problem is None for one in replayed)
+    typer.echo(f"{told} of {len(replayed)} faults are told from the release that does not have them")
+    raise typer.Exit(int(told < len(replayed)))
 
 
 @app.command()

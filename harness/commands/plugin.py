@@ -31,7 +31,7 @@ from harness.machine import environments, kept, outlook
 from harness.machine.logs import LogStream
 from harness.machine.outlook import Start
 from harness.machine.progress import Say, console_progress
-from harness.machine.targets import LABEL, Target, default_pair, needs_of, of_local, registry, resolve
+from harness.machine.targets import Target, default_pair, needs_of, of_local, registry, resolve, wider
 from harness.records.differing import around_the_difference
 from harness.records.run_folder import RunFolder, find_run
 from harness.records.verdict import Judgement, Verdict
@@ -338,9 +338,7 @@ class Parity:
         option = self._config.getoption
         options = self._options()
         for flag, given in (("--target-python", options.target_python), ("--checkout", options.checkouts)):
-            if idle := sorted(
-                set(given) - {"", *options.driven, *(name.partition(LABEL)[0] for name in options.driven)}
-            ):
+            if idle := sorted(set(given) - {known for name in options.driven for known in wider(name)}):
                 raise UsageError(
                     f"{flag} names {', '.join(idle)}, which this run does not drive", next_step="correct it"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from harness.running import child
 from harness.running.bisect import Judge, Verdict, of_check
 from reports.json_report import read_report
 
+BASE = "BASE_TREE"
+"""Stands for a folder in the commands of a comment."""
 NOTHING_SELECTED = 5
 """Exit status of pytest."""
 
@@ -63,4 +66,15 @@ def run_pair(target: str, head: Checkout, base: str, arguments: Sequence[str], f
     with worktree(tree, left) as work:
         trees = ["--checkout", f"{baseline}={work}", "--checkout", f"{candidate}={head.path}"]
         pair = ["--baseline", baseline, "--candidate", candidate, *trees]
-        return child.run([*child.COMMAND, *pair, "--run-dir", str(folder), *arguments])
+        status = child.run([*child.COMMAND, *pair, "--run-dir", str(folder), *arguments])
+    _without_worktree(folder / "report.md", work, tree, left)
+    return status
+
+
+def _without_worktree(report: Path, work: Path, tree: Path, commit: str) -> None:
+    """Commands of a report name a folder of the reader's in place of a worktree that is gone, and the report says how to make it."""
+    if report.is_file() and str(work) in (text := report.read_text()):
+        make = shlex.join(["git", "-C", str(tree), "worktree", "add", "--detach", BASE, commit])
+        report.write_text(
+            text.replace(str(work), BASE).rstrip("\n") + f"\n\n`{BASE}` in a command is the base: `{make}` makes it.\n"
+        )

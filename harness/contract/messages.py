@@ -576,6 +576,8 @@ class StartRequest(Message, frozen=True, kw_only=True):
     """First port of the servers of the remote placement; None asks the operating system."""
     devices: Devices | None = None
     """GPUs of the workers and of the trainer; None on a CPU."""
+    router_policy: str | None = None
+    """How the router chooses a server; None is the stack's own choice."""
     policies: str = ""
     """The run's folder of trained policy versions, for trainer and oracle."""
 

@@ -1,7 +1,8 @@
 """From "skyrl-0.2.0:http" to adapter, environment and variables; from "local:http" to the user's interpreter.
 
 The registry is `backends/targets.toml`. Nothing is installed or started here. A local target may have a label of the user's,
-"local:http#old", so that two of a kind can be compared.
+"local:http#old", so that two of a kind can be compared. A target whose router is a package of its own may have another version of
+it, another policy, or both: "skyrl-0.4.0:http#vllm-router-0.1.13", "…#vllm-router-round_robin".
 """
 
 from __future__ import annotations
@@ -29,14 +30,33 @@ from harness.contract.faults import Fault, by_id
 from harness.contract.runtime import Runtime
 from harness.machine import checkouts
 from harness.machine.environments import Engine, requirement_file
+from harness.machine.installed import normal
 
 REGISTRY = PROJECT / "backends" / "targets.toml"
 IMPORT_DEADLINE_S = 120.0
 LABEL = "#"
-"""Separates a local target from its label."""
+"""Separates a target from its label, and from its router."""
 _LABELS = re.compile(r"[\w.+-]+")
 HOST_NEEDS = ("msgspec", "starlette", "uvicorn", "psutil")
 """Modules that a local interpreter must be able to import beside the stack: the host uses them."""
+
+
+_ROUTER = r"(?:-(?P<version>\d[\w.]*))?(?:-(?P<policy>[a-z][a-z_]*))?"
+
+
+class Router(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has in place of the router that a target ships with."""
+
+    package: str
+    version: str | None = None
+    """None: the one of the target's environment."""
+    policy: str | None = None
+    """How it chooses a server. None: the stack's own choice."""
+
+    @property
+    def label(self) -> str:
+        """ "vllm-router-0.1.13-round_robin", without what is None."""
+        return "-".join(filter(None, (self.package, self.version, self.policy)))
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +89,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """File of its code that mutants change (`harness/proving/mutants.py`), below the project."""
     runtime: str | None = None
     """ "module:NAME" of its `Runtime`."""
+    router: str | None = None
+    """Distribution of its router, if that can be varied alone."""
+    other_router: Router | None = None
+    """The router that its name asks for."""
 
     @property
     def local(self) -> bool:
@@ -216,17 +240,60 @@ def runtimes() -> list[Runtime]:
 
 
 def known(name: str) -> Target:
-    """The registry's entry; of a local target also under a label. Raises UsageError for an unknown name, naming close ones."""
+    """The registry's entry, also under a label or with another router. Raises UsageError for an unknown name, naming close ones."""
     if (target := registry().get(name)) is not None:
         return target
-    kind, _, label = name.partition(LABEL)
-    if _LABELS.fullmatch(label) and (target := registry().get(kind)) is not None:
-        if not target.local:
-            raise UsageError(f"{name}: only local targets have labels", next_step=f"leave out {LABEL}{label}")
-        return msgspec.structs.replace(target, name=name)
+    kind, *labels = name.split(LABEL)
+    if (target := registry().get(kind)) is not None and all(map(_LABELS.fullmatch, labels)):
+        router = re.fullmatch(re.escape(target.router or "-") + _ROUTER, labels[-1])
+        if router is not None and any(router.groups()):
+            labels.pop()
+            target = msgspec.structs.replace(
+                target, other_router=Router(package=str(target.router), **router.groupdict())
+            )
+        if len(labels) <= target.local:
+            return msgspec.structs.replace(target, name=name)
+        own = f"only a router of its own, such as {kind}{LABEL}{target.router}-1.2.3" if target.router else "none"
+        raise UsageError(
+            f"{name}: only local targets have labels, and one each",
+            next_step=f"leave out {LABEL}{labels[-1]}; {kind} can have {'a label and ' * target.local}{own}",
+        )
     close = difflib.get_close_matches(name, registry(), cutoff=0.5)
     meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(registry())}"
     raise UsageError(f"unknown target {name!r}: {meant}", next_step="`parity targets` lists them")
+
+
+def with_router(name: str, version: str | None, policy: str | None) -> str:
+    """The target's name with another version of its router ("vllm-router==0.1.13"), another policy, or both.
+
+    Raises UsageError for a target that has no router of that package, or names another one already.
+    """
+    target = known(name)
+    if target.router is None:
+        able = ", ".join(one.name for one in registry().values() if one.router)
+        raise UsageError(
+            f"{name} has no router that is a package of its own",
+            next_step=f"--router and --router-policy are for {able}",
+        )
+    asked = re.fullmatch(r"(?P<package>[\w.-]+)==(?P<version>\d[\w.]*)", version or f"{target.router}==0")
+    if asked is None or normal(asked["package"]) != target.router:
+        raise UsageError(
+            f"--router {version}: the router of {name} is {target.router}",
+            next_step=f"write --router {target.router}==VERSION",
+        )
+    if target.other_router is not None:
+        raise UsageError(f"{name} names its router already", next_step="leave out --router and --router-policy")
+    router = Router(package=target.router, version=asked["version"] if version else None, policy=policy)
+    named = f"{name}{LABEL}{router.label}"
+    if not re.fullmatch("[a-z][a-z_]*", policy or "a"):
+        raise UsageError(f"--router-policy {policy!r} is no name of a policy", next_step="write it as in round_robin")
+    return named
+
+
+def wider(name: str) -> list[str]:
+    """The name, and those that stand for it: without its router, without its label, and "" for all."""
+    parts = name.split(LABEL)
+    return [LABEL.join(parts[:count]) for count in range(len(parts), 0, -1)] + [""]
 
 
 def of_local(option: str, given: Sequence[str]) -> dict[str, Path]:
@@ -255,7 +322,7 @@ def of_local(option: str, given: Sequence[str]) -> dict[str, Path]:
 
 def for_target(name: str, given: Mapping[str, Path] | None) -> Path | None:
     """The path for a local target: its own, that of its kind without a label, or that of all."""
-    return next((given[key] for key in (name, name.partition(LABEL)[0], "") if key in given), None) if given else None
+    return next((given[key] for key in wider(name) if key in given), None) if given else None
 
 
 def resolve(name: str, pythons: Mapping[str, Path] | None = None, trees: Mapping[str, Path] | None = None) -> Target:

@@ -221,6 +221,15 @@ class Book:
             self._write(Entry(key=name, query=msgspec.Raw(_encoder.encode(query)), answer=raw))
             self._answers[name] = raw
 
+    def take_over(self, queries: Iterable[Query], source: Book) -> int:
+        """Add the answers that `source` has to these queries. Returns how many it had."""
+        found = [(key(query), query) for query in queries if key(query) in source._answers]
+        for name, query in found:
+            answer = source._answers[name]
+            self._write(Entry(key=name, query=msgspec.Raw(_encoder.encode(query)), answer=answer))
+            self._answers[name] = answer
+        return len(found)
+
     def missing(self, queries: Iterable[Query]) -> list[Query]:
         """The queries without an answer, each once, in order."""
         unknown = {name: query for query in queries if (name := key(query)) not in self._answers}

@@ -23,9 +23,11 @@ from filelock import FileLock, Timeout
 
 import harness
 from harness.contract import topology as topologies
+from harness.contract.checkout import Checkout
 from harness.contract.errors import Blame, HarnessError, RecordingError, UsageError
 from harness.driving.process import log_tail
 from harness.judging.judge import absent, missing
+from harness.machine import checkouts
 from harness.machine.progress import Progress
 from harness.machine.targets import for_target, known
 from harness.records.run_folder import RunFolder, stem
@@ -67,12 +69,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `parity run`."""
     version: str = harness.__version__
     commit: str | None = None
+    tree: Checkout | None = None
+    """The source tree of a local target, as it was when the cell was ordered."""
 
     def differs_from(self, other: Order) -> list[str]:
         """The facts in which two orders for one cell differ, in words."""
         facts = {
             "the harness": (f"{self.version} {self.commit}", f"{other.version} {other.commit}"),
             "the options": (" ".join(self.arguments), " ".join(other.arguments)),
+            "the checkout": tuple(one.tree.told if one.tree else "" for one in (self, other)),
         }
         found = [
             f"{fact} ({now or 'none'}, was {then or 'none'})" for fact, (now, then) in facts.items() if now != then
@@ -106,22 +111,29 @@ def plan(
     *,
     arguments: Sequence[str] = (),
     pythons: Mapping[str, Path] | None = None,
+    trees: Mapping[str, Path] | None = None,
 ) -> list[Order]:
     """The cells in the order in which they are driven: by target, topology, wave. Cells without a scenario are left out.
 
-    Without `places` or `waves` all of them. `arguments` are for every cell's `parity run`, `pythons` as in `resolve`.
-    Raises UsageError for an unknown topology and if no scenario is selected.
+    Without `places` or `waves` all of them. `arguments` are for every cell's `parity run`, `pythons` and `trees` as in `resolve`.
+    Raises UsageError for an unknown topology, a checkout that is none, and if no scenario is selected.
     """
     for place in places:
         topologies.topology(place)
     selected = matching(expression, declared().values())
     now = commit()
+    states = {target: _tree(target, for_target(target, trees)) for target in targets}
     found = [
         Order(
             cell=Cell(target=target, topology=place, wave=wave),
             scenarios=names,
-            arguments=[*_interpreter(target, pythons or {}), *arguments],
+            arguments=[
+                *_of_local("--python", target, pythons or {}),
+                *_of_local("--checkout", target, trees or {}),
+                *arguments,
+            ],
             commit=now,
+            tree=states[target],
         )
         for target in dict.fromkeys(targets)
         for place in topologies.names()
@@ -136,10 +148,16 @@ def plan(
     return found
 
 
-def _interpreter(target: str, pythons: Mapping[str, Path]) -> list[str]:
-    """The option that a local target needs. `parity run` refuses it for others."""
-    chosen = for_target(target, pythons)
-    return ["--python", str(chosen)] if chosen is not None and known(target).local else []
+def _of_local(option: str, target: str, paths: Mapping[str, Path]) -> list[str]:
+    """An option that a local target needs. `parity run` refuses it for others."""
+    chosen = for_target(target, paths)
+    return [option, str(chosen)] if chosen is not None and known(target).local else []
+
+
+def _tree(target: str, path: Path | None) -> Checkout | None:
+    """The present state of a local target's source tree; None without one."""
+    layout = known(target).runs_on.source
+    return None if path is None or layout is None or not known(target).local else checkouts.read(path, layout)
 
 
 def shard_of(orders: Sequence[Order], shard: str) -> list[Order]:
@@ -195,8 +213,9 @@ class MatrixFolder:
         return _read(path, Outcome) if path.is_file() else None
 
     def outcomes(self) -> list[Outcome]:
-        """The driven cells, in the order of the plan."""
-        return [found for one in self.planned() if (found := self.outcome(one.cell)) is not None]
+        """The driven cells, in the order of the plan. A cell that was last driven for another order is not driven yet."""
+        found = ((one, self.outcome(one.cell)) for one in self.planned())
+        return [outcome for one, outcome in found if outcome is not None and not one.differs_from(outcome.order)]
 
     def to_drive(self, orders: Sequence[Order], *, again: bool = False) -> list[Order]:
         """The cells that are not finished. With `again`, finished ones that another harness or selection drove as well.
@@ -230,6 +249,11 @@ class MatrixFolder:
             raise UsageError(
                 f"the harness changed since the matrix began: {order.commit} then, {now} now",
                 next_step="finish the change, then give the same command again; finished cells are kept",
+            )
+        if order.tree is not None and (tree := _tree(order.cell.target, Path(order.tree.path))) != order.tree:
+            raise UsageError(
+                f"{order.tree.path} changed since the matrix began: {order.tree.told} then, {tree and tree.told} now",
+                next_step="leave the tree alone while it is driven, or drive a worktree of it",
             )
         cell, began = order.cell, time.monotonic()
         self._set_aside(cell)

@@ -61,6 +61,7 @@ def _identity(shard: Earlier) -> Iterator[Fact]:
     info = shard.info
     yield "the baseline", info.baseline
     yield "the candidate", info.candidate
+    yield "the earlier run of the baseline", None if info.recorded is None else Path(info.recorded).name
     yield "the start", info.start
     yield "the engine", info.engine
     yield "the profile", info.profile

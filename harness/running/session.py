@@ -48,7 +48,7 @@ from harness.driving.stack import CLEAN_ROOM_DEADLINE_S, Stack
 from harness.judging import judge
 from harness.judging.noise import noise_floors
 from harness.judging.recorded import Judging, Recorded, with_twins
-from harness.machine import checkouts, environments, kept
+from harness.machine import checkouts, environments, kept, routers
 from harness.machine.git import run_git
 from harness.machine.kept import Kept
 from harness.machine.progress import Progress, silent
@@ -477,6 +477,7 @@ class Session:
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
             logs /= f"start-{number}"
+        router = self._target(seat.target).other_router
         wanted = StartRequest(
             target=seat.target,
             topology=seat.topology,
@@ -494,6 +495,7 @@ class Session:
             base_port=self.options.base_port,
             fault_taps=self.options.fault_taps,
             code_swaps=self._first_order,
+            router_policy=None if router is None else router.policy,
             policies=str(self._policies),
         )
         asked = self._asked(seat.name, wanted, self._model(seat.topology))
@@ -526,7 +528,8 @@ class Session:
         target = self._target(name)
         if target.inline:
             return InlineHost(adapter=target.adapter, logs=logs)
-        python, front = self._python(name), front_of(target)
+        python = self._python(name)
+        front = [*routers.front(target.other_router, PROJECT, python, self._progress), *front_of(target)]
         if target.checkout is not None and target.runs_on.source is not None:
             now = checkouts.read(Path(target.checkout.path), target.runs_on.source)
             if now != target.checkout:

@@ -65,10 +65,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [bullet for task in self.task for bullet in task.bullet]
 
 
-def published() -> list[str]:
-    """The ids of all promises that a release of this suite ever had."""
+WITHDRAWN = "  # withdrawn: "
+"""In promises.txt, between the id of a promise that left the plan and the reason."""
+
+
+def published() -> dict[str, str]:
+    """The id of each promise that a release of this suite ever had → why it was withdrawn, or "" for one of the plan."""
     lines = (files("scenarios") / "promises.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if not line.startswith("#")]
+    found = [line.partition(WITHDRAWN)[::2] for line in lines if not line.startswith("#")]
+    if len(dict(found)) < len(found):
+        raise UsageError("promises.txt has an id twice", next_step="give the newer promise another id")
+    return dict(found)
 
 
 def counts_for(name: str, verdict: Verdict) -> bool:
