@@ -113,7 +113,8 @@ class Client:
             raise BadRequest(said)
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
-        calls = [self.row(request.session_id, request.prompt_token_ids, one, engine=engine) for one in each]
+        more = {"engine": engine, "adapter": request.lora_adapter}
+        calls = [self.row(request.session_id, request.prompt_token_ids, one, **more) for one in each]
         samples = self.generation(await self.gather(calls))
         if not request.prompt_logprobs:
             return samples
@@ -154,6 +155,8 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        if (said := self.nameless(body)) is not None:
+            return said
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
         if said := parameters.wrong(body):
@@ -179,6 +182,10 @@ class Client:
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
             "usage": self.usage(rows, copies),
         }
+
+    def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""
+        return None if body.get("model") else error_body("`model` is required: name the base model or an adapter", 400)
 
     def adapter_of(self, name: str) -> str | None:
         """vLLM documentation, LoRA Adapters: a body's model is an adapter's name, or the base model's."""

@@ -580,7 +580,9 @@ class Engine:
         self.adapters[lora_request.name] = (next(self._loads), lora_request.factors)
 
     async def remove_lora(self, *, name: str) -> None:
-        self.adapters.pop(name, None)
+        """vLLM documentation, /v1/unload_lora_adapter. Raises BadRequest for a name that is not loaded."""
+        if self.adapters.pop(name, None) is None:
+            raise BadRequest(f"there is no adapter {name} to unload")
 
     # --- its end
 

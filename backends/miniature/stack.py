@@ -221,6 +221,7 @@ class Miniature:
             request.num_samples,
             request.sampling_params,
             request.session_id,
+            lora_adapter=request.lora_adapter,
             prompt_logprobs=request.prompt_logprobs,
             topk_prompt_logprobs=request.topk_prompt_logprobs,
         )

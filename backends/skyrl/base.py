@@ -255,7 +255,7 @@ class SkyRLStack(VllmStack):
         cfg.trainer.placement.colocate_all = self.colocated
         cfg.trainer.seed = request.seed
         if topology.lora:
-            lora.configure(cfg)
+            self.notes += lora.configure(cfg)
             self.notes += [] if request.cuda_graphs else [lora.EAGER_NOTE]
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
@@ -383,7 +383,12 @@ class SkyRLStack(VllmStack):
             "sampling_params": request.sampling_params,
             "session_ids": request.session_ids,
         }
-        return generation(await self.client_of(request.lora_adapter).generate(batch))
+        model = self.model_of(request.lora_adapter)
+        return generation(await self.client_of(request.lora_adapter).generate(batch, **model))
+
+    def model_of(self, _adapter: str | None) -> dict[str, str]:
+        """How a call of the client names this adapter, or the base model; empty for a client that takes no name."""
+        return {}
 
     def client_of(self, _adapter: str | None) -> Any:
         """The client for requests under this adapter, or without one."""

@@ -253,6 +253,7 @@ class HttpStack(SkyRLStack):
             data_parallel_size=self.request.topology.data_parallel,
             enable_return_routed_experts=self.returns_experts,
             tokenizer=self.tokenizer,
+            **({"uses_lora_weight_sync": True} if self._names_models else {}),
         )
 
     async def _stop_engines(self) -> None:
@@ -325,7 +326,8 @@ class HttpStack(SkyRLStack):
             body["session_id"] = request.session_id
         if request.prompt_logprobs:
             body |= {"include_prompt_logprobs": True, "topk_prompt_logprobs": request.topk_prompt_logprobs}
-        found = await self.client.sample({"json": body})
+        body |= self.model_of(request.lora_adapter)
+        found = await self.client_of(request.lora_adapter).sample({"json": body})
         sequences = found["sequences"]
         return Generation(
             response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
@@ -349,13 +351,22 @@ class HttpStack(SkyRLStack):
 
     # --- adapters
 
+    @property
+    def _names_models(self) -> bool:
+        """True if each call names its model."""
+        return self.request.topology.lora and self.release.adapters_in_requests
+
     def client_of(self, adapter: str | None) -> Any:
-        return self.client if adapter is None else self.adapters.client(adapter, self.client)
+        alone = adapter is None or self._names_models
+        return self.client if alone else self.adapters.client(adapter, self.client)
+
+    def model_of(self, adapter: str | None) -> dict[str, str]:
+        return {"model": adapter or self.client.model_name} if self._names_models else {}
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         client = self.client_of(request.name)
-        if self.release.adapters_in_requests:
+        if self._names_models:
             await client.load_lora_adapter(request.name, folder)
         else:
             await client.update_lora_from_disk(folder)
@@ -364,14 +375,15 @@ class HttpStack(SkyRLStack):
         await self.client.unload_lora_adapter(request.name)
 
     async def forget_adapters(self, request: Empty) -> None:
-        """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the
-        name was requested but never loaded."""
-        for name, client in self.adapters.clients.items():
+        """Unload the names through vLLM's own route on each server. A 404 means that the name is not loaded there."""
+        for name in self.adapters.names:
             for url in self._urls:
                 answer = await self._direct.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name})
                 if answer.status_code != httpx.codes.NOT_FOUND:
                     answer.raise_for_status()
+        for client in self.adapters.clients.values():
             await client.teardown()
+        self.adapters.names.clear()
         self.adapters.clients.clear()
         await super().forget_adapters(request)
 

@@ -88,7 +88,10 @@ class Capability(StrEnum):
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
     LORA = "lora"
-    """load_lora_adapter() and generate() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
+    """load_lora_adapter(), and generate() and sample() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
+    NAMED_MODELS = "named_models"
+    """One client serves the base model and every adapter, so each call has to name its model: a call that names none is refused.
+    SkyRL 0.3.0, RemoteInferenceClient: "the caller must name the adapter explicitly"."""
     ADAPTER_BY_NAME = "adapter_by_name"
     """Each request names its adapter or the base model; the stack refuses a name that is not loaded. Without this capability the
     loaded adapter answers every generate(). vLLM documentation, LoRA Adapters; SkyRL, active_lora_name."""

@@ -91,6 +91,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     session_id: SessionId | None = None
     prompt_logprobs: bool = False
     """True if the result shall have the prompt tokens' log-probabilities (SkyRL, RemoteInferenceClient.sample)."""
+    lora_adapter: str | None = None
+    """As in `GenerateRequest`."""
     topk_prompt_logprobs: int = 0
     """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
 
@@ -739,8 +741,9 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
-        case "sample" if request.get("prompt_logprobs"):
-            found.add(Capability.PROMPT_LOGPROBS)
+        case "sample":
+            found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
+            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()

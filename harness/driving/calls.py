@@ -97,7 +97,7 @@ class Calls(ABC):
         match method:
             case "load_lora_adapter" if self._adapters - {request["name"]}:
                 return {Capability.SEVERAL_ADAPTERS}
-            case "generate" if {request.get("lora_adapter")} != meant:
+            case "generate" | "sample" if {request.get("lora_adapter")} != meant:
                 return {Capability.ADAPTER_BY_NAME}
             case _:
                 return set()
@@ -144,16 +144,18 @@ class Calls(ABC):
         num_samples: int,
         *,
         session_id: SessionId | None = None,
+        lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """`num_samples` independent continuations of one prompt."""
+        """`num_samples` independent continuations of one prompt, under `lora_adapter` if given."""
         request = SampleRequest(
             prompt_token_ids=prompt,
             num_samples=num_samples,
             session_id=session_id,
+            lora_adapter=lora_adapter,
             sampling_params=sampling_params,
             prompt_logprobs=prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
@@ -299,8 +301,9 @@ class Calls(ABC):
             self._adapters = loaded
             raise
 
-    async def unload_lora_adapter(self, name: str) -> None:
-        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty)
+    async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
+        """Remove a name from every engine. Later requests for it are refused."""
+        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
         self._adapters.discard(name)
 
     async def pickle_client(self) -> None:
