@@ -40,6 +40,8 @@ class Client:
     def __init__(self) -> None:
         self._number = 0
         self.fired = 0
+        self.syncs = 0
+        """Number of completed syncs."""
         self.policies = ""
         """Folder of trained policy versions."""
 
@@ -274,6 +276,12 @@ class Client:
             await self.everywhere("update_weights", names=list(piece), tensors=piece)
         if whole:
             await self.everywhere("finish_weight_update")
+
+    def synced(self, label: str | None) -> None:
+        """After a completed sync: count it, and name every server's weights."""
+        self.syncs += 1
+        for engine in self.engines:
+            engine.name_weights(label)
 
     def shards(self, tensor: model.Array) -> list[model.Array]:
         """A tensor as two FSDP2 processes hold it: halves along its first dimension."""

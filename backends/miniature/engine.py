@@ -158,6 +158,8 @@ class Engine:
         self.transport: Literal["broadcast", "ipc"] = "broadcast"
         self.version = 0
         self.syncs = 0
+        self.weight_label = "default"
+        """Name of the weights that it holds."""
         self.shards: list[model.Parameters] = []
         """Each worker's parameters, by rank."""
         self.held_parameters: dict[str, model.Array] = {}
@@ -571,6 +573,10 @@ class Engine:
         staged, self._staged = self._staged, None
         self.syncs += 1
         self.hold({**self.held_parameters, **self.quantized(staged)})
+
+    def name_weights(self, label: str | None) -> None:
+        """Name the weights of the last sync (vLLM 0.30, update_weight_version). Without a label they get one of their own."""
+        self.weight_label = label or f"sync {self.syncs}"
 
     def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
         return model.quantize(tensors, self.quantization)

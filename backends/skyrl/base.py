@@ -78,6 +78,8 @@ NEEDS_A_SYNC = frozenset(
     {
         Capability.WEIGHT_SYNC,
         Capability.NATIVE_WEIGHT_SYNC,
+        Capability.SYNC_COUNT,
+        Capability.WEIGHT_LABELS,
         Capability.CUDA_IPC,
         Capability.TRAINER,
         Capability.MEGATRON_TRAINER,
@@ -459,8 +461,14 @@ class SkyRLStack(VllmStack):
     async def sync_weights(self, request: SyncWeightsRequest) -> None:
         self._synced = True
         await self._trainer.send(
-            request.version, request.chunks, request.layout, fail_after_chunks=request.fail_after_chunks
+            request.version,
+            request.chunks,
+            request.layout,
+            fail_after_chunks=request.fail_after_chunks,
+            label=request.weight_label,
         )
+        if self.release.counts_syncs:  # as SkyRL's trainer does (WorkerDispatch.save_weights_for_sampler)
+            self.client.increment_weight_version()
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self._trainer.train(request)

@@ -35,9 +35,11 @@ from harness.contract.messages import (
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
+    SyncCountResult,
     TokenizeRequest,
     TokenizeResult,
     UnloadLoraRequest,
+    WeightLabelsResult,
     WorldSizeResult,
 )
 from harness.driving import probing, raw
@@ -410,6 +412,15 @@ class HttpStack(SkyRLStack):
     async def world_size(self, _request: Empty) -> WorldSizeResult:
         size = await self.client.get_world_size()
         return WorldSizeResult(world_size=size[0] if self.release.sizes else size)
+
+    async def sync_count(self, _request: Empty) -> SyncCountResult:
+        return SyncCountResult(count=self.client.weight_version)
+
+    async def weight_labels(self, _request: Empty) -> WeightLabelsResult:
+        """vLLM's `/weight_info` of every server, for which SkyRL's client has no call."""
+        answers = await self.client._call_all_servers("/weight_info", method="GET")
+        labels = [str(answers[url]["body"]["weight_version"]) for url in self.client.server_urls]
+        return WeightLabelsResult(servers=dict(zip(self._named_urls(), labels, strict=True)))
 
     def trainers_client(self) -> Any:
         """A new copy of the client, as SkyRL's trainer process gets. It has no connections that a server has closed."""

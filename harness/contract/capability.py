@@ -75,6 +75,12 @@ class Capability(StrEnum):
     """prepare_weight_sync() and sync_weights(): SkyRL's own transfer strategies. SkyRL #1014, tasks 1 to 3."""
     NATIVE_WEIGHT_SYNC = "native_weight_sync"
     """The engine's own weight transfer loads weights; the stack adds no class to its workers. SkyRL #1014, task 14."""
+    SYNC_COUNT = "sync_count"
+    """sync_count(): the client counts the syncs that it completed. SkyRL 0.3.0, RemoteInferenceClient.weight_version: "Number of
+    weight syncs to the engines so far"."""
+    WEIGHT_LABELS = "weight_labels"
+    """sync_weights(weight_label=…) names the weights; weight_labels(): server → name of the weights that it holds. vLLM 0.30,
+    /finish_weight_update (weight_version) and /weight_info."""
     CUDA_IPC = "cuda_ipc"
     """Colocated engines read weights from the trainer's memory through CUDA IPC. Needs CUDA. SkyRL #1014, task 15."""
     TRAINER = "trainer"

@@ -247,6 +247,20 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     chunks: int = 1
     layout: Layout = "single"
     fail_after_chunks: int | None = None
+    weight_label: str | None = None
+    """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
+
+
+class SyncCountResult(Message, frozen=True, kw_only=True):
+    """Number of syncs that the client completed, repeated ones included (SkyRL, RemoteInferenceClient.weight_version)."""
+
+    count: int
+
+
+class WeightLabelsResult(Message, frozen=True, kw_only=True):
+    """server → label of the weights that it holds, as the server says it (vLLM, /weight_info)."""
+
+    servers: dict[str, str]
 
 
 class TrainRequest(Message, frozen=True, kw_only=True):
@@ -671,6 +685,8 @@ METHODS: dict[str, Method] = {
         # Joins trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again.
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("sync_count", Empty, SyncCountResult, Capability.SYNC_COUNT),
+        Method("weight_labels", Empty, WeightLabelsResult, Capability.WEIGHT_LABELS),
         # The engines keep generating. None has the version before a sync.
         Method("train", TrainRequest, TrainResult, Capability.TRAINER),
         # A fresh manager in place of an earlier one. The next three (SkyRL, _AsyncStalenessManager): acquire_submission_slot,
@@ -749,6 +765,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
+            found |= {Capability.WEIGHT_LABELS} if request.get("weight_label") is not None else set()
         case "http":
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):

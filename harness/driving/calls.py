@@ -44,6 +44,7 @@ from harness.contract.messages import (
     SessionId,
     SleepRequest,
     StalenessRequest,
+    SyncCountResult,
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
@@ -52,6 +53,7 @@ from harness.contract.messages import (
     TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
+    WeightLabelsResult,
     WorkerDescription,
     WorkerMemory,
     WorkersResult,
@@ -231,9 +233,11 @@ class Calls(ABC):
         chunks: int = 1,
         layout: Layout = "single",
         fail_after_chunks: int | None = None,
+        weight_label: str | None = None,
         label: str | None = None,
     ) -> None:
-        """Load a policy version into every engine through the stack's own weight sync.
+        """Load a policy version into every engine through the stack's own weight sync. Every server reports `weight_label`
+        afterwards, if one is given.
 
         With `fail_after_chunks` the trainer fails in the middle, and the call must fail. The next scenario gets a fresh start of
         the stack.
@@ -241,7 +245,13 @@ class Calls(ABC):
         if fail_after_chunks is not None:
             self._spoil("a sync that fails")
         self._version, self._left = None, True  # until it is done
-        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
+        request = SyncWeightsRequest(
+            version=version,
+            chunks=chunks,
+            layout=layout,
+            fail_after_chunks=fail_after_chunks,
+            weight_label=weight_label,
+        )
         await self._call("sync_weights", request, Empty, label)
         self._version, self._left = version, False
 
@@ -254,6 +264,14 @@ class Calls(ABC):
         await self.pause("keep")
         await self.sync_weights(version, chunks=chunks)
         await self.resume()
+
+    async def sync_count(self) -> int:
+        """Number of syncs that the client completed."""
+        return (await self._call("sync_count", Empty(), SyncCountResult)).count
+
+    async def weight_labels(self) -> dict[str, str]:
+        """server → label of its weights."""
+        return (await self._call("weight_labels", Empty(), WeightLabelsResult)).servers
 
     async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
         """One optimizer step on rollouts makes a new policy version. No engine has it before a sync."""
