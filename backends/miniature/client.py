@@ -66,9 +66,10 @@ class Client:
         sessions = request.session_ids if request.session_ids is not None else [None] * len(prompts)
         if len(sessions) != len(prompts):
             raise BadRequest(f"{len(sessions)} session ids for {len(prompts)} prompts")
+        more = {"adapter": request.lora_adapter, "salt": request.cache_salt}
         rows = await self.gather(
             [
-                self.row(session, self.prompt_of_turn(prompt), request.sampling_params, adapter=request.lora_adapter)
+                self.row(session, self.prompt_of_turn(prompt), request.sampling_params, **more)
                 for session, prompt in zip(sessions, prompts, strict=True)
             ]
         )

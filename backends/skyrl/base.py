@@ -385,6 +385,8 @@ class SkyRLStack(VllmStack):
             "sampling_params": request.sampling_params,
             "session_ids": request.session_ids,
         }
+        if request.cache_salt is not None:
+            batch["cache_salt"] = request.cache_salt
         model = self.model_of(request.lora_adapter)
         return generation(await self.client_of(request.lora_adapter).generate(batch, **model))
 

@@ -63,6 +63,9 @@ class Capability(StrEnum):
     vLLM documentation, Sleep Mode; SkyRL #1014, task 1."""
     RESET_PREFIX_CACHE = "reset_prefix_cache"
     """reset_prefix_cache(). SkyRL API reference, InferenceEngineInterface.reset_prefix_cache."""
+    CACHE_SALT = "cache_salt"
+    """generate(cache_salt=…): requests share a prefix cache only with those of the same salt. vLLM documentation, Automatic Prefix
+    Caching, "Cache Isolation for Security"; SkyRL 0.3.0, GeneratorConfig.use_cache_salt."""
     RESET_RUNNING_REQUESTS = "reset_running_requests"
     """reset_prefix_cache(reset_running_requests=True): also preempt what runs. SkyRL #904; vLLM `/reset_prefix_cache`."""
     HEALTH = "health"

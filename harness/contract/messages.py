@@ -59,6 +59,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     session_ids: list[SessionId] | None = None
     lora_adapter: str | None = None
     """Name of the loaded adapter that answers; None is the base model. An OpenAI-style body names it in "model"."""
+    cache_salt: str | None = None
+    """The rows share a prefix cache only with requests of the same salt (vLLM documentation, Automatic Prefix Caching)."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
@@ -761,6 +763,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
+            found |= {Capability.CACHE_SALT} if request.get("cache_salt") is not None else set()
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "sync_weights":

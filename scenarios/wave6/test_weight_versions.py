@@ -5,11 +5,14 @@ from __future__ import annotations
 from fixtures.prompts import Prompts
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.staleness import FORCED_EFFECT, FRESH_CACHE
+from harness.checks.tokens import greedy
 from harness.checks.weight_labels import SYNCS_COUNTED, WEIGHT_LABELS
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER, sessions
 
 COUNTED = {Capability.WEIGHT_SYNC, Capability.SYNC_COUNT}
 LABELLED = {Capability.WEIGHT_SYNC, Capability.WEIGHT_LABELS}
@@ -97,3 +100,20 @@ async def test_a_failed_sync_moves_no_label(stack: Stack, prompts: Prompts) -> N
         await stack.attempt(stack.sync_weights(1, weight_label=f"mended {after}"))
         await stack.attempt(stack.weight_labels())
         await stack.attempt(stack.digests())
+
+
+@scenario(
+    task=14,
+    promise="under a salt of its own for each policy version no answer reads keys and values of earlier weights, without a reset",
+    needs={Capability.WEIGHT_SYNC, Capability.CACHE_SALT},
+    checks=[FRESH_CACHE, FORCED_EFFECT, greedy(), ALL_COMPLETE],
+)
+async def test_a_salt_for_each_policy_version(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, GeneratorConfig.use_cache_salt: "cache blocks are only shared across trajectories that started with the same
+    policy weight version". Prompts fill a block and are answered twice, so the cache holds them before a sync."""
+    batch = prompts.long(4)
+    for version, salt in enumerate(("policy-0", "policy-1", "policy-2")):
+        if version:
+            await stack.sync_weights(version)
+        for _ in range(2):
+            await stack.generate(batch, session_ids=sessions(4), cache_salt=salt, **ANSWER)

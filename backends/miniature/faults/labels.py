@@ -1,13 +1,31 @@
-"""What a stack says of its own weights is wrong: the client's count of syncs, the servers' labels."""
+"""What a stack says of its own weights is wrong: the client's count of syncs, the servers' labels. Salts that keep nothing apart."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine
+from backends.miniature.engine import CacheKey, Engine, Request
 from backends.miniature.faults.registry import ONE, seeded
+from harness.contract.faults import Fact
 from harness.contract.messages import Layout
+
+
+@seeded("salt_ignored", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+class SaltIgnored(Engine):
+    """Requests with different salts share a prefix cache."""
+
+    def salted(self, request: Request, tokens: list[int]) -> CacheKey:
+        self.fired += request.salt is not None
+        return self.cache_key(request.adapter, tokens)
+
+
+@seeded("salt_ignored", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+class SaltIgnoredByOne(SaltIgnored):
+    """One server shares its prefix cache between requests with different salts."""
+
+    def salted(self, request: Request, tokens: list[int]) -> CacheKey:
+        return super().salted(request, tokens) if self.name == ONE else Engine.salted(self, request, tokens)
 
 
 @seeded("sync_uncounted", "repeated", caught_by=["syncs_counted"])
