@@ -158,8 +158,8 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
-        if (said := self.nameless(body)) is not None:
-            return said
+        if (refused := self.nameless(body)) is not None:
+            return refused
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
         if said := parameters.wrong(body):

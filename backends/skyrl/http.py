@@ -359,8 +359,9 @@ class HttpStack(SkyRLStack):
         return self.request.topology.lora and self.release.adapters_in_requests
 
     def client_of(self, adapter: str | None) -> Any:
-        alone = adapter is None or self._names_models
-        return self.client if alone else self.adapters.client(adapter, self.client)
+        if adapter is None or self._names_models:
+            return self.client
+        return self.adapters.client(adapter, self.client)
 
     def model_of(self, adapter: str | None) -> dict[str, str]:
         return {"model": adapter or self.client.model_name} if self._names_models else {}

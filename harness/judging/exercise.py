@@ -87,7 +87,7 @@ def _workers(own: list[Call]) -> Iterable[dict[str, Any]]:
     return (worker for servers in said for workers in servers.values() for worker in workers)
 
 
-def _of_adapters(own: list[Call], answered: list[Call], promised: set[str]) -> set[Capability]:
+def _of_adapters(own: list[Call], answered: list[Call], promised: AbstractSet[Capability]) -> set[Capability]:
     """Capabilities that show in answers without an adapter while one is loaded, and in answers under several."""
     loads = [call for call in own if call.method == "load_lora_adapter"]
     names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
