@@ -63,7 +63,8 @@ class Client:
         prompts = request.prompt_token_ids
         if prompts is None:
             prompts = [tokenizer.render(messages) for messages in request.prompts or []]
-        sessions = request.session_ids if request.session_ids is not None else [None] * len(prompts)
+        given = self.sessions(request)
+        sessions = given if given is not None else [None] * len(prompts)
         if len(sessions) != len(prompts):
             raise BadRequest(f"{len(sessions)} session ids for {len(prompts)} prompts")
         more = {"adapter": request.lora_adapter, "salt": request.cache_salt}
@@ -73,7 +74,12 @@ class Client:
                 for session, prompt in zip(sessions, prompts, strict=True)
             ]
         )
-        return self.generation(rows)
+        found = self.generation(rows)
+        return msgspec.structs.replace(found, responses=None) if request.single else found
+
+    def sessions(self, request: GenerateRequest) -> list[SessionId] | None:
+        """The sessions of a batch; None if it has none."""
+        return request.session_ids
 
     async def gather(self, calls: Sequence[Any]) -> list[Output]:
         """All rows in order. If one fails, the others are cancelled and its error is raised."""

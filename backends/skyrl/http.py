@@ -27,6 +27,7 @@ from harness.contract.messages import (
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
+    GenerateRequest,
     Generation,
     HttpRequest,
     HttpResponse,
@@ -35,6 +36,7 @@ from harness.contract.messages import (
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
+    SessionId,
     SyncCountResult,
     TokenizeRequest,
     TokenizeResult,
@@ -89,6 +91,7 @@ class HttpStack(SkyRLStack):
         self._direct_way: tuple[str, list[str]] | None = None
         """The same without taps, while the client goes through them."""
         self._direct: httpx.AsyncClient
+        self._single: Any = None
 
     # --- lifecycle
 
@@ -136,6 +139,7 @@ class HttpStack(SkyRLStack):
             as_shipped = self._start_groups_as_shipped if self.release.own_groups else self._start_as_shipped
             proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
+        self._single = self._make_single(proxy)
         # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
         # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -258,7 +262,15 @@ class HttpStack(SkyRLStack):
             **({"uses_lora_weight_sync": True} if self._names_models else {}),
         )
 
+    def _make_single(self, proxy: str) -> Any:
+        """SkyRL's client for single requests; None for a release without one."""
+        import skyrl.backends.skyrl_train.inference_servers.remote_inference_client as shipped
+
+        return shipped.RemoteGenerateClient(proxy_url=proxy) if hasattr(shipped, "RemoteGenerateClient") else None
+
     async def _stop_engines(self) -> None:
+        if self._single is not None:
+            await self._single.aclose()
         for client in (*self._left_behind, *self.adapters.clients.values(), self.client):
             if client is not None:
                 await client.teardown()
@@ -317,6 +329,34 @@ class HttpStack(SkyRLStack):
         )
 
     # --- data plane
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return await (self._one_by_one(request) if request.single else super().generate(request))
+
+    async def _one_by_one(self, request: GenerateRequest) -> Generation:
+        """Every row by SkyRL's client for single requests, all at once."""
+        prompts = request.prompt_token_ids or []
+        sessions: Sequence[SessionId | None] = request.session_ids or [None] * len(prompts)
+        model = self.model_of(request.lora_adapter).get("model", self.client.model_name)
+        rows = await asyncio.gather(
+            *(
+                self._single.generate(
+                    prompt_token_ids=prompt,
+                    sampling_params=request.sampling_params,
+                    session_id=session,
+                    model=model,
+                    cache_salt=request.cache_salt,
+                )
+                for prompt, session in zip(prompts, sessions, strict=True)
+            )
+        )
+        asked = request.sampling_params.get("logprobs") is not None
+        return Generation(
+            response_ids=[[int(t) for t in row.response_ids] for row in rows],
+            responses=None,
+            stop_reasons=[row.stop_reason for row in rows],
+            response_logprobs=[row.response_logprobs for row in rows] if asked else None,
+        )
 
     async def sample(self, request: SampleRequest) -> Generation:
         body: dict[str, Any] = {
@@ -430,4 +470,4 @@ class HttpStack(SkyRLStack):
 
     async def pickle_client(self, _request: Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
-        self.client = pickle.loads(pickle.dumps(self.client))
+        self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))

@@ -14,6 +14,9 @@ class Capability(StrEnum):
 
     GENERATE_MESSAGES = "generate_messages"
     """generate() accepts chat messages (`prompts`) in place of token ids. SkyRL API reference, InferenceEngineClient.generate."""
+    SINGLE_REQUESTS = "single_requests"
+    """generate(single=True): each row goes through the stack's client for single requests, token ids in and out. SkyRL 0.4.0,
+    RemoteGenerateClient."""
     SAMPLE = "sample"
     """sample(): independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
     PROMPT_LOGPROBS = "prompt_logprobs"

@@ -61,12 +61,14 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Name of the loaded adapter that answers; None is the base model. An OpenAI-style body names it in "model"."""
     cache_salt: str | None = None
     """The rows share a prefix cache only with requests of the same salt (vLLM documentation, Automatic Prefix Caching)."""
+    single: bool = False
+    """True if each row goes through the stack's client for single requests, which returns no text."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
     """The answers to a batch (SkyRL API reference, InferenceEngineOutput). One entry per row, in the order of the prompts.
 
-    `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
+    `responses` is None where the stack returns no text (sample() of the HTTP stack, and single requests). `response_logprobs` has one
     number per response token, or is None if the request asked for none. None in place of a number stands for a
     non-finite one, which JSON cannot express.
     """
@@ -763,6 +765,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
+            found |= {Capability.SINGLE_REQUESTS} if request.get("single") else set()
             found |= {Capability.CACHE_SALT} if request.get("cache_salt") is not None else set()
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()

@@ -113,15 +113,18 @@ class Calls(ABC):
         session_ids: list[SessionId] | None = None,
         lora_adapter: str | None = None,
         cache_salt: str | None = None,
+        single: bool = False,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """Continue each prompt, under `lora_adapter` and `cache_salt` if given. Results in the order of the prompts."""
+        """Continue each prompt, under `lora_adapter` and `cache_salt` if given. Results in the order of the prompts.
+        `single`: by the client for single requests."""
         request = GenerateRequest(
             prompt_token_ids=prompts,
             session_ids=session_ids,
             lora_adapter=lora_adapter,
             cache_salt=cache_salt,
+            single=single,
             sampling_params=sampling_params,
         )
         return await self._call("generate", request, Generation, label)
