@@ -57,7 +57,6 @@ async def test_a_failed_sync_is_not_counted(stack: Stack, prompts: Prompts) -> N
     promise="every server reports the label of its last sync and holds the parameters that this label names",
     needs=LABELLED,
     checks=[WEIGHT_LABELS, EVERY_PARAMETER, UNIFORM_SERVERS, ALL_COMPLETE],
-    topologies=["disaggregated", "remote"],
 )
 async def test_servers_report_the_label_of_their_weights(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001
     """vLLM 0.30, finish_weight_update: "Finish the weight update and set its version if provided"; /weight_info."""
