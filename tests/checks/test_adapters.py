@@ -176,6 +176,14 @@ def test_a_change_beside_no_answer_disturbs_nothing():
     assert scene.judge(ADAPTER_UNDISTURBED).status == "untestable"
 
 
+def test_an_answer_under_a_name_that_is_not_loaded_is_no_answer_of_an_adapter():
+    scene = served(FOUR)
+    scene.call("unload_lora_adapter", {"name": "policy"})
+    asked = scene.generate(FOUR, adapter="policy", tokens=under(scene, None, FOUR))
+    assert Evidence(traces.trace(*scene.calls), scene.reference).adapter_at(asked) is None
+    assert scene.judge(ADAPTER_EFFECT).status == "pass", "else the base model's answers would count as the adapter's"
+
+
 def test_nothing_to_judge_is_untestable():
     scene = Scene()
     assert scene.judge(ADAPTER_EFFECT).status == "untestable"
