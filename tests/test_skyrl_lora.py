@@ -15,7 +15,15 @@ from backends.skyrl.legacy import LegacyStack
 from backends.skyrl.lora import Adapters
 from backends.skyrl.release import RELEASES
 from harness.contract.capability import Capability
-from harness.contract.messages import Empty, LoadLoraRequest, OpenAIRequest, StartRequest, UnloadLoraRequest
+from harness.contract.messages import (
+    Empty,
+    GenerateRequest,
+    LoadLoraRequest,
+    OpenAIRequest,
+    SampleRequest,
+    StartRequest,
+    UnloadLoraRequest,
+)
 from harness.contract.topology import topology
 
 
@@ -130,13 +138,30 @@ def test_legacy_knows_no_name_of_an_adapter(tmp_path):
     assert asked("policy") == "policy"
 
 
+ANSWER = {"response_ids": [[1]], "responses": [""], "stop_reasons": ["length"]}
+SAMPLE = {
+    "sequences": [{"tokens": [1], "stop_reason": "length", "logprobs": None}],
+    "prompt_logprobs": None,
+    "topk_prompt_logprobs": None,
+}
+
+
 @dataclass
 class NamingClient:
     """The same of 0.3.0's: adapters have names, and a request names its model."""
 
     model_name: str = "/model"
+    asked: list[str | None] = field(default_factory=list)
     loaded: list[tuple[str, str]] = field(default_factory=list)
     unloaded: list[str] = field(default_factory=list)
+
+    async def generate(self, _batch, model: str | None = None):
+        self.asked.append(model)
+        return ANSWER
+
+    async def sample(self, payload):
+        self.asked.append(payload["json"].get("model"))
+        return SAMPLE
 
     async def load_lora_adapter(self, name: str, path: str) -> None:
         self.loaded.append((name, path))
@@ -149,7 +174,18 @@ def test_a_later_client_loads_and_unloads_by_name(tmp_path, written):
     stack = made(HttpStack, tmp_path, "lora", since="0.3.0")
     stack.client = NamingClient()
     asyncio.run(stack.load_lora_adapter(LoadLoraRequest(name="a", version=1)))
-    assert stack.client_of("a").model_name == "a"
-    assert stack.client_of("a").loaded == [("a", str(written[0][0]))]
+    assert stack.client.loaded == [("a", str(written[0][0]))]
     asyncio.run(stack.unload_lora_adapter(UnloadLoraRequest(name="a")))
     assert stack.client.unloaded == ["a"]
+
+
+@pytest.mark.parametrize(("where", "asked"), [("lora", ["a", "/model"]), ("disaggregated", [None, None])])
+def test_a_later_client_is_told_the_model_of_each_call_where_engines_take_adapters(tmp_path, where, asked):
+    stack = made(HttpStack, tmp_path, where, since="0.3.0")
+    stack.client = NamingClient()
+    names = ["a", None] if where == "lora" else [None, None]
+    for name in names:
+        asyncio.run(stack.generate(GenerateRequest(prompt_token_ids=[[1]], lora_adapter=name)))
+    for name in names:
+        asyncio.run(stack.sample(SampleRequest(prompt_token_ids=[1], num_samples=1, lora_adapter=name)))
+    assert stack.client.asked == [*asked, *asked]

@@ -40,6 +40,8 @@ class Client:
     def __init__(self) -> None:
         self._number = 0
         self.fired = 0
+        self.syncs = 0
+        """Number of completed syncs."""
         self.policies = ""
         """Folder of trained policy versions."""
 
@@ -61,16 +63,23 @@ class Client:
         prompts = request.prompt_token_ids
         if prompts is None:
             prompts = [tokenizer.render(messages) for messages in request.prompts or []]
-        sessions = request.session_ids if request.session_ids is not None else [None] * len(prompts)
+        given = self.sessions(request)
+        sessions = given if given is not None else [None] * len(prompts)
         if len(sessions) != len(prompts):
             raise BadRequest(f"{len(sessions)} session ids for {len(prompts)} prompts")
+        more = {"adapter": request.lora_adapter, "salt": request.cache_salt}
         rows = await self.gather(
             [
-                self.row(session, self.prompt_of_turn(prompt), request.sampling_params, adapter=request.lora_adapter)
+                self.row(session, self.prompt_of_turn(prompt), request.sampling_params, **more)
                 for session, prompt in zip(sessions, prompts, strict=True)
             ]
         )
-        return self.generation(rows)
+        found = self.generation(rows)
+        return msgspec.structs.replace(found, responses=None) if request.single else found
+
+    def sessions(self, request: GenerateRequest) -> list[SessionId] | None:
+        """The sessions of a batch; None if it has none."""
+        return request.session_ids
 
     async def gather(self, calls: Sequence[Any]) -> list[Output]:
         """All rows in order. If one fails, the others are cancelled and its error is raised."""
@@ -113,7 +122,8 @@ class Client:
             raise BadRequest(said)
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
-        calls = [self.row(request.session_id, request.prompt_token_ids, one, engine=engine) for one in each]
+        more = {"engine": engine, "adapter": request.lora_adapter}
+        calls = [self.row(request.session_id, request.prompt_token_ids, one, **more) for one in each]
         samples = self.generation(await self.gather(calls))
         if not request.prompt_logprobs:
             return samples
@@ -154,6 +164,8 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        if (refused := self.nameless(body)) is not None:
+            return refused
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
         if said := parameters.wrong(body):
@@ -179,6 +191,10 @@ class Client:
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
             "usage": self.usage(rows, copies),
         }
+
+    def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""
+        return None if body.get("model") else error_body("`model` is required: name the base model or an adapter", 400)
 
     def adapter_of(self, name: str) -> str | None:
         """vLLM documentation, LoRA Adapters: a body's model is an adapter's name, or the base model's."""
@@ -267,6 +283,12 @@ class Client:
             await self.everywhere("update_weights", names=list(piece), tensors=piece)
         if whole:
             await self.everywhere("finish_weight_update")
+
+    def synced(self, label: str | None) -> None:
+        """After a completed sync: count it, and name every server's weights."""
+        self.syncs += 1
+        for engine in self.engines:
+            engine.name_weights(label)
 
     def shards(self, tensor: model.Array) -> list[model.Array]:
         """A tensor as two FSDP2 processes hold it: halves along its first dimension."""

@@ -41,8 +41,8 @@ TAGS = frozenset({"weights", "kv_cache"})
 RESHAPING = ("logit_bias", "allowed_token_ids", "min_tokens")
 """Sampling parameters under which the most probable token is not always the greedy one."""
 
-CacheKey = tuple[int, tuple[int, ...]]
-"""(number of the adapter's loading, 0 for the base model; the tokens)."""
+CacheKey = tuple[Any, ...]
+"""(number of the adapter's loading, 0 for the base model; the tokens; the salt if there is one)."""
 
 
 class BadRequest(ValueError):
@@ -73,12 +73,20 @@ class Request:
     """One request in an engine. `prior` is the number of tokens at the prompt's end that an earlier attempt generated."""
 
     def __init__(
-        self, number: str, prompt: list[int], params: dict[str, Any], *, adapter: str | None, prior: int
+        self,
+        number: str,
+        prompt: list[int],
+        params: dict[str, Any],
+        *,
+        adapter: str | None,
+        prior: int,
+        salt: str | None = None,
     ) -> None:
         self.id = number
         self.prompt = list(prompt)
         self.params = dict(params)
         self.adapter = adapter
+        self.salt = salt
         self.prior = prior
         self.random = random.Random(f"{params.get('seed')} {prompt}")
         """The request's own random sequence, used if it has a seed."""
@@ -158,6 +166,8 @@ class Engine:
         self.transport: Literal["broadcast", "ipc"] = "broadcast"
         self.version = 0
         self.syncs = 0
+        self.weight_label = "default"
+        """Name of the weights that it holds."""
         self.shards: list[model.Parameters] = []
         """Each worker's parameters, by rank."""
         self.held_parameters: dict[str, model.Array] = {}
@@ -202,7 +212,13 @@ class Engine:
     # --- requests
 
     async def generate(
-        self, prompt: list[int], params: dict[str, Any], *, adapter: str | None = None, prior: int = 0
+        self,
+        prompt: list[int],
+        params: dict[str, Any],
+        *,
+        adapter: str | None = None,
+        prior: int = 0,
+        salt: str | None = None,
     ) -> Output:
         """One request, from its arrival to its end. Raises BadRequest and EngineDead."""
         await self.late("request")
@@ -212,7 +228,8 @@ class Engine:
             raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
         self.refuse_wrong(prompt, params, adapter)
         params = parameters.settled(params)
-        request = Request(f"{self.name}-{next(self._requests)}", prompt, params, adapter=adapter, prior=prior)
+        number = f"{self.name}-{next(self._requests)}"
+        request = Request(number, prompt, params, adapter=adapter, prior=prior, salt=salt)
         self.tell(
             "request",
             request_id=request.id,
@@ -340,17 +357,22 @@ class Engine:
         """Requests with the same first tokens under the same weights share states."""
         return (self.loading(adapter), tuple(tokens))
 
+    def salted(self, request: Request, tokens: list[int]) -> CacheKey:
+        """The key of a request's own blocks (vLLM documentation, Automatic Prefix Caching: the salt is part of the hash)."""
+        key = self.cache_key(request.adapter, tokens)
+        return key if request.salt is None else (*key, request.salt)
+
     def cached(self, request: Request, network: model.Network) -> tuple[model.Node, list[list[list[int]]]]:
         """The node and the experts of a request's longest cached prefix, which leaves at least one token to feed."""
         tokens = request.context
         for length in range((len(tokens) - 1) // BLOCK * BLOCK, 0, -BLOCK):
-            found = self.cache.get(self.cache_key(request.adapter, tokens[:length]))
+            found = self.cache.get(self.salted(request, tokens[:length]))
             if found is not None:
                 return network.adopt(found[0]), found[1][: found[0].position]
         return network.root, []
 
     def remember(self, request: Request, tokens: list[int], node: model.Node) -> None:
-        self.cache[self.cache_key(request.adapter, tokens)] = (node, request.experts[: node.position])
+        self.cache[self.salted(request, tokens)] = (node, request.experts[: node.position])
 
     def forget(self) -> None:
         """Drop the prefix cache."""
@@ -572,6 +594,10 @@ class Engine:
         self.syncs += 1
         self.hold({**self.held_parameters, **self.quantized(staged)})
 
+    def name_weights(self, label: str | None) -> None:
+        """Name the weights of the last sync (vLLM 0.30, update_weight_version). Without a label they get one of their own."""
+        self.weight_label = label or f"sync {self.syncs}"
+
     def quantized(self, tensors: dict[str, model.Array]) -> model.Parameters:
         return model.quantize(tensors, self.quantization)
 
@@ -580,7 +606,9 @@ class Engine:
         self.adapters[lora_request.name] = (next(self._loads), lora_request.factors)
 
     async def remove_lora(self, *, name: str) -> None:
-        self.adapters.pop(name, None)
+        """vLLM documentation, /v1/unload_lora_adapter. Raises BadRequest for a name that is not loaded."""
+        if self.adapters.pop(name, None) is None:
+            raise BadRequest(f"there is no adapter {name} to unload")
 
     # --- its end
 

@@ -48,6 +48,7 @@ class Interface:
         sampling_params: dict[str, Any],
         session_id: SessionId | None = None,
         *,
+        lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
     ) -> Generation:
@@ -57,6 +58,7 @@ class Interface:
                 num_samples=_plain(num_samples),
                 sampling_params=_plain(sampling_params),
                 session_id=_plain(session_id),
+                lora_adapter=lora_adapter,
                 prompt_logprobs=prompt_logprobs,
                 topk_prompt_logprobs=topk_prompt_logprobs,
             )

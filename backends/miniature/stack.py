@@ -57,6 +57,7 @@ from harness.contract.messages import (
     SleepRequest,
     StalenessRequest,
     StartRequest,
+    SyncCountResult,
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
@@ -65,6 +66,7 @@ from harness.contract.messages import (
     TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
+    WeightLabelsResult,
     WorkerDescription,
     WorkerMemory,
     WorkersResult,
@@ -221,6 +223,7 @@ class Miniature:
             request.num_samples,
             request.sampling_params,
             request.session_id,
+            lora_adapter=request.lora_adapter,
             prompt_logprobs=request.prompt_logprobs,
             topk_prompt_logprobs=request.topk_prompt_logprobs,
         )
@@ -280,8 +283,15 @@ class Miniature:
     async def sync_weights(self, request: SyncWeightsRequest) -> None:
         if request.fail_after_chunks is None:
             await self.interface.update_named_weights(request)
+            self.client.synced(request.weight_label)
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
+
+    async def sync_count(self, _request: Empty) -> SyncCountResult:
+        return SyncCountResult(count=self.client.syncs)
+
+    async def weight_labels(self, _request: Empty) -> WeightLabelsResult:
+        return WeightLabelsResult(servers={engine.name: engine.weight_label for engine in self.engines})
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self.trainer.train(request)

@@ -78,6 +78,8 @@ NEEDS_A_SYNC = frozenset(
     {
         Capability.WEIGHT_SYNC,
         Capability.NATIVE_WEIGHT_SYNC,
+        Capability.SYNC_COUNT,
+        Capability.WEIGHT_LABELS,
         Capability.CUDA_IPC,
         Capability.TRAINER,
         Capability.MEGATRON_TRAINER,
@@ -255,7 +257,7 @@ class SkyRLStack(VllmStack):
         cfg.trainer.placement.colocate_all = self.colocated
         cfg.trainer.seed = request.seed
         if topology.lora:
-            lora.configure(cfg)
+            self.notes += lora.configure(cfg)
             self.notes += [] if request.cuda_graphs else [lora.EAGER_NOTE]
         engine = cfg.generator.inference_engine
         engine.num_engines = topology.engines
@@ -383,7 +385,14 @@ class SkyRLStack(VllmStack):
             "sampling_params": request.sampling_params,
             "session_ids": request.session_ids,
         }
-        return generation(await self.client_of(request.lora_adapter).generate(batch))
+        if request.cache_salt is not None:
+            batch["cache_salt"] = request.cache_salt
+        model = self.model_of(request.lora_adapter)
+        return generation(await self.client_of(request.lora_adapter).generate(batch, **model))
+
+    def model_of(self, _adapter: str | None) -> dict[str, str]:
+        """How a call of the client names this adapter, or the base model; empty for a client that takes no name."""
+        return {}
 
     def client_of(self, _adapter: str | None) -> Any:
         """The client for requests under this adapter, or without one."""
@@ -454,8 +463,14 @@ class SkyRLStack(VllmStack):
     async def sync_weights(self, request: SyncWeightsRequest) -> None:
         self._synced = True
         await self._trainer.send(
-            request.version, request.chunks, request.layout, fail_after_chunks=request.fail_after_chunks
+            request.version,
+            request.chunks,
+            request.layout,
+            fail_after_chunks=request.fail_after_chunks,
+            label=request.weight_label,
         )
+        if self.release.counts_syncs:  # as SkyRL's trainer does (WorkerDispatch.save_weights_for_sampler)
+            self.client.increment_weight_version()
 
     async def train(self, request: TrainRequest) -> TrainResult:
         return await self._trainer.train(request)

@@ -32,6 +32,7 @@ from harness.contract.messages import (
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
+    GenerateRequest,
     Generation,
     HttpRequest,
     HttpResponse,
@@ -40,9 +41,12 @@ from harness.contract.messages import (
     PauseRequest,
     ResetPrefixCacheRequest,
     SampleRequest,
+    SessionId,
+    SyncCountResult,
     TokenizeRequest,
     TokenizeResult,
     UnloadLoraRequest,
+    WeightLabelsResult,
     WorldSizeResult,
 )
 from harness.driving import probing, raw
@@ -98,6 +102,7 @@ class HttpStack(SkyRLStack):
         self._direct_way: tuple[str, list[str]] | None = None
         """The same without taps, while the client goes through them."""
         self._direct: httpx.AsyncClient
+        self._single: Any = None
 
     # --- lifecycle
 
@@ -147,6 +152,7 @@ class HttpStack(SkyRLStack):
             as_shipped = self._start_groups_as_shipped if self.release.own_groups else self._start_as_shipped
             proxy = await asyncio.to_thread(as_shipped)
         self.client = self._make_client(proxy)
+        self._single = self._make_single(proxy)
         # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
         # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -295,9 +301,18 @@ class HttpStack(SkyRLStack):
             data_parallel_size=self.request.topology.data_parallel,
             enable_return_routed_experts=self.returns_experts,
             tokenizer=self.tokenizer,
+            **({"uses_lora_weight_sync": True} if self._names_models else {}),
         )
 
+    def _make_single(self, proxy: str) -> Any:
+        """SkyRL's client for single requests; None for a release without one."""
+        import skyrl.backends.skyrl_train.inference_servers.remote_inference_client as shipped
+
+        return shipped.RemoteGenerateClient(proxy_url=proxy) if hasattr(shipped, "RemoteGenerateClient") else None
+
     async def _stop_engines(self) -> None:
+        if self._single is not None:
+            await self._single.aclose()
         for client in (*self._left_behind, *self.adapters.clients.values(), self.client):
             if client is not None:
                 await client.teardown()
@@ -357,6 +372,34 @@ class HttpStack(SkyRLStack):
 
     # --- data plane
 
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return await (self._one_by_one(request) if request.single else super().generate(request))
+
+    async def _one_by_one(self, request: GenerateRequest) -> Generation:
+        """Every row by SkyRL's client for single requests, all at once."""
+        prompts = request.prompt_token_ids or []
+        sessions: Sequence[SessionId | None] = request.session_ids or [None] * len(prompts)
+        model = self.model_of(request.lora_adapter).get("model", self.client.model_name)
+        rows = await asyncio.gather(
+            *(
+                self._single.generate(
+                    prompt_token_ids=prompt,
+                    sampling_params=request.sampling_params,
+                    session_id=session,
+                    model=model,
+                    cache_salt=request.cache_salt,
+                )
+                for prompt, session in zip(prompts, sessions, strict=True)
+            )
+        )
+        asked = request.sampling_params.get("logprobs") is not None
+        return Generation(
+            response_ids=[[int(t) for t in row.response_ids] for row in rows],
+            responses=None,
+            stop_reasons=[row.stop_reason for row in rows],
+            response_logprobs=[row.response_logprobs for row in rows] if asked else None,
+        )
+
     async def sample(self, request: SampleRequest) -> Generation:
         body: dict[str, Any] = {
             "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
@@ -367,7 +410,8 @@ class HttpStack(SkyRLStack):
             body["session_id"] = request.session_id
         if request.prompt_logprobs:
             body |= {"include_prompt_logprobs": True, "topk_prompt_logprobs": request.topk_prompt_logprobs}
-        found = await self.client.sample({"json": body})
+        body |= self.model_of(request.lora_adapter)
+        found = await self.client_of(request.lora_adapter).sample({"json": body})
         sequences = found["sequences"]
         return Generation(
             response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
@@ -391,13 +435,23 @@ class HttpStack(SkyRLStack):
 
     # --- adapters
 
+    @property
+    def _names_models(self) -> bool:
+        """True if each call names its model."""
+        return self.request.topology.lora and self.release.adapters_in_requests
+
     def client_of(self, adapter: str | None) -> Any:
-        return self.client if adapter is None else self.adapters.client(adapter, self.client)
+        if adapter is None or self._names_models:
+            return self.client
+        return self.adapters.client(adapter, self.client)
+
+    def model_of(self, adapter: str | None) -> dict[str, str]:
+        return {"model": adapter or self.client.model_name} if self._names_models else {}
 
     async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         client = self.client_of(request.name)
-        if self.release.adapters_in_requests:
+        if self._names_models:
             await client.load_lora_adapter(request.name, folder)
         else:
             await client.update_lora_from_disk(folder)
@@ -406,14 +460,15 @@ class HttpStack(SkyRLStack):
         await self.client.unload_lora_adapter(request.name)
 
     async def forget_adapters(self, request: Empty) -> None:
-        """Unload the names through vLLM's own route on each server, because the client has no call for it. A 404 means that the
-        name was requested but never loaded."""
-        for name, client in self.adapters.clients.items():
+        """Unload the names through vLLM's own route on each server. A 404 means that the name is not loaded there."""
+        for name in self.adapters.names:
             for url in self._urls:
                 answer = await self._direct.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": name})
                 if answer.status_code != httpx.codes.NOT_FOUND:
                     answer.raise_for_status()
+        for client in self.adapters.clients.values():
             await client.teardown()
+        self.adapters.names.clear()
         self.adapters.clients.clear()
         await super().forget_adapters(request)
 
@@ -441,6 +496,15 @@ class HttpStack(SkyRLStack):
         size = await self.client.get_world_size()
         return WorldSizeResult(world_size=size[0] if self.release.sizes else size)
 
+    async def sync_count(self, _request: Empty) -> SyncCountResult:
+        return SyncCountResult(count=self.client.weight_version)
+
+    async def weight_labels(self, _request: Empty) -> WeightLabelsResult:
+        """vLLM's `/weight_info` of every server, for which SkyRL's client has no call."""
+        answers = await self.client._call_all_servers("/weight_info", method="GET")
+        labels = [str(answers[url]["body"]["weight_version"]) for url in self.client.server_urls]
+        return WeightLabelsResult(servers=dict(zip(self._named_urls(), labels, strict=True)))
+
     def trainers_client(self) -> Any:
         """A new copy of the client, as SkyRL's trainer process gets. It has no connections that a server has closed."""
         self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
@@ -448,4 +512,4 @@ class HttpStack(SkyRLStack):
 
     async def pickle_client(self, _request: Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
-        self.client = pickle.loads(pickle.dumps(self.client))
+        self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))

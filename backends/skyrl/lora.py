@@ -1,16 +1,19 @@
 """LoRA adapters as SkyRL loads and serves them. Written for skyrl 0.2.0. The client of 0.1.0's HTTP stack has no call for them.
-That of 0.3.0 and later loads them under names (`load_lora_adapter`), and a request names its model.
+One client
+of 0.3.0 and later serves all names: each call names its model (last column).
 
-Both stacks start engines with `max_loras=1` if the configuration has a LoRA rank. They read an adapter from a folder that the
-trainer writes (`lora_sync_path`), the same folder at each sync.
+Both stacks start engines with `max_loras=1` if the configuration has a LoRA rank; from 0.3.0 on the number is a setting.
+They read an adapter from a folder that the trainer writes (`lora_sync_path`), the same folder at each sync.
 
-               legacy                                                    HTTP
-load           update_named_weights(LoraLoadRequest(lora_path)), under a  client.update_lora_from_disk(path), under
-               number derived from the time                               client.active_lora_name, in place
-answered by    the loaded adapter, if there is one: a request can name    the adapter named as "model" in a request; a
-               neither an adapter nor the base model                      client has one name, or none for the base model
-chat           the base model, even if an adapter is loaded               the body's own "model"
-unload         not offered                                                not offered by the client
+             legacy                                 HTTP of 0.2.0                         HTTP of 0.3.0 and later
+load         update_named_weights(                  update_lora_from_disk(path), under    load_lora_adapter(name, path),
+             LoraLoadRequest(lora_path)), under a   client.active_lora_name, in place     in place
+             number derived from the time
+answered by  the loaded adapter, if there is one:   client.active_lora_name, or the base  generate(model=), or "model" of
+             a request can name none                model if there is none                sample()'s body. None is refused
+chat         the base model, even if an adapter     the body's own "model"                the body's own "model". None is
+             is loaded                                                                    refused
+unload       not offered                            not offered                           unload_lora_adapter(name)
 full weights   not while engines take adapters (SkyRL: "assume base model is already synced")
 """
 
@@ -24,16 +27,32 @@ from backends.policies import lora
 from harness.contract.capability import Capability
 
 OF_ADAPTERS = frozenset(
-    {Capability.LORA, Capability.ADAPTER_BY_NAME, Capability.SEVERAL_ADAPTERS, Capability.UNLOAD_ADAPTER}
+    {
+        Capability.LORA,
+        Capability.NAMED_MODELS,
+        Capability.ADAPTER_BY_NAME,
+        Capability.SEVERAL_ADAPTERS,
+        Capability.UNLOAD_ADAPTER,
+    }
 )
 """Capabilities that only engines with adapters offer."""
 EAGER_NOTE = "SkyRL's entry point switches enforce_eager off for LoRA, for speed; it stays on here"
+MOST_AT_ONCE = 2
+AT_ONCE_NOTE = (
+    f'max_loras is {MOST_AT_ONCE} instead of 1: "Increase past 1 to enable multi-tenant LoRA serving via '
+    'RemoteInferenceClient.load_lora_adapter" (SkyRL 0.3.0, SkyRLLoraConfig)'
+)
 
 
-def configure(cfg: Any) -> None:
-    """Configure SkyRL for a policy that is trained through an adapter."""
-    cfg.trainer.policy.model.lora.rank = lora.RANK
-    cfg.trainer.policy.model.lora.alpha = lora.ALPHA
+def configure(cfg: Any) -> list[str]:
+    """Configure SkyRL for a policy that is trained through an adapter. Returns notes for the report."""
+    configured = cfg.trainer.policy.model.lora
+    configured.rank = lora.RANK
+    configured.alpha = lora.ALPHA
+    if not hasattr(configured, "max_loras"):
+        return []
+    configured.max_loras = MOST_AT_ONCE
+    return [AT_ONCE_NOTE]
 
 
 def engine_arguments(cfg: Any) -> dict[str, Any]:
@@ -50,24 +69,25 @@ def engine_arguments(cfg: Any) -> dict[str, Any]:
 
 
 class Adapters:
-    """Adapters by name: each has a folder that the trainer writes and, in the HTTP stack, its own client."""
+    """Adapters by name: each has a folder that the trainer writes and, in the HTTP stack of 0.2.0, its own client."""
 
     def __init__(self, scratch: str, model_path: str) -> None:
         self._folder = Path(scratch) / "lora"
         self._model_path = model_path
+        self.names: set[str] = set()
+        """Names that were loaded, or may have been."""
         self.clients: dict[str, Any] = {}
 
     def written(self, name: str, version: int) -> str:
         """Write this version to the adapter's folder, and return the folder."""
+        self.names.add(name)
         folder = self._folder / name
         lora.write(folder, self._model_path, version)
         return str(folder)
 
     def client(self, name: str, base: Any) -> Any:
-        """The HTTP client of an adapter: a pickled copy of `base` with the adapter's name."""
+        """The client of an adapter in 0.2.0: a pickled copy of `base` with the adapter's name."""
         if name not in self.clients:
             self.clients[name] = pickle.loads(pickle.dumps(base))
-            # from 0.3.0 on a client has no active adapter, and its requests name a model
-            own = "active_lora_name" if hasattr(base, "active_lora_name") else "model_name"
-            setattr(self.clients[name], own, name)
+            self.clients[name].active_lora_name = name
         return self.clients[name]

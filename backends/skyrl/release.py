@@ -54,6 +54,8 @@ class Release:
     """True if the configuration has `override_existing_update_group`."""
     adapters_in_requests: bool = False
     """True if adapters are loaded under names, and a request names its own. Otherwise a client has one active adapter."""
+    counts_syncs: bool = False
+    """True if the client counts completed syncs, and the trainer tells it of each."""
     server: str = "skyrl.backends.skyrl_train.inference_engines.vllm.vllm_server"
     """Module of the standalone server."""
     extension: str = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
@@ -131,6 +133,7 @@ RELEASES.append(
         extended_servers=True,
         update_group_option=False,
         adapters_in_requests=True,
+        counts_syncs=True,
         server="skyrl.backends.skyrl_train.inference_servers.vllm_server_actor",
         extension="skyrl.backends.skyrl_train.inference_servers.new_inference_worker_wrap.NewInferenceWorkerWrap",
         ray_statistics=True,

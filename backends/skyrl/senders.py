@@ -22,8 +22,11 @@ class TrainerFailed(RuntimeError):
 class Sender(Protocol):
     """A trainer in a group of workers."""
 
-    async def send(self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None) -> None:
-        """Send all tensors in `chunks` pieces. Raises TrainerFailed after `fail_after_chunks` of them, unless that is None."""
+    async def send(
+        self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None, label: str | None = None
+    ) -> None:
+        """Send all tensors in `chunks` pieces. Raises TrainerFailed after `fail_after_chunks` of them, unless that is None.
+        `label` names the weights for the servers."""
 
     def leave(self) -> None:
         """Leave the group, as when the process ends."""
@@ -76,7 +79,10 @@ class ByStrategy:
         )
         return cls(sender, engines.model_dtype, device, packed)
 
-    async def send(self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None) -> None:
+    async def send(
+        self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None, label: str | None = None
+    ) -> None:
+        assert label is None, "SkyRL's transfer strategy sends no label"
         if not self._packed:
             await self._sender.send_chunks(self._chunks(tensors, len(tensors), fail_after_chunks))
             return
@@ -126,6 +132,8 @@ class ByEngine:
         self._engine: Any = None
         self._next: tuple[dict[str, Any], int, int | None]
         """What the engine reads when it sends: tensors, number of chunks, number of chunks until a requested failure."""
+        self._label: str | None = None
+        """Name of the weights that are sent next."""
         self._quiet = threading.Event()
         self._quiet.set()
 
@@ -174,8 +182,9 @@ class ByEngine:
         return Source()
 
     def _watch(self, client: Any) -> None:
-        """`_quiet` is clear while the engine's own client waits for servers to take an update."""
-        update = client.update_weights
+        """`_quiet` is clear while the engine's own client waits for servers to take an update. At its end the client passes on
+        the label, which vLLM's engine does not give it."""
+        update, finish = client.update_weights, client.finish_weight_update
 
         def update_weights(info: Any) -> None:
             self._quiet.clear()
@@ -185,9 +194,12 @@ class ByEngine:
                 self._quiet.set()
 
         client.update_weights = update_weights
+        client.finish_weight_update = lambda: finish(self._label)
 
-    async def send(self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None) -> None:
-        self._next = (tensors, chunks, fail_after_chunks)
+    async def send(
+        self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None, label: str | None = None
+    ) -> None:
+        self._next, self._label = (tensors, chunks, fail_after_chunks), label
         await asyncio.to_thread(_on_device, self._device, self._engine.send_weights)
 
     def leave(self) -> None:

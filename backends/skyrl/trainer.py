@@ -57,9 +57,16 @@ class Trainer:
             self._sender = await ByStrategy.join(client, cfg, world_size, self._device, packed=self._packed)
 
     async def send(
-        self, version: int, chunks: int, layout: Layout = "single", *, fail_after_chunks: int | None = None
+        self,
+        version: int,
+        chunks: int,
+        layout: Layout = "single",
+        *,
+        fail_after_chunks: int | None = None,
+        label: str | None = None,
     ) -> None:
         """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters.
+        `label`: name of the weights for the servers, None unless the release takes one.
 
         A trainer whose sync fails leaves the group, as its process does when it ends: waiting peers get an error, and `join`
         creates a new group. Raises TrainerFailed for a requested failure, TimeoutError for a broadcast that hangs, NotJoined
@@ -71,7 +78,7 @@ class Trainer:
         tensors = await asyncio.to_thread(HELD[layout], self._model_path, version, self._policies)
         try:
             async with asyncio.timeout(self._deadline_s):
-                await sender.send(tensors, chunks, fail_after_chunks)
+                await sender.send(tensors, chunks, fail_after_chunks, label)
             return
         except TrainerFailed as e:
             failure = str(e)  # not the error itself: its frames hold the group that the trainer leaves

@@ -123,6 +123,46 @@ ADAPTER_ISOLATED = Check(
 )
 
 
+def _beside(evidence: Evidence) -> dict[str, list[Answered]]:
+    """Call that loads or unloads → answers under other adapters, or under none, that were under way meanwhile."""
+    found: dict[str, list[Answered]] = {}
+    for method in ("load_lora_adapter", "unload_lora_adapter"):
+        changes = [call for call in evidence.calls(method) if call.error is None]
+        met = [a for a in greedy_answers(evidence) if any(overlap(change, a.row.call) for change in changes)]
+        found[method] = met
+    return found
+
+
+def _judge_undisturbed(evidence: Evidence) -> Finding:
+    """Judges answers that a load or an unload of another adapter overlaps."""
+    beside = _beside(evidence)
+    if not any(beside.values()):
+        return untestable("no adapter was loaded or unloaded beside an answer")
+    return follow(
+        evidence,
+        [answer for answers in beside.values() for answer in answers],
+        other_adapters,
+        replaced="an answer was made under an adapter that came or went beside it",
+        neither="an answer was disturbed by an adapter that came or went beside it",
+        beside_a_load=len(beside["load_lora_adapter"]),
+        beside_an_unload=len(beside["unload_lora_adapter"]),
+    )
+
+
+ADAPTER_UNDISTURBED = Check(
+    name="adapter_undisturbed",
+    fault="loading, replacing or unloading an adapter changes answers under way of another adapter or of the base model",
+    next_step="look at what the engine does to its running batch when it loads or removes an adapter",
+    reads=Fact.ANSWERS | Fact.ADAPTERS,
+    falsifies=Fact.ADAPTERS,
+    source=f"{SOURCE}, Dynamically serving LoRA Adapters; SkyRL 0.3.0, save_weights_for_sampler: no pause around a load",
+    judge=_judge_undisturbed,
+    queries=lambda evidence: questions(
+        evidence, [answer for answers in _beside(evidence).values() for answer in answers], other_adapters
+    ),
+)
+
+
 def _again(evidence: Evidence) -> list[Again]:
     """Answers to prompts longer than a cache block that another adapter, or the base model, answered before."""
     return asked_again(evidence, greedy_answers(evidence), lambda a: (a.row.prompt, a.version), lambda a: a.adapter)

@@ -246,14 +246,17 @@ class Evidence:
         return version
 
     def adapter_at(self, call: Call) -> int | None:
-        """The version of the LoRA adapter that a call requested: the last one loaded under its name before the call. An
-        OpenAI-style body names the adapter in "model"."""
+        """The version of the LoRA adapter that a call requested: the last one loaded under its name before the call; None if that
+        name was unloaded since. An OpenAI-style body names the adapter in "model"."""
         name = call.request.get("lora_adapter") or (call.request.get("body") or {}).get("model")
-        loads = [
-            c for c in self.calls("load_lora_adapter") if c.error is None and c.request["name"] == name
-        ]  # calls are in order of their start
-        before = [c for c in loads if c.ended_ns <= call.started_ns]
-        return before[-1].request["version"] if before else None
+        before = [c for c in self._adapter_changes if c.request["name"] == name and c.ended_ns <= call.started_ns]
+        return before[-1].request.get("version") if before else None
+
+    @cached_property
+    def _adapter_changes(self) -> list[Call]:
+        """Successful loads and unloads, in order."""
+        changes = [*self.calls("load_lora_adapter"), *self.calls("unload_lora_adapter")]
+        return sorted((c for c in changes if c.error is None), key=lambda c: c.started_ns)
 
 
 def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:

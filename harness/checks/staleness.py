@@ -45,7 +45,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 def greedy_answers(evidence: Evidence) -> list[Answered]:
     """Returned greedy rows of generate() that use only the model's own distribution. Neither a sync nor a change of their
-    adapter overlaps them."""
+    adapter overlaps them, and their adapter is loaded: `errors.named` judges answers under another name."""
     syncs = evidence.calls("sync_weights")
     found = []
     for row in rows(evidence):
@@ -57,6 +57,8 @@ def greedy_answers(evidence: Evidence) -> list[Answered]:
         if any(overlap(change, call) for change in (*syncs, *_changes_of_its_adapter(evidence, call))):
             continue
         version, adapter = evidence.version_at(call.started_ns), evidence.adapter_at(call)
+        if adapter is None and call.request.get("lora_adapter") is not None:
+            continue
         found.append(Answered(row=row, version=version, adapter=adapter))
     return found
 

@@ -14,6 +14,9 @@ class Capability(StrEnum):
 
     GENERATE_MESSAGES = "generate_messages"
     """generate() accepts chat messages (`prompts`) in place of token ids. SkyRL API reference, InferenceEngineClient.generate."""
+    SINGLE_REQUESTS = "single_requests"
+    """generate(single=True): each row goes through the stack's client for single requests, token ids in and out. SkyRL 0.4.0,
+    RemoteGenerateClient."""
     SAMPLE = "sample"
     """sample(): independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
     PROMPT_LOGPROBS = "prompt_logprobs"
@@ -63,6 +66,9 @@ class Capability(StrEnum):
     vLLM documentation, Sleep Mode; SkyRL #1014, task 1."""
     RESET_PREFIX_CACHE = "reset_prefix_cache"
     """reset_prefix_cache(). SkyRL API reference, InferenceEngineInterface.reset_prefix_cache."""
+    CACHE_SALT = "cache_salt"
+    """generate(cache_salt=…): requests share a prefix cache only with those of the same salt. vLLM documentation, Automatic Prefix
+    Caching, "Cache Isolation for Security"; SkyRL 0.3.0, GeneratorConfig.use_cache_salt."""
     RESET_RUNNING_REQUESTS = "reset_running_requests"
     """reset_prefix_cache(reset_running_requests=True): also preempt what runs. SkyRL #904; vLLM `/reset_prefix_cache`."""
     HEALTH = "health"
@@ -75,6 +81,12 @@ class Capability(StrEnum):
     """prepare_weight_sync() and sync_weights(): SkyRL's own transfer strategies. SkyRL #1014, tasks 1 to 3."""
     NATIVE_WEIGHT_SYNC = "native_weight_sync"
     """The engine's own weight transfer loads weights; the stack adds no class to its workers. SkyRL #1014, task 14."""
+    SYNC_COUNT = "sync_count"
+    """sync_count(): the client counts the syncs that it completed. SkyRL 0.3.0, RemoteInferenceClient.weight_version: "Number of
+    weight syncs to the engines so far"."""
+    WEIGHT_LABELS = "weight_labels"
+    """sync_weights(weight_label=…) names the weights; weight_labels(): server → name of the weights that it holds. vLLM 0.30,
+    /finish_weight_update (weight_version) and /weight_info."""
     CUDA_IPC = "cuda_ipc"
     """Colocated engines read weights from the trainer's memory through CUDA IPC. Needs CUDA. SkyRL #1014, task 15."""
     TRAINER = "trainer"
@@ -88,7 +100,10 @@ class Capability(StrEnum):
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
     LORA = "lora"
-    """load_lora_adapter() and generate() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
+    """load_lora_adapter(), and generate() and sample() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
+    NAMED_MODELS = "named_models"
+    """One client serves the base model and every adapter, so each call has to name its model: a call that names none is refused.
+    SkyRL 0.3.0, RemoteInferenceClient: "the caller must name the adapter explicitly"."""
     ADAPTER_BY_NAME = "adapter_by_name"
     """Each request names its adapter or the base model; the stack refuses a name that is not loaded. Without this capability the
     loaded adapter answers every generate(). vLLM documentation, LoRA Adapters; SkyRL, active_lora_name."""

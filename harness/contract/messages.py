@@ -59,12 +59,16 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     session_ids: list[SessionId] | None = None
     lora_adapter: str | None = None
     """Name of the loaded adapter that answers; None is the base model. An OpenAI-style body names it in "model"."""
+    cache_salt: str | None = None
+    """The rows share a prefix cache only with requests of the same salt (vLLM documentation, Automatic Prefix Caching)."""
+    single: bool = False
+    """True if each row goes through the stack's client for single requests, which returns no text."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
     """The answers to a batch (SkyRL API reference, InferenceEngineOutput). One entry per row, in the order of the prompts.
 
-    `responses` is None where the stack returns no text (sample() of the HTTP stack). `response_logprobs` has one
+    `responses` is None where the stack returns no text (sample() of the HTTP stack, and single requests). `response_logprobs` has one
     number per response token, or is None if the request asked for none. None in place of a number stands for a
     non-finite one, which JSON cannot express.
     """
@@ -91,6 +95,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     session_id: SessionId | None = None
     prompt_logprobs: bool = False
     """True if the result shall have the prompt tokens' log-probabilities (SkyRL, RemoteInferenceClient.sample)."""
+    lora_adapter: str | None = None
+    """As in `GenerateRequest`."""
     topk_prompt_logprobs: int = 0
     """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
 
@@ -245,6 +251,20 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     chunks: int = 1
     layout: Layout = "single"
     fail_after_chunks: int | None = None
+    weight_label: str | None = None
+    """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
+
+
+class SyncCountResult(Message, frozen=True, kw_only=True):
+    """Number of syncs that the client completed, repeated ones included (SkyRL, RemoteInferenceClient.weight_version)."""
+
+    count: int
+
+
+class WeightLabelsResult(Message, frozen=True, kw_only=True):
+    """server → label of the weights that it holds, as the server says it (vLLM, /weight_info)."""
+
+    servers: dict[str, str]
 
 
 class TrainRequest(Message, frozen=True, kw_only=True):
@@ -671,6 +691,8 @@ METHODS: dict[str, Method] = {
         # Joins trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again.
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),
         Method("sync_weights", SyncWeightsRequest, Empty, Capability.WEIGHT_SYNC),
+        Method("sync_count", Empty, SyncCountResult, Capability.SYNC_COUNT),
+        Method("weight_labels", Empty, WeightLabelsResult, Capability.WEIGHT_LABELS),
         # The engines keep generating. None has the version before a sync.
         Method("train", TrainRequest, TrainResult, Capability.TRAINER),
         # A fresh manager in place of an earlier one. The next three (SkyRL, _AsyncStalenessManager): acquire_submission_slot,
@@ -741,13 +763,17 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
-        case "sample" if request.get("prompt_logprobs"):
-            found.add(Capability.PROMPT_LOGPROBS)
+        case "sample":
+            found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
+            found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
+            found |= {Capability.SINGLE_REQUESTS} if request.get("single") else set()
+            found |= {Capability.CACHE_SALT} if request.get("cache_salt") is not None else set()
             found |= {Capability.GENERATE_MESSAGES} if request.get("prompts") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
+            found |= {Capability.WEIGHT_LABELS} if request.get("weight_label") is not None else set()
         case "http":
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):

@@ -47,6 +47,7 @@ from harness.contract.messages import (
     SessionId,
     SleepRequest,
     StalenessRequest,
+    SyncCountResult,
     SyncWeightsRequest,
     TokenizeRequest,
     TokenizeResult,
@@ -55,6 +56,7 @@ from harness.contract.messages import (
     TrainResult,
     UnloadLoraRequest,
     WakeUpRequest,
+    WeightLabelsResult,
     WorkerDescription,
     WorkerMemory,
     WorkersResult,
@@ -114,7 +116,7 @@ class Calls(ABC):
         match method:
             case "load_lora_adapter" if self._condition.adapters - {request["name"]}:
                 return {Capability.SEVERAL_ADAPTERS}
-            case "generate" if {request.get("lora_adapter")} != meant:
+            case "generate" | "sample" if {request.get("lora_adapter")} != meant:
                 return {Capability.ADAPTER_BY_NAME}
             case _:
                 return set()
@@ -127,14 +129,19 @@ class Calls(ABC):
         *,
         session_ids: list[SessionId] | None = None,
         lora_adapter: str | None = None,
+        cache_salt: str | None = None,
+        single: bool = False,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """Continue each prompt, under `lora_adapter` if given. Results in the order of the prompts."""
+        """Continue each prompt, under `lora_adapter` and `cache_salt` if given. Results in the order of the prompts.
+        `single`: by the client for single requests."""
         request = GenerateRequest(
             prompt_token_ids=prompts,
             session_ids=session_ids,
             lora_adapter=lora_adapter,
+            cache_salt=cache_salt,
+            single=single,
             sampling_params=sampling_params,
         )
         return await self._call("generate", request, Generation, label)
@@ -161,16 +168,18 @@ class Calls(ABC):
         num_samples: int,
         *,
         session_id: SessionId | None = None,
+        lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         label: str | None = None,
         **sampling_params: Any,
     ) -> Generation:
-        """`num_samples` independent continuations of one prompt."""
+        """`num_samples` independent continuations of one prompt, under `lora_adapter` if given."""
         request = SampleRequest(
             prompt_token_ids=prompt,
             num_samples=num_samples,
             session_id=session_id,
+            lora_adapter=lora_adapter,
             sampling_params=sampling_params,
             prompt_logprobs=prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
@@ -246,10 +255,12 @@ class Calls(ABC):
         chunks: int = 1,
         layout: Layout = "single",
         fail_after_chunks: int | None = None,
+        weight_label: str | None = None,
         label: str | None = None,
     ) -> Empty:
-        """Load a policy version into every engine through the stack's own weight sync. The result has nothing in it: it tells a sync
-        that is done from one that failed (`Stack.attempt`).
+        """Load a policy version into every engine through the stack's own weight sync. Every server reports `weight_label`
+        afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
+        (`Stack.attempt`).
 
         With `fail_after_chunks` the trainer fails in the middle, and the call must fail. The next scenario gets a fresh start of
         the stack.
@@ -257,7 +268,13 @@ class Calls(ABC):
         if fail_after_chunks is not None:
             self._spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
-        request = SyncWeightsRequest(version=version, chunks=chunks, layout=layout, fail_after_chunks=fail_after_chunks)
+        request = SyncWeightsRequest(
+            version=version,
+            chunks=chunks,
+            layout=layout,
+            fail_after_chunks=fail_after_chunks,
+            weight_label=weight_label,
+        )
         done = await self._call("sync_weights", request, Empty, label)
         self._condition.version, self._condition.left = version, False
         return done
@@ -271,6 +288,14 @@ class Calls(ABC):
         await self.pause("keep")
         await self.sync_weights(version, chunks=chunks)
         await self.resume()
+
+    async def sync_count(self) -> int:
+        """Number of syncs that the client completed."""
+        return (await self._call("sync_count", Empty(), SyncCountResult)).count
+
+    async def weight_labels(self) -> dict[str, str]:
+        """server → label of its weights."""
+        return (await self._call("weight_labels", Empty(), WeightLabelsResult)).servers
 
     async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
         """One optimizer step on rollouts makes a new policy version. No engine has it before a sync."""
@@ -318,8 +343,9 @@ class Calls(ABC):
             self._condition.adapters = loaded
             raise
 
-    async def unload_lora_adapter(self, name: str) -> None:
-        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty)
+    async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
+        """Remove a name from every engine. Later requests for it are refused."""
+        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
         self._condition.adapters.discard(name)
 
     async def pickle_client(self) -> None:

@@ -70,7 +70,7 @@ def _of_answers(trace: ScenarioTrace, own: list[Call]) -> set[Capability]:
         found |= {Capability.BROKEN_ROUTER_HOP} & promised
     if any(worker["transport"] == "ipc" for worker in _workers(own)):
         found.add(Capability.CUDA_IPC)
-    return found | _of_adapters(own, answered)
+    return found | _of_adapters(own, answered, promised)
 
 
 def _asked_at_once(own: list[Call]) -> int:
@@ -87,12 +87,13 @@ def _workers(own: list[Call]) -> Iterable[dict[str, Any]]:
     return (worker for servers in said for workers in servers.values() for worker in workers)
 
 
-def _of_adapters(own: list[Call], answered: list[Call]) -> set[Capability]:
+def _of_adapters(own: list[Call], answered: list[Call], promised: AbstractSet[Capability]) -> set[Capability]:
     """Capabilities that show in answers without an adapter while one is loaded, and in answers under several."""
     loads = [call for call in own if call.method == "load_lora_adapter"]
     names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
     found = {Capability.ADAPTER_BY_NAME} if None in names and len(names) > 1 else set()
-    return found | ({Capability.SEVERAL_ADAPTERS} if len(names - {None}) > 1 else set())
+    found |= {Capability.SEVERAL_ADAPTERS} if len(names - {None}) > 1 else set()
+    return found | ({Capability.NAMED_MODELS} & promised if len(names) > 1 else set())
 
 
 def _overlaps(pauses: Iterable[Call], call: Call) -> bool:

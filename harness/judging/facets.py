@@ -114,6 +114,7 @@ _READERS: dict[str, Callable[[Call, dict[str, Any]], Outputs]] = {
     "health": lambda _, result: {STATE: {"healthy": result["healthy"]}},
     "is_paused": lambda _, result: {STATE: {"paused": sorted(result["servers"].values())}},
     "world_size": lambda _, result: {STATE: {"world size": result["world_size"]}},
+    "weight_labels": lambda _, result: {STATE: {"labels": sorted(result["servers"].values())}},
 }
 
 

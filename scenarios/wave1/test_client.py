@@ -7,7 +7,9 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.errors import names_error
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.logprobs import of_reference
 from harness.checks.request_cap import CAP
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
@@ -92,3 +94,24 @@ async def test_concurrent_callers_do_not_mix(stack: Stack, prompts: Prompts) -> 
         for caller in range(16):
             batch = prompts.ragged(8)
             tasks.create_task(stack.generate(batch, session_ids=SESSIONS, max_tokens=4 + 3 * caller, temperature=0.0))
+
+
+@scenario(
+    task=0,
+    promise="the client for single requests gives the model's tokens and log-probabilities, keeps sessions, and names its errors",
+    needs={Capability.SINGLE_REQUESTS, Capability.PICKLE_CLIENT},
+    checks=[
+        greedy("right"),
+        of_reference("right"),
+        STICKY,
+        names_error("over_long", "length", "long", "context", "tokens"),
+    ],
+)
+async def test_single_requests(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.4.0, RemoteGenerateClient: "Reusable HTTP client for one raw-token generation request"; it can be pickled."""
+    for _ in range(2):
+        for single in (True, False):
+            batch = prompts.unique(8)
+            await stack.generate(batch, session_ids=SESSIONS, single=single, label="right", logprobs=0, **ANSWER)
+        await stack.pickle_client()
+    await stack.attempt(stack.generate([prompts.over_long()], single=True, label="over_long", **ANSWER))

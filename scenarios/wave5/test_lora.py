@@ -6,7 +6,13 @@ import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.adapters import ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS
+from harness.checks.adapters import (
+    ADAPTER_EFFECT,
+    ADAPTER_ISOLATED,
+    ADAPTER_UNDISTURBED,
+    FRESH_ADAPTER_CACHE,
+    ONLY_ADAPTER_TRAVELS,
+)
 from harness.checks.errors import names_error
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
@@ -16,10 +22,24 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER, sessions
+from scenarios.requests import ANSWER, long, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
 LORA = ["lora"]
+BY_NAME = {Capability.LORA, Capability.ADAPTER_BY_NAME}
+SEVERAL = {*BY_NAME, Capability.SEVERAL_ADAPTERS}
+EVERY_CALL = {Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION}
+
+
+async def ask_by_every_call(stack: Stack, prompts: Prompts, adapter: str | None, label: str | None = None) -> None:
+    """One prompt by generate() and sample(), one by completion() and one by chat_completion(), under a name. Each may be refused."""
+    prompt, body = prompts.one(), {**ANSWER, "model": adapter or stack.model_name, "return_token_ids": True}
+    messages = prompts.conversations(1)[0]
+    short: dict[str, Any] = {"temperature": 0, "max_tokens": 16}  # what sample() passes on in every release
+    await stack.attempt(stack.generate([prompt], lora_adapter=adapter, label=label or "tokens", **SCORED))
+    await stack.attempt(stack.sample(prompt, 1, lora_adapter=adapter, label=label or "tokens", **short))
+    await stack.attempt(stack.completion({**body, "prompt": prompt}, label=label or "completion"))
+    await stack.attempt(stack.chat_completion({**body, "messages": messages}, label=label or "chat"))
 
 
 @scenario(
@@ -203,3 +223,134 @@ async def test_an_adapter_that_was_unloaded(stack: Stack, prompts: Prompts) -> N
     await stack.unload_lora_adapter("policy")
     await stack.attempt(stack.generate(prompts.unique(2), lora_adapter="policy", label="unloaded", **SCORED))
     await stack.generate(prompts.unique(2), **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="generate(), sample(), completion() and chat are each answered by the adapter that they name, or by the base model",
+    needs={*SEVERAL, *EVERY_CALL},
+    checks=[
+        greedy("tokens"),
+        greedy("completion", methods=["completion"]),
+        greedy("chat", methods=["chat_completion"]),
+        ADAPTER_ISOLATED,
+        ALL_COMPLETE,
+    ],
+    topologies=LORA,
+)
+async def test_every_call_by_name(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, load_lora_adapter: "generation/chat/completion requests can target this LoRA by passing model=lora_name"."""
+    await stack.load_lora_adapter("one", 1)
+    await stack.load_lora_adapter("other", 2)
+    async with asyncio.TaskGroup() as callers:
+        for adapter in (None, "one", "other"):
+            for _ in range(2):
+                callers.create_task(ask_by_every_call(stack, prompts, adapter))
+
+
+@scenario(
+    task=11,
+    promise="every call refuses a name that was never loaded or was unloaded, by that name",
+    needs={*BY_NAME, *EVERY_CALL, Capability.UNLOAD_ADAPTER},
+    checks=[names_error("unknown", "nobody"), names_error("unloaded", "policy"), greedy("tokens")],
+    topologies=LORA,
+)
+async def test_every_call_refuses_a_name_that_is_not_loaded(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, unload_lora_adapter: "After unloading, lora_name is no longer accepted as a model target on any server"."""
+    await stack.load_lora_adapter("policy", 1)
+    await ask_by_every_call(stack, prompts, "nobody", "unknown")
+    await ask_by_every_call(stack, prompts, "policy")
+    await stack.unload_lora_adapter("policy")
+    for _ in range(4):  # with two servers, each refuses some
+        await ask_by_every_call(stack, prompts, "policy", "unloaded")
+    await ask_by_every_call(stack, prompts, None)
+
+
+@scenario(
+    task=11,
+    promise="a body that names no model is refused where adapters are served: the base model does not answer in their place",
+    needs={*BY_NAME, Capability.NAMED_MODELS, Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=[names_error("no_model", "model"), greedy("tokens")],
+    topologies=LORA,
+)
+async def test_a_call_that_names_no_model(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, RemoteInferenceClient: "falling back to the base model would silently bypass LoRA"."""
+    await stack.load_lora_adapter("policy", 1)
+    await stack.attempt(stack.completion({**ANSWER, "prompt": prompts.one()}, label="no_model"))
+    await stack.attempt(stack.chat_completion({**ANSWER, "messages": prompts.conversations(1)[0]}, label="no_model"))
+    await stack.generate(prompts.unique(2), lora_adapter="policy", label="tokens", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="a name that was unloaded can be loaded again, with another version, beside an adapter that stays",
+    needs={*SEVERAL, Capability.UNLOAD_ADAPTER, Capability.RESET_PREFIX_CACHE},
+    checks=[names_error("unloaded", "policy"), ADAPTER_EFFECT, greedy("tokens"), of_reference("tokens")],
+    topologies=LORA,
+)
+async def test_a_name_that_is_loaded_again(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters, /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+    batch = prompts.unique(6)
+    await stack.load_lora_adapter("stays", 3)
+    await stack.generate(batch, label="tokens", **SCORED)
+    for version in (1, 2):
+        await stack.load_lora_adapter("policy", version)
+        await stack.reset_prefix_cache()
+        for adapter in ("policy", "stays"):
+            await stack.generate(batch, lora_adapter=adapter, label="tokens", **SCORED)
+        await stack.unload_lora_adapter("policy")
+        await stack.attempt(stack.generate(batch, lora_adapter="policy", label="unloaded", **SCORED))
+
+
+@scenario(
+    task=11,
+    promise="unloading a name that is not loaded is refused by that name, and leaves the others",
+    needs={*BY_NAME, Capability.UNLOAD_ADAPTER},
+    checks=[names_error("unload", "nobody"), greedy("tokens")],
+    topologies=LORA,
+)
+async def test_a_name_that_is_not_there_to_unload(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /v1/unload_lora_adapter: an adapter that cannot be found is an error."""
+    await stack.load_lora_adapter("policy", 1)
+    await stack.attempt(stack.unload_lora_adapter("nobody", label="unload"))
+    await stack.generate(prompts.unique(2), lora_adapter="policy", label="tokens", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="requests in flight go on unharmed while another adapter is loaded and replaced",
+    needs=SEVERAL,
+    checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+)
+async def test_requests_beside_a_load(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, save_weights_for_sampler: "no need to pause - can just rely on load_lora_adapter to swap adapter in place"."""
+    batch = prompts.unique(4)
+    await stack.load_lora_adapter("one", 1)
+    async with asyncio.TaskGroup() as callers:
+        for adapter in (None, "one"):
+            callers.create_task(stack.generate(batch, lora_adapter=adapter, **long(stack)))
+        await stack.until_generating(requests=2 * len(batch), tokens=2 * len(batch))
+        for version in (2, 3):
+            await stack.load_lora_adapter("other", version)
+    await stack.generate(batch, lora_adapter="other", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="requests in flight go on unharmed while another adapter is unloaded",
+    needs={*SEVERAL, Capability.UNLOAD_ADAPTER},
+    checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+)
+async def test_requests_beside_an_unload(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters, Dynamically serving LoRA Adapters; SkyRL 0.3.0, unload_lora_adapter."""
+    batch = prompts.unique(4)
+    await stack.load_lora_adapter("one", 1)
+    await stack.load_lora_adapter("other", 2)
+    await stack.generate(batch, lora_adapter="other", **SCORED)
+    async with asyncio.TaskGroup() as callers:
+        for adapter in (None, "one"):
+            callers.create_task(stack.generate(batch, lora_adapter=adapter, **long(stack)))
+        await stack.until_generating(requests=2 * len(batch), tokens=2 * len(batch))
+        await stack.unload_lora_adapter("other")

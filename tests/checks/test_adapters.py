@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.adapters import ADAPTER_EFFECT, ADAPTER_ISOLATED, FRESH_ADAPTER_CACHE, ONLY_ADAPTER_TRAVELS
+from harness.checks.adapters import (
+    ADAPTER_EFFECT,
+    ADAPTER_ISOLATED,
+    ADAPTER_UNDISTURBED,
+    FRESH_ADAPTER_CACHE,
+    ONLY_ADAPTER_TRAVELS,
+)
 from harness.checks.base import Evidence
 from harness.checks.staleness import (
     CURRENT_POLICY,
@@ -129,6 +135,53 @@ def test_what_no_cache_held_shows_nothing_of_it():
     scene.generate(LONG, adapter="policy")
     assert scene.judge(FRESH_ADAPTER_CACHE).numbers["cache_hits"] == 4
     assert without_observations(scene).judge(FRESH_ADAPTER_CACHE).reason == NOT_TOLD
+
+
+def beside_a_change(change: str, adapter: str | None, tokens=None) -> Scene:
+    """An answer under an adapter, or the base model's, while another adapter is loaded or unloaded."""
+    scene = served()
+    answer = scene.generate(SHORT, adapter=adapter, tokens=tokens and tokens(scene))
+    call = scene.load("other", 3) if change == "load" else scene.call("unload_lora_adapter", {"name": "other"})
+    scene.change(call, started_ns=answer.started_ns + 1)
+    return scene
+
+
+@pytest.mark.parametrize("adapter", ["policy", None])
+@pytest.mark.parametrize("change", ["load", "unload"])
+def test_an_answer_beside_another_adapters_change(change, adapter):
+    found = beside_a_change(change, adapter).judge(ADAPTER_UNDISTURBED)
+    assert (found.status, found.numbers[f"beside_a_{change}".replace("a_un", "an_un")]) == ("pass", 2)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "tokens", "reason"),
+    [
+        ("policy", lambda scene: under(scene, 1), "an answer was made under an adapter that came or went beside it"),
+        (None, lambda scene: under(scene, 2), "an answer was made under an adapter that came or went beside it"),
+        (
+            "policy",
+            lambda _: [[1, 2, 3, 4, 5, 6]] * 2,
+            "an answer was disturbed by an adapter that came or went beside it",
+        ),
+    ],
+    ids=["another", "base", "neither"],
+)
+def test_an_answer_that_anothers_change_disturbs(adapter, tokens, reason):
+    assert beside_a_change("load", adapter, tokens).judge(ADAPTER_UNDISTURBED).reason == reason
+
+
+def test_a_change_beside_no_answer_disturbs_nothing():
+    scene = served()
+    scene.generate(SHORT, adapter="policy")
+    assert scene.judge(ADAPTER_UNDISTURBED).status == "untestable"
+
+
+def test_an_answer_under_a_name_that_is_not_loaded_is_no_answer_of_an_adapter():
+    scene = served(FOUR)
+    scene.call("unload_lora_adapter", {"name": "policy"})
+    asked = scene.generate(FOUR, adapter="policy", tokens=under(scene, None, FOUR))
+    assert Evidence(traces.trace(*scene.calls), scene.reference).adapter_at(asked) is None
+    assert scene.judge(ADAPTER_EFFECT).status == "pass", "else the base model's answers would count as the adapter's"
 
 
 def test_nothing_to_judge_is_untestable():

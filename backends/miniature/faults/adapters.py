@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from backends.miniature import model
-from backends.miniature.client import Client
+from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
+from harness.contract.messages import Generation, SampleRequest
 
 
 @seeded("adapter_ignored", "every_server", caught_by=["adapter_effect"], corrupts=Fact.ADAPTERS)
@@ -127,6 +131,90 @@ class UnknownAdapterAccepted(Engine):
 
     def network(self, adapter: str | None) -> model.Network:
         return super().network(adapter if adapter in self.adapters else None)
+
+
+@seeded("unloaded_adapter_answers", caught_by=["errors.named"])
+class UnloadedAdapterAnswers(Engine):
+    """Unloading an adapter has no effect: its name is still answered."""
+
+    async def remove_lora(self, *, name: str) -> None:
+        self.fired += name in self.adapters
+        if name not in self.adapters:
+            await super().remove_lora(name=name)
+
+
+@seeded("unknown_unload_accepted", caught_by=["errors.named"])
+class UnknownUnloadAccepted(Engine):
+    """Unloading a name that is not loaded succeeds."""
+
+    async def remove_lora(self, *, name: str) -> None:
+        self.fired += name not in self.adapters
+        self.adapters.pop(name, None)
+
+
+@seeded("adapter_resurrected", caught_by=["adapter_effect", "tokens.greedy"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
+class AdapterResurrected(Engine):
+    """A name that is loaded again after its unload has its first version."""
+
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        again = lora_request.name not in self.adapters and lora_request.name in self.unloaded
+        await super().add_lora(lora_request=lora_request)
+        if again:
+            self.fired += 1
+            self.adapters[lora_request.name] = (self.adapters[lora_request.name][0], self.unloaded[lora_request.name])
+
+    async def remove_lora(self, *, name: str) -> None:
+        held = self.adapters.get(name)
+        await super().remove_lora(name=name)
+        if held is not None:
+            self.unloaded.setdefault(name, held[1])
+
+    @cached_property
+    def unloaded(self) -> dict[str, model.Parameters]:
+        return {}
+
+
+@seeded("adapter_disturbs", "by_a_load", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
+class LoadDisturbs(Engine):
+    """An adapter that is loaded takes over the running requests of other adapters."""
+
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        await super().add_lora(lora_request=lora_request)
+        for request in self.running:
+            if request.adapter is not None:
+                self.fired += request.adapter != lora_request.name
+                request.adapter = lora_request.name
+
+
+@seeded("adapter_disturbs", "by_an_unload", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
+class UnloadDisturbs(Engine):
+    """When an adapter is unloaded, the base model goes on with the running requests of the others."""
+
+    async def remove_lora(self, *, name: str) -> None:
+        await super().remove_lora(name=name)
+        for request in self.running:
+            self.fired += request.adapter is not None
+            request.adapter = None
+
+
+@seeded("sample_ignores_adapter", caught_by=["tokens.greedy", "errors.named"])
+class SampleIgnoresAdapter(Client):
+    """The base model answers sample() under an adapter."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        self.fired += request.lora_adapter is not None
+        return await super().sample(msgspec.structs.replace(request, lora_adapter=None))
+
+
+@seeded("no_model_accepted", caught_by=["errors.named"])
+class NoModelAccepted(Client):
+    """The base model answers a body that names no model."""
+
+    def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        if not body.get("model"):
+            self.fired += 1
+            body["model"] = MODEL
+        return None
 
 
 @seeded("experts_shifted", "by_a_position", caught_by=["routed_experts"])

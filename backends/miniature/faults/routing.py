@@ -9,7 +9,16 @@ from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
-from harness.contract.messages import SessionId
+from harness.contract.messages import GenerateRequest, SessionId
+
+
+@seeded("single_request_loses_session", caught_by=["sticky_sessions"])
+class SingleRequestLosesSession(Client):
+    """The client for single requests does not pass on the session."""
+
+    def sessions(self, request: GenerateRequest) -> list[SessionId] | None:
+        self.fired += request.single
+        return None if request.single else super().sessions(request)
 
 
 class _Turns(Router):

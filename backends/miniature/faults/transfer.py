@@ -79,7 +79,7 @@ class HalfOfTheNext(_Left):
         await super().finish_weight_update()
 
 
-@seeded("failed_sync_reported_as_done", caught_by=["failed_sync"])
+@seeded("failed_sync_reported_as_done", caught_by=["failed_sync", "syncs_counted", "weight_labels"])
 class FailureHidden(Client):
     """A sync that the trainer abandons is reported as done."""
 
