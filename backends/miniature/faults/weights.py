@@ -16,7 +16,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import Layout
 
 
-@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("stale_prefix_cache", "every_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class CacheNeverForgotten(Engine):
     """reset_prefix_cache() reports success and drops nothing."""
 
@@ -24,7 +24,7 @@ class CacheNeverForgotten(Engine):
         self.fired += bool(self.cache)
 
 
-@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("stale_prefix_cache", "one_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class CacheOfOneNeverForgotten(Engine):
     """reset_prefix_cache() reports success, but one server drops nothing."""
 
@@ -91,7 +91,7 @@ class SyncOnlyOnce(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("sync_missed", "compiled_weights", caught_by=["current_policy", "forced_effect"], corrupts=Fact.POLICY)
+@seeded("sync_missed", "compiled_weights", caught_by=["weight_history", "forced_effect"], corrupts=Fact.POLICY)
 class OldNetworkKept(Engine):
     """Engines take the new parameters but go on computing with the old ones."""
 
@@ -256,7 +256,7 @@ class LastChunkLost(Engine):
         await super().finish_weight_update()
 
 
-@seeded("half_sync_visible", "for_a_while", caught_by=["current_policy", "whole_version"], corrupts=Fact.POLICY)
+@seeded("half_sync_visible", "for_a_while", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class LastChunkLate(Engine):
     """The last half of a sync takes effect a hundred steps after the sync returned."""
 
