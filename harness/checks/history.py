@@ -19,7 +19,16 @@ from harness.checks.base import Check, Evidence, Execution, Finding, Tap, conclu
 from harness.checks.matching import Row, queries
 from harness.checks.pausing import pauses, row_of
 from harness.checks.register import NOT_YET, REPLACED, WENT_BACK, Read, Write, Writes, unexplained
-from harness.checks.staleness import BLOCK, NOT_HIT, NOT_TOLD, asked_again, cached_tokens, greedy_answers, overlap
+from harness.checks.staleness import (
+    BLOCK,
+    NOT_ASKED,
+    NOT_HIT,
+    NOT_TOLD,
+    asked_again,
+    cached_tokens,
+    greedy_answers,
+    overlap,
+)
 from harness.checks.tokens import RESHAPING
 from harness.checks.weights import about_versions, moved_before, shown_whole
 from harness.contract.faults import Fact
@@ -40,7 +49,6 @@ NO_VERSION = "an engine made tokens that no version of the weights explains"
 OLD_KEYS = "an engine read keys and values that are older than its cache may be"
 READ_ANEW = "an engine read a frozen request anew, where its cache was to be kept"
 NOT_FROZEN = "an engine made tokens during a sync, for requests that a pause was to freeze"
-NOT_ASKED = "the reference was not asked about the tokens of an engine"
 NO_GREEDY = "no engine made greedy tokens"
 NO_CHANGE = "nothing was answered after a call that could leave old weights"
 SILENT = "a server answered nothing after the weights had changed"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -58,7 +58,7 @@ class Writes:
     def window(self, from_ns: int, to_ns: int) -> tuple[int, int]:
         """The first and the last write that may be in effect at some moment between the two times."""
         done = bisect_right(self._done, from_ns)
-        return self._newest[done - 1] if done else 0, max(0, bisect_left(self._from, to_ns) - 1)
+        return self._newest[done - 1] if done else 0, (bisect_left(self._from, to_ns) or 1) - 1
 
 
 def unexplained(writes: Writes, reads: Iterable[Read]) -> list[tuple[Read, str]]:
@@ -68,40 +68,36 @@ def unexplained(writes: Writes, reads: Iterable[Read]) -> list[tuple[Read, str]]
     a read leaves most to those after it, so one pass over the reads in order of time finds an order if there is one. Takes
     n log n steps for n reads (benchmarks/history.py).
     """
-    by_line: dict[Hashable, list[Read]] = defaultdict(list)
-    for read in reads:
-        for line in read.lines:
-            by_line[line].append(read)
-    found: dict[int, tuple[Read, str]] = {}
-    for line in by_line.values():
-        for read, why in _along(writes, line):
-            found.setdefault(id(read), (read, why))
-    return sorted(found.values(), key=lambda one: one[0].to_ns)
-
-
-def _along(writes: Writes, reads: Sequence[Read]) -> Iterable[tuple[Read, str]]:
-    begun = sorted(reads, key=attrgetter("from_ns", "to_ns"))
-    ended = iter(sorted(reads, key=attrgetter("to_ns", "from_ns")))
-    over = next(ended)
-    seen: dict[int, int] = {}
-    floor, window, places = 0, writes.window, writes.places
-    for read in begun:
-        while over.to_ns <= read.from_ns and over is not read:
-            floor = max(floor, seen.get(id(over), 0))
-            over = next(ended)
-        first, last = window(read.from_ns, read.to_ns)
-        least = max(first, floor)
+    begun = sorted(reads, key=attrgetter("from_ns"))
+    ends = [read.to_ns for read in begun]
+    ended = sorted(range(len(begun)), key=ends.__getitem__)
+    seen = [0] * len(begun)
+    """The write that explains each read, once it is found."""
+    floors: dict[Hashable, int] = {}
+    """line → the latest write that a read saw which has ended."""
+    found, over, window, places = [], 0, writes.window, writes.places
+    for number, read in enumerate(begun):
+        from_ns = read.from_ns
+        while over < number and ends[ended[over]] <= from_ns:
+            last = seen[ended[over]]
+            for line in begun[ended[over]].lines:
+                if last > floors.get(line, 0):
+                    floors[line] = last
+            over += 1
+        first, last = window(from_ns, read.to_ns)
+        least = max(first, *(floors.get(line, 0) for line in read.lines))
         best = last + 1
         for version in read.versions:
-            numbers = places[version]
-            at = bisect_left(numbers, least)
-            if at < len(numbers) and numbers[at] < best:
-                best = numbers[at]
+            its = places[version]
+            at = bisect_left(its, least)
+            if at < len(its) and its[at] < best:
+                best = its[at]
         if best <= last:
-            seen[id(read)] = best
+            seen[number] = best
             continue
-        numbers = [number for version in read.versions for number in places[version]]
-        if any(first <= number <= last for number in numbers):
-            yield read, WENT_BACK
+        its = [one for version in read.versions for one in places[version]]
+        if any(first <= one <= last for one in its):
+            found.append((read, WENT_BACK))
         else:
-            yield read, REPLACED if any(number < first for number in numbers) else NOT_YET
+            found.append((read, REPLACED if any(one < first for one in its) else NOT_YET))
+    return found

@@ -1,4 +1,4 @@
-"""Only the synced policy version makes an answer, including its KV cache."""
+"""Greedy answers under one policy version: a sync moves them, and the same version gives them again."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from harness.records.reference import Score, ScoreRequest, UnansweredQuery
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
 
-
 NOT_HIT = "no engine's prefix cache held a prompt that was answered again"
 NOT_TOLD = "no engine says how many tokens of a prompt its prefix cache held"
 NOTHING_BETWEEN = "nothing that could change an answer happened between two answers of a version"
 CHANGES_ANSWERS = (*MOVES_PARAMETERS, "unload_lora_adapter", "reset_prefix_cache")
 """Calls that may change the engines' answers, on purpose or not."""
-REPLACED = "an answer was made by a policy version that had been replaced"
 NOT_ASKED = "the reference was not asked for the scores of an answer"
 NO_GREEDY = "no greedy answer was made under one policy version"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.miniature import model
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine
+from backends.miniature.engine import Engine, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import Layout
@@ -100,6 +100,24 @@ class OldNetworkKept(Engine):
         super().hold(held)
         self.fired += bool(networks)
         self._networks.update(networks)
+
+
+@seeded("serves_before_sync", "one_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
+class RestartsOnItsOwn(Engine):
+    """After a sync, one server restarts on its own: it serves with the checkpoint's weights until the next sync."""
+
+    _served = 0
+
+    async def finish_weight_update(self) -> None:
+        await super().finish_weight_update()
+        self._served = 0
+
+    def arrive(self, request: Request) -> None:
+        self._served += 1
+        if self.name == ONE and self.syncs and self._served == 2:
+            self.fired += 1
+            self.hold(model.quantize(model.policy(0), self.quantization))
+        super().arrive(request)
 
 
 @seeded("parameter_not_updated", "every_server", caught_by=["every_parameter"], corrupts=Fact.POLICY)
