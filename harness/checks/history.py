@@ -373,7 +373,7 @@ def frozen(evidence: Evidence, found: History) -> tuple[str | None, dict[str, fl
         any(not any(_explains(evidence, q) for q in piece.suspects[why]) for piece in rests)
         for why in (REPLACED, READ_ANEW)
     )
-    numbers = {"interrupted": len({(p.execution.server, p.execution.request_id) for p in rests})}
+    numbers = {"interrupted": float(len({(p.execution.server, p.execution.request_id) for p in rests}))}
     return NONE_FROZEN if not rests else None if told else ALIKE, numbers
 
 

@@ -102,7 +102,7 @@ def _judge(evidence: Evidence) -> Finding:
         for call, said in _harmed(after)
     ]
     hung = [(call.ended_ns - call.started_ns) / 1e9 for call, fault in met if fault.connection == "hanging"]
-    return concluded(len(met) + len(after), wrong, **({"longest_hang_s": max(hung)} if hung else {}))
+    return concluded(len(met) + len(after), wrong, longest_hang_s=max(hung, default=0.0))
 
 
 def _harmed(calls: list[Call]) -> Iterator[tuple[Call, str]]:

@@ -25,8 +25,8 @@ FAULTS: tuple[dict[str, Any], ...] = (
     {"connection": "closed"},
     *({"connection": how, "moment": "after"} for how in ("closed", "reset", "torn")),
 )
-SLOW = {"connection": "whole", "form": "slow"}
-HANGING = {"connection": "hanging"}
+SLOW = HopFault(hop="server", connection="whole", form="slow")
+HANGING = HopFault(hop="server", connection="hanging")
 FORMS: tuple[HopForm, ...] = tuple(form for form in get_args(HopForm) if form != "slow")
 CONTROL_FAULTS: tuple[dict[str, Any], ...] = (
     {},
@@ -124,18 +124,15 @@ async def every_form(stack: Stack, prompts: Prompts, *, hop: Literal["router", "
 async def test_slow_and_hanging_hops(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient: requests have no time limit, since generations may be long. One request per server hangs;
     those after it are answered meanwhile."""
-    await stack.break_hop(HopFault(hop="server", **SLOW))
+    await stack.break_hop(SLOW)
     await stack.attempt(by_generate(stack, prompts.one(), BROKEN))
-    await stack.break_hop(HopFault(hop="server", **HANGING))
-    asked = [
-        asyncio.create_task(by_generate(stack, prompt, BROKEN)) for prompt in prompts.unique(len(stack.servers) + 4)
-    ]
-    for answered in asyncio.as_completed(asked):
-        await stack.attempt(answered)
-        if sum(task.done() for task in asked) >= len(asked) - len(stack.servers):
-            break
+    await stack.break_hop(HANGING)
+    batch = prompts.unique(len(stack.servers) + 4)
+    asked = [asyncio.create_task(stack.attempt(by_generate(stack, prompt, BROKEN))) for prompt in batch]
+    while sum(task.done() for task in asked) < len(asked) - len(stack.servers):
+        await asyncio.wait([task for task in asked if not task.done()], return_when=asyncio.FIRST_COMPLETED)
     await stack.break_hop(None)
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*asked)
     await stack.generate(prompts.unique(PLAIN), label=AFTER, **PARAMS)
 
 

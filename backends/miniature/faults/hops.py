@@ -8,6 +8,7 @@ from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import HopBroken, Router
 from harness.contract.faults import Fact
+from harness.contract.messages import HopForm
 
 
 class _SendsAgain(Router):
@@ -85,7 +86,8 @@ class OtherFormsAreRefused(Router):
 class SlowIsAskedAgain(Router):
     """A request whose answer is slow is sent again, although an engine works on it."""
 
-    form, connection = "slow", "whole"
+    form: HopForm | None = "slow"
+    connection = "whole"
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         fault = self.broken
@@ -126,16 +128,16 @@ class ControlErrorWithoutServer(Router):
             raise
 
 
-@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES)
+@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES | Fact.POLICY)
 class ControlErrorLasts(Router):
     """After a control call that met a broken hop, the next one fails as well."""
 
     _last: HopBroken | None = None
 
     async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
-        last, self._last = self._last, None
-        if last is not None:
+        if self._last is not None and engine is self.engines[0]:
             self.fired += 1
+            last, self._last = self._last, None
             raise last
         try:
             await super().control(engine, op, **arguments)
