@@ -514,10 +514,11 @@ class EngineExchange(Exchange):
     def broken(self, fault: HopFault, answer: Any) -> Any:
         if fault.connection == "whole":
             return answer
+        at = "" if fault.call == "request" else f" (engine {self.server})"  # Ray's errors name the actor
         if fault.connection != "kept":
-            raise Disconnected(BROKEN_HOP_SAYS)
+            raise Disconnected(f"{BROKEN_HOP_SAYS}{at}")
         if self.op not in OPENAI:
-            raise ServerError(f"{fault.status}: {BROKEN_HOP_SAYS}")
+            raise ServerError(f"{fault.status}: {BROKEN_HOP_SAYS}{at}")
         kind = HTTPStatus(fault.status).phrase
         return {"error": {"message": BROKEN_HOP_SAYS, "type": kind, "param": None, "code": fault.status}}
 

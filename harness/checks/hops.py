@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
-from harness.checks.echo import CONTROL_OPS, reached
+from harness.checks.echo import CONTROL_OPS
 from harness.checks.errors import DEAD, LATE, NAMELESS, error_of
 from harness.checks.matching import rows
 from harness.contract.faults import Fact
@@ -127,10 +127,18 @@ BROKEN_HOPS = Check(
 )
 
 
+def _reached(evidence: Evidence, call: Call) -> set[str]:
+    """Servers that a control call reached before the next one of its method: it may fail at one while others still work on it."""
+    later = [other.started_ns for other in evidence.calls(call.method) if other.started_ns > call.started_ns]
+    seen = evidence.controls(CONTROL_OPS[call.method])
+    until = min(later, default=None)
+    return {c.server for c in seen if call.started_ns <= c.at_ns and (until is None or c.at_ns < until)}
+
+
 def _control_wrong(evidence: Evidence, call: Call, fault: HopFault) -> Iterator[Wrong]:
     kind, message, status = error_of(call)
     servers = set(evidence.header.servers)
-    here = {control.server for control in reached(evidence, call)} if call.method in CONTROL_OPS else servers
+    here = _reached(evidence, call) if call.method in CONTROL_OPS else servers
     shown = {"call": call.id, "fault": _named(fault), "reached": sorted(here), "message": message[:300]}
     for said in _failed(fault, kind, message, status):
         yield f"{call.method}() {said}", shown
