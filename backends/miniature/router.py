@@ -32,7 +32,7 @@ ROUTES = (
 PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body=json.dumps({"handles": PICKLE})),))
 
 
-CALLS = {"pause_generation": "pause", "resume_generation": "resume", "finish_weight_update": "sync"}
+CALLS = {"pause_generation": "pause", "resume_generation": "resume"}
 CALLS |= {op: op for op in ("sleep", "wake_up", "reset_prefix_cache")}
 """Operation of an engine → call of `HopFault`."""
 

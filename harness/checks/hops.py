@@ -19,8 +19,6 @@ BROKEN, AFTER = "broken", "after"
 MAY_REPEAT = {408, 429}
 """A client may send such a request again: RFC 9110, 15.5.9, says so of 408, and RFC 6585, 4, of 429 (Retry-After)."""
 REFUSED = range(400, 500)
-OF_CONTROL = {"sync": "sync_weights"}
-"""`HopFault.call` → method of the contract, if they differ."""
 A_SERVER = re.compile(r"https?://|\b\d+(?:\.\d+){3}:\d+|(server|engine)[-_ ]?\d|\[\d+\]", re.IGNORECASE)
 """How an error says which server it is about."""
 
@@ -138,7 +136,7 @@ def _reached(evidence: Evidence, call: Call) -> set[str]:
 def _control_wrong(evidence: Evidence, call: Call, fault: HopFault) -> Iterator[Wrong]:
     kind, message, status = error_of(call)
     servers = set(evidence.header.servers)
-    here = _reached(evidence, call) if call.method in CONTROL_OPS else servers
+    here = _reached(evidence, call)
     shown = {"call": call.id, "fault": _named(fault), "reached": sorted(here), "message": message[:300]}
     for said in _failed(fault, kind, message, status):
         yield f"{call.method}() {said}", shown
@@ -154,7 +152,7 @@ def _judge_control(evidence: Evidence) -> Finding:
     for fault, calls, later, struck in _faults(evidence):
         if fault.call == "request":
             continue
-        met = [call for call in calls if call.method == OF_CONTROL.get(fault.call, fault.call)]
+        met = [call for call in calls if call.method == fault.call]
         facts += len(met) + len(later)
         idle += [] if struck and met else [f"{fault.call}: {_named(fault)}"]
         for call in met:

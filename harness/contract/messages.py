@@ -510,7 +510,7 @@ class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
     fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""
     form: HopForm | None = None
     """With a whole connection only."""
-    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "sync"] = "request"
+    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache"] = "request"
     """What meets the fault: requests of the data plane, or this control call."""
 
 

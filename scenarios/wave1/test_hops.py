@@ -7,9 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, get_args
 
 from fixtures.prompts import Prompts
-from harness.checks.history import explained
 from harness.checks.hops import AFTER, BROKEN, BROKEN_CONTROL, BROKEN_HOPS
-from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import HopFault, HopForm
 from harness.driving.stack import Stack
@@ -185,25 +183,3 @@ async def every_control_fault(stack: Stack, prompts: Prompts, *, act: Act) -> No
     for fault in (*CONTROL_FAULTS, *AFTER_THE_ENGINE):
         await act(stack, fault)
         await stack.attempt(stack.generate(prompts.unique(PLAIN), **PARAMS))
-
-
-@scenario(
-    task=0,
-    promise="a sync whose confirmation is lost at one server fails with its cause, and the next one is whole",
-    needs={*SERVER, Capability.WEIGHT_SYNC},
-    checks=[BROKEN_CONTROL, EVERY_PARAMETER, explained()],
-    deadline_s=120,
-    bulk=True,
-    spoils=True,
-)
-async def test_sync_at_one_server(stack: Stack, prompts: Prompts) -> None:
-    """architecture, idempotent sync: "a failed sync followed by a good one is a good one". The server has taken the weights, since
-    the others would wait for it in the broadcast."""
-    for version, fault in enumerate(AFTER_THE_ENGINE, 1):
-        await stack.break_hop(HopFault(hop="server", call="sync", **fault))
-        await stack.attempt(stack.sync_weights(version))
-        await stack.break_hop(None)
-        await stack.attempt(stack.prepare_weight_sync())
-        await stack.attempt(stack.sync_weights(version + 2))
-        await stack.attempt(stack.digests())
-        await stack.attempt(stack.generate(prompts.unique(8), **PARAMS))

@@ -128,7 +128,7 @@ class ControlErrorWithoutServer(Router):
             raise
 
 
-@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES | Fact.POLICY)
+@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES)
 class ControlErrorLasts(Router):
     """After a control call that met a broken hop, the next one fails as well."""
 
