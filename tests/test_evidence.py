@@ -53,10 +53,10 @@ def test_a_right_stack_is_green_in_bfloat16_up_to_where_its_run_was_cut_off(judg
     [
         (
             "cuda_ipc.test_colocated_engines_take_weights_through_ipc",
-            {"by_ipc", "every_parameter", "current_policy"},
+            {"by_ipc", "every_parameter", "weight_history"},
         ),
         ("sleep.test_sleep_gives_memory_back", {"memory.released", "memory.by_tags", "memory.awake_again"}),
-        ("sleep.test_the_colocated_training_step", {"current_policy"}),
+        ("sleep.test_the_colocated_training_step", {"weight_history"}),
     ],
 )
 def test_what_only_a_gpu_shows(judged: Judgement, scenario: str, checks: set[str]):
@@ -65,7 +65,7 @@ def test_what_only_a_gpu_shows(judged: Judgement, scenario: str, checks: set[str
 
 
 def test_the_bound_lies_between_the_noise_and_the_weakest_fault(judged: Judgement):
-    (floor,) = [floor for floor in judged.noise if floor.check == "current_policy"]
+    (floor,) = [floor for floor in judged.noise if floor.check == "weight_history"]
     assert 0.1 < floor.floor < floor.bound < floor.weakest_fault
 
 

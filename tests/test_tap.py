@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -29,7 +29,7 @@ from backends.taps.tap import FaultProxy, FaultyEngine, UnknownFault
 from harness.checks.always import ALWAYS
 from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.faults import by_id, family
-from harness.contract.messages import HopFault, InjectRequest, StartRequest
+from harness.contract.messages import HopFault, HopForm, InjectRequest, StartRequest
 from harness.contract.topology import Placement, Topology
 from harness.machine import ports
 from harness.running import catalogue
@@ -416,6 +416,67 @@ async def test_a_hop_breaks_once_as_the_scenario_says(upstream: Upstream, fault:
         assert len(upstream.seen) == runs
         assert tokens(await asked(client)) == [50, 51, 52, 53]
         assert proxy.break_hop(None) == 1
+
+
+@pytest.mark.parametrize("form", [form for form in get_args(HopForm) if form != "absolute"])
+async def test_a_message_in_another_legal_form_says_the_same(upstream: Upstream, form: HopForm):
+    async with through(upstream) as (proxy, client):
+        proxy.break_hop(HopFault(hop="server", connection="whole", form=form))
+        answer = await client.post(GENERATE, json=ASKED)
+        assert tokens(answer.json()) == [50, 51, 52, 53]
+        names = [name for name, _ in answer.headers.raw]
+        shown = {
+            "chunked": b"content-length" not in names,
+            "sized": b"content-length" in names,
+            "upper_case": b"CONTENT-TYPE" in names,
+            "repeated": names.count(b"vary") == 2,
+            "charset": "UTF-8" in answer.headers["content-type"],
+        }
+        assert shown.get(form, True)
+        assert form == "idle" or tokens(await asked(client)) == [50, 51, 52, 53], "on the same connection"
+        assert proxy.break_hop(None) == 1
+
+
+async def test_an_address_in_absolute_form():
+    """A server of uvicorn's pure Python parser takes it for the path, so a bare socket reads the request."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(line), line))
+        await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    with proxied(url) as (proxy, here):
+        async with httpx.AsyncClient(base_url=here) as client:
+            proxy.break_hop(HopFault(hop="server", connection="whole", form="absolute"))
+            answer = await client.post(GENERATE, json=ASKED)
+    listening.close()
+    assert answer.text == f"POST {url}{GENERATE} HTTP/1.1\r\n"
+
+
+async def test_a_hop_that_hangs_goes_on_when_the_fault_is_over(upstream: Upstream):
+    async with through(upstream) as (proxy, client):
+        proxy.break_hop(HopFault(hop="server", connection="hanging"))
+        first = asyncio.create_task(asked(client))
+        while proxy._injection.fired == 0:
+            await asyncio.sleep(0.005)
+        assert tokens(await asked(client)) == [50, 51, 52, 53], "others are answered meanwhile"
+        assert not first.done()
+        proxy.break_hop(None)
+        assert tokens(await first) == [50, 51, 52, 53]
+
+
+async def test_a_control_call_meets_its_own_fault_at_the_first_server_alone(upstream: Upstream):
+    async with through(upstream) as (proxy, client):
+        proxy.break_hop(HopFault(hop="server", call="pause", status=503))
+        assert tokens(await asked(client)) == [50, 51, 52, 53]
+        assert (await client.post("/pause", json={})).status_code == 503
+        assert (await client.post("/pause", json={})).status_code != 503
+        proxy.server = 1
+        proxy.break_hop(HopFault(hop="server", call="pause", status=503))
+        assert (await client.post("/pause", json={})).status_code != 503
 
 
 async def test_what_hangs_goes_on_when_the_fault_is_over(upstream: Upstream):

@@ -239,7 +239,7 @@ class Client:
 
     async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
         """One control call to one server."""
-        await engine.control(op, **arguments)
+        await self.router.control(engine, op, **arguments)
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
         await self.everywhere("pause_generation", mode=mode, clear_cache=clear_cache)

@@ -32,12 +32,17 @@ ROUTES = (
 PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body=json.dumps({"handles": PICKLE})),))
 
 
+CALLS = {"pause_generation": "pause", "resume_generation": "resume"}
+CALLS |= {op: op for op in ("sleep", "wake_up", "reset_prefix_cache")}
+"""Operation of an engine → call of `HopFault`."""
+
+
 class HopBroken(ConnectionError):
     """A request or its answer met a broken hop."""
 
-    def __init__(self, fault: HopFault) -> None:
-        kept = fault.connection == "kept"
-        super().__init__(f"{fault.status}: {BROKEN_HOP_SAYS}" if kept else f"connection {fault.connection}")
+    def __init__(self, fault: HopFault, server: str = "") -> None:
+        kept, at = fault.connection == "kept", f" at {server}" if server else ""
+        super().__init__(f"{fault.status}: {BROKEN_HOP_SAYS}{at}" if kept else f"connection {fault.connection}{at}")
         self.status = fault.status if kept else None
 
 
@@ -51,6 +56,8 @@ class Router:
         self.broken: HopFault | None = None
         self.struck: list[str] = []
         """Names of what the fault has struck: the router, or a server."""
+        self.over = asyncio.Event()
+        """Set when the fault is over."""
 
     async def generate(
         self,
@@ -67,20 +74,39 @@ class Router:
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         fault = self.strikes(engine, params)
-        if fault is not None and fault.moment == "before":
+        if fault is None or fault.connection == "whole":
+            return await engine.generate(prompt, params, **more)
+        if fault.connection == "hanging":
+            await self.over.wait()
+            return await engine.generate(prompt, params, **more)
+        if fault.moment == "before":
             raise HopBroken(fault)
-        answer = await engine.generate(prompt, params, **more)
-        if fault is not None:
-            raise HopBroken(fault)
-        return answer
+        await engine.generate(prompt, params, **more)
+        raise HopBroken(fault)
 
     def strikes(self, engine: Engine, params: dict[str, Any]) -> HopFault | None:
         """The fault of a hop that this request meets. The clean room's canary, of one token, meets none."""
         where = "router" if self.broken is not None and self.broken.hop == "router" else engine.name
-        if self.broken is None or where in self.struck or params.get("max_tokens") == 1:
+        if (
+            self.broken is None
+            or self.broken.call != "request"
+            or where in self.struck
+            or params.get("max_tokens") == 1
+        ):
             return None
         self.struck.append(where)
         return self.broken
+
+    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+        """One control call to one server. It may meet the fault of a hop to the first server."""
+        fault = self.broken
+        if fault is None or CALLS.get(op) != fault.call or engine is not self.engines[0] or engine.name in self.struck:
+            await engine.control(op, **arguments)
+            return
+        self.struck.append(engine.name)
+        if fault.moment == "after":
+            await engine.control(op, **arguments)
+        raise HopBroken(fault, engine.name)
 
     def server_of(self, session: SessionId | None) -> Engine:
         """SkyRL #934: hash_with_sha256(str(session_id)) % engines. Without a session, any living server."""

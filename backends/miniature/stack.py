@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any, ClassVar
 
@@ -206,6 +207,8 @@ class Miniature:
 
     async def break_hop(self, request: BreakHopRequest) -> BreakHopResult:
         struck, self.router.struck, self.router.broken = len(self.router.struck), [], request.fault
+        self.router.over.set()
+        self.router.over = asyncio.Event()
         return BreakHopResult(struck=struck)
 
     async def delay(self, request: DelayRequest) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.contract.messages import HopFault
+from harness.contract.messages import HopFault, HopForm
 
 DATA = frozenset({"generate", "completion", "chat_completion"})
 """sample() counts as "generate": it uses the same endpoint of a server and the same columns of an engine."""
@@ -24,6 +24,8 @@ SYNC = frozenset({"sync"})
 
 SLOW_S = 1.5
 """Delay of an answer under `slow` (seconds): ten times the duration of a short answer of the tiny model."""
+LATE_S = 0.3
+"""Seconds until the headers of a slow answer, longer than a short answer of the tiny model takes."""
 PARTNER_S = 2.0
 """Longest time (seconds) that an answer waits for another one to be swapped with."""
 SESSION = "x-session-id"
@@ -93,6 +95,10 @@ class Exchange(ABC):
         """Change the parameter names of a weight update before it is forwarded."""
 
     @abstractmethod
+    def reform(self, form: HopForm) -> None:
+        """Give the request this form. Only HTTP has forms."""
+
+    @abstractmethod
     def broken(self, fault: HopFault, answer: Any) -> Any:
         """What the caller gets under a fault of a hop; `answer` is the engine's, or None if it was not asked."""
 
@@ -145,9 +151,17 @@ def of_hop(fault: HopFault) -> Break:
 
     async def act(exchange: Exchange) -> Any:
         exchange.strike()
-        answer = await exchange.forward() if fault.moment == "after" else None
+        if fault.connection == "hanging":
+            return await hung(exchange)
+        if fault.form is not None:
+            exchange.reform(fault.form)
+        answer = await exchange.forward() if fault.moment == "after" or fault.connection == "whole" else None
+        if fault.form == "slow":
+            await asyncio.sleep(LATE_S)
         return exchange.broken(fault, answer)
 
+    if fault.call != "request":
+        return Break(act, ops=frozenset({fault.call}), where="first_engine", times=1)
     return Break(act, where="router" if fault.hop == "router" else "engines", times=1)
 
 
@@ -162,6 +176,10 @@ async def slow(exchange: Exchange) -> Any:
 
 async def hang(exchange: Exchange) -> Any:
     exchange.strike()
+    return await hung(exchange)
+
+
+async def hung(exchange: Exchange) -> Any:
     await exchange.injection.over.wait()
     return await exchange.forward()
 

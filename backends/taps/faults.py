@@ -148,20 +148,20 @@ _BOTH: tuple[Fault, ...] = (
         "stale_prefix_cache",
         "resets of the prefix cache are confirmed and reach no server",
         CACHE,
-        "fresh_prefix_cache fan_out",
+        "weight_history fan_out",
         Fact.POLICY,
     ),
     _fault(
         "sync_missed/one_server",
         "one server takes part in a weight sync and keeps its weights",
         SYNC,
-        "every_parameter uniform_servers current_policy",
+        "every_parameter uniform_servers weight_history",
     ),
     _fault(
         "sync_missed/every_server",
         "all servers take part in a weight sync and keep their weights",
         SYNC,
-        "every_parameter current_policy forced_effect",
+        "every_parameter weight_history forced_effect",
     ),
     _fault(
         "parameter_not_updated",

@@ -26,7 +26,7 @@ import httpx
 from backends.taps.breaks import BREAKS, OPENAI, Document, Exchange, Injection, of_hop
 from backends.taps.faults import FAULTS, HTTP_FAULTS, LEGACY_FAULTS
 from harness.contract.errors import StackError
-from harness.contract.messages import BROKEN_HOP_SAYS, HopFault
+from harness.contract.messages import BROKEN_HOP_SAYS, HopFault, HopForm
 
 __all__ = ["FAULTS", "HTTP_FAULTS", "LEGACY_FAULTS", "FaultProxy", "FaultyEngine", "UnknownFault"]
 
@@ -36,6 +36,11 @@ SWITCH_DEADLINE_S = 10.0
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 600
 """Seconds: longer than any client keeps a connection to the tap, so the tap is never the first to close it."""
+
+PIECES, PIECE_S = 8, 0.05
+"""A slow answer comes in this many pieces, so many seconds apart."""
+REPEATED = [(b"vary", b"accept"), (b"vary", b"origin"), (b"x-seen-by", b"one"), (b"x-seen-by", b"two")]
+"""Headers of one name, as RFC 9110, 5.2, allows for lists."""
 
 PATHS = {
     "/inference/v1/generate": "generate",
@@ -107,13 +112,15 @@ def _strikes(exchange: Exchange) -> bool:
 
 @dataclasses.dataclass
 class Response:
-    """A whole answer of a server. If `lost` is True, the connection is cut in the middle of it. `gone`: it ends before the answer."""
+    """A whole answer of a server. If `lost` is True, the connection is cut in the middle of it. `gone`: it ends before the answer.
+    `form`: how it arrives."""
 
     status: int
     headers: Headers
     content: bytes
     lost: bool = False
     gone: Literal["closed", "reset"] | None = None
+    form: HopForm | None = None
 
 
 class HttpExchange(Exchange):
@@ -170,13 +177,27 @@ class HttpExchange(Exchange):
     def cut(self, answer: Response) -> Response:
         return dataclasses.replace(answer, lost=True)
 
+    def reform(self, form: HopForm) -> None:
+        match form:
+            case "absolute":
+                self._target = str(self._proxy.upstream).rstrip("/").encode() + self._target
+            case "request_upper_case":
+                self.headers = _upper(self.headers)
+            case "request_repeated":
+                self.headers = [*self.headers, *REPEATED]
+            case "request_chunked":
+                self.headers = [*_unsized(self.headers), (b"transfer-encoding", b"chunked")]
+
     def broken(self, fault: HopFault, answer: Response | None) -> Response:
+        if fault.connection == "whole" and answer is not None:
+            return dataclasses.replace(answer, form=fault.form)
         kind, content = _body(fault)
         framed = _sized([(b"content-type", kind)], len(content))
         if fault.connection == "kept":
             return Response(fault.status, framed, content)
         if fault.connection == "torn":
             return dataclasses.replace(answer or Response(200, framed, content), lost=True)
+        assert fault.connection in ("closed", "reset"), fault
         return Response(fault.status, framed, content, gone=fault.connection)
 
     def is_error(self, answer: Response) -> bool:
@@ -229,9 +250,16 @@ def _parsed(content: bytes) -> Document | None:
 
 def _sized(headers: Headers, length: int) -> Headers:
     """These headers, for a body of `length` bytes."""
-    framing = (b"content-length", b"transfer-encoding")
-    kept = [(name, value) for name, value in headers if name.lower() not in framing]
-    return [*kept, (b"content-length", str(length).encode())]
+    return [*_unsized(headers), (b"content-length", str(length).encode())]
+
+
+def _unsized(headers: Headers) -> Headers:
+    """These headers, for a body whose length they leave open."""
+    return [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+
+
+def _upper(headers: Headers) -> Headers:
+    return [(name.upper(), value) for name, value in headers]
 
 
 def _json(status: int, document: Document, headers: Headers = ((b"content-type", b"application/json"),)) -> Response:  # type: ignore[assignment]
@@ -382,12 +410,42 @@ async def _give(answer: Response, send: Send) -> None:
     if answer.gone is not None:
         await _end_connection(send, answer.gone)
         return
+    if answer.form is not None:
+        await _give_in_form(answer, send)
+        return
     await send({"type": "http.response.start", "status": answer.status, "headers": _lower(answer.headers)})
     if answer.lost:
         half = answer.content[: max(1, len(answer.content) // 2)]
         await send({"type": "http.response.body", "body": half, "more_body": True})
         return  # uvicorn closes the connection of an application that ends here
     await send({"type": "http.response.body", "body": answer.content, "more_body": False})
+
+
+async def _give_in_form(answer: Response, send: Send) -> None:
+    headers, content, pieces = _lower(answer.headers), answer.content, 1
+    match answer.form:
+        case "slow":
+            pieces = PIECES
+        case "chunked":
+            headers = _unsized(headers)
+        case "sized":
+            headers = _sized(headers, len(content))
+        case "upper_case":
+            headers = _upper(headers)
+        case "repeated":
+            headers = [*headers, *REPEATED]
+        case "charset":
+            others = [(name, value) for name, value in headers if name != b"content-type"]
+            headers = [*others, (b"content-type", b'application/json; Charset="UTF-8"')]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    size = -(-len(content) // pieces)
+    for at in range(0, len(content), max(1, size)):
+        if pieces > 1:
+            await asyncio.sleep(PIECE_S)
+        await send({"type": "http.response.body", "body": content[at : at + size], "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    if answer.form == "idle":
+        send.__self__.transport.close()  # type: ignore[attr-defined]
 
 
 def _lower(headers: Headers) -> Headers:
@@ -450,11 +508,17 @@ class EngineExchange(Exchange):
             "response_logprobs": None,
         }
 
-    def broken(self, fault: HopFault, answer: Any) -> Any:  # noqa: ARG002 - replaced
+    def reform(self, form: HopForm) -> None:
+        """A method call has one form."""
+
+    def broken(self, fault: HopFault, answer: Any) -> Any:
+        if fault.connection == "whole":
+            return answer
+        at = "" if fault.call == "request" else f" (engine {self.server})"  # Ray's errors name the actor
         if fault.connection != "kept":
-            raise Disconnected(BROKEN_HOP_SAYS)
+            raise Disconnected(f"{BROKEN_HOP_SAYS}{at}")
         if self.op not in OPENAI:
-            raise ServerError(f"{fault.status}: {BROKEN_HOP_SAYS}")
+            raise ServerError(f"{fault.status}: {BROKEN_HOP_SAYS}{at}")
         kind = HTTPStatus(fault.status).phrase
         return {"error": {"message": BROKEN_HOP_SAYS, "type": kind, "param": None, "code": fault.status}}
 

@@ -103,14 +103,14 @@ def dropped(evidence: Evidence) -> dict[tuple[str, str], int]:
 
 
 @kept
-def _row_of(evidence: Evidence) -> dict[tuple[str, str], Row]:
+def row_of(evidence: Evidence) -> dict[tuple[str, str], Row]:
     """(server, request) → the row that it served."""
     found = assignment(evidence)
     return {(e.server, e.request_id): row for row in found.rows for e in found.where(row)}
 
 
 def _shown_execution(evidence: Evidence, execution: Execution) -> dict[str, Any]:
-    row = _row_of(evidence).get((execution.server, execution.request_id))
+    row = row_of(evidence).get((execution.server, execution.request_id))
     found = {"server": execution.server, "tokens": len(execution.tokens), "reason": execution.finish_reason}
     return {**(row.shown if row else {}), **found}
 
@@ -122,7 +122,7 @@ def _busy(evidence: Evidence, pause: Pause, waiting: Sequence[Call]) -> set[str]
     return {
         e.server
         for e in evidence.executions
-        if ((row := _row_of(evidence).get((e.server, e.request_id))) is not None and row.call.id in calls)
+        if ((row := row_of(evidence).get((e.server, e.request_id))) is not None and row.call.id in calls)
         or (
             e.started_ns <= pause.to_ns
             and (e.ended_ns is None or e.ended_ns > (pause.asked_ns if e.finish_reason == "abort" else pause.from_ns))

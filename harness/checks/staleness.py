@@ -1,4 +1,4 @@
-"""Only the synced policy version makes an answer, including its KV cache."""
+"""Greedy answers under one policy version: a sync moves them, and the same version gives them again."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from typing import Any
 import msgspec
 
 from harness.checks import ties
-from harness.checks.base import Check, Evidence, Execution, Finding, concluded, kept, untestable
-from harness.checks.matching import Row, assignment, queries, rows
-from harness.checks.pausing import pauses
+from harness.checks.base import Check, Evidence, Finding, concluded, kept, untestable
+from harness.checks.matching import Row, assignment, rows
 from harness.checks.tokens import RESHAPING
-from harness.checks.weights import MOVES_PARAMETERS, moved_before
+from harness.checks.weights import MOVES_PARAMETERS
 from harness.contract.faults import Fact
-from harness.contract.topology import Quantization
 from harness.records.differing import parting
 from harness.records.recording import Call
-from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuery
+from harness.records.reference import Score, ScoreRequest, UnansweredQuery
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
 
-NO_CHANGE = "nothing was answered after a call that could leave old weights"
-SILENT = "a server answered nothing after the weights had changed"
 NOT_HIT = "no engine's prefix cache held a prompt that was answered again"
 NOT_TOLD = "no engine says how many tokens of a prompt its prefix cache held"
 NOTHING_BETWEEN = "nothing that could change an answer happened between two answers of a version"
 CHANGES_ANSWERS = (*MOVES_PARAMETERS, "unload_lora_adapter", "reset_prefix_cache")
 """Calls that may change the engines' answers, on purpose or not."""
-REPLACED = "an answer was made by a policy version that had been replaced"
 NOT_ASKED = "the reference was not asked for the scores of an answer"
 NO_GREEDY = "no greedy answer was made under one policy version"
 
@@ -76,12 +71,6 @@ def _changes_of_its_adapter(evidence: Evidence, call: Call) -> list[Call]:
     return [change for change in changes if change.request["name"] == name]
 
 
-def other_versions(evidence: Evidence, answer: Answered) -> list[Answered]:
-    """The same answer under each other policy version of the scenario."""
-    versions = {0, *(call.request["version"] for call in evidence.calls("sync_weights"))}
-    return [msgspec.structs.replace(answer, version=version) for version in sorted(versions - {answer.version})]
-
-
 Others = Callable[[Evidence, Answered], list[Answered]]
 """Other weights that may have made an answer by mistake."""
 
@@ -94,10 +83,6 @@ def questions(evidence: Evidence, answers: Sequence[Answered], others: Others) -
         if first_doubt(evidence, answer) is not None:  # UnansweredQuery in the first round: the next one has the answer
             for other in others(evidence, answer):
                 yield score_of(evidence, other)
-
-
-def _queries(evidence: Evidence) -> Iterator[ScoreRequest]:
-    return questions(evidence, greedy_answers(evidence), other_versions)
 
 
 def score_of(evidence: Evidence, answer: Answered) -> ScoreRequest:
@@ -151,40 +136,6 @@ def _weights(answer: Answered) -> dict[str, int]:
     return {"version": answer.version, **adapter}
 
 
-def _judge_current(evidence: Evidence) -> Finding:
-    answers = greedy_answers(evidence)
-    after = [answer for answer in answers if moved_before(evidence, answer.row.call)]
-    servers = {e.server for answer in after for e in assignment(evidence).where(answer.row)}
-    neither = "an answer follows no policy version"
-    counts = {"answers_after_a_change": float(len(after)), "servers": float(len(servers))}
-    found = follow(evidence, answers, other_versions, replaced=REPLACED, neither=neither, **counts)
-    if found.status == "pass" and set(evidence.header.servers) - servers:
-        return untestable(SILENT if after else NO_CHANGE)
-    return found
-
-
-CURRENT_POLICY = Check(
-    name="current_policy",
-    fault="a server answers with the weights from before the sync",
-    next_step="look at the version that the answer `follows`, and at whether the sync had returned from its server "
-    "before the call began",
-    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
-    falsifies=Fact.POLICY,
-    source="SkyRL #1014, tasks 1 to 3: weight sync; the answer must be the synced policy's",
-    judge=_judge_current,
-    queries=_queries,
-)
-
-
-def _judge_fresh_cache(evidence: Evidence) -> Finding:
-    """Judges only answers to prompts longer than a block that another version answered before."""
-    again = asked_again(evidence, greedy_answers(evidence), lambda a: (a.row.prompt, a.adapter), lambda a: a.version)
-    if not again:
-        return untestable("no prompt longer than a prefix-cache block was answered before and after a sync")
-    neither = "an answer after a sync mixes policy versions: its prefix cache is stale"
-    return after_hits(evidence, again, other_versions, replaced=REPLACED, neither=neither)
-
-
 class Again(msgspec.Struct, frozen=True, kw_only=True):
     """An answer to a prompt longer than a cache block that other weights answered before. `hit`: True if an engine that took it up had
     served that earlier prompt from its prefix cache, so that the cache held it."""
@@ -233,18 +184,6 @@ def cached_tokens(evidence: Evidence) -> dict[tuple[str, str], int]:
     ended = (seen for seen in evidence.trace.observations if seen.kind == "finish")
     told = ((seen.server, seen.data["request_id"], seen.data.get("cached_tokens")) for seen in ended)
     return {(server, request): tokens for server, request, tokens in told if tokens is not None}
-
-
-FRESH_CACHE = Check(
-    name="fresh_prefix_cache",
-    fault="after a sync and a cache reset, attention still reads keys and values of the old policy",
-    next_step="look at whether the reset of the prefix cache reached the server after the sync, and before this prompt",
-    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
-    falsifies=Fact.POLICY,
-    source="SkyRL API reference, reset_prefix_cache; SkyRL's trainers reset it with every sync",
-    judge=_judge_fresh_cache,
-    queries=_queries,
-)
 
 
 def _by_prompt(evidence: Evidence) -> dict[tuple[Any, ...], list[Answered]]:
@@ -315,118 +254,4 @@ FORCED_EFFECT = Check(
     reads=Fact.POLICY,
     source="architecture, forced effect: a weight version made large enough must change the output",
     judge=_judge_forced,
-)
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that one engine made for a greedy answer under one policy version without a break; `prompt` is all it read before."""
-
-    row: Row
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    version: int
-    quantization: Quantization | None = None
-
-    @property
-    def score(self) -> ScoreRequest:
-        return ScoreRequest(
-            version=self.version, quantization=self.quantization, prompt=list(self.prompt), tokens=list(self.tokens)
-        )
-
-
-def _parts(evidence: Evidence) -> list[Part]:
-    """Tokens that engines made for calls that a sync overlaps, if only one version can have made them.
-
-    A request that came during a pause begins at resume(), so its keys and values are the new policy's. If a sync came while a
-    request was frozen, the old policy made its earlier tokens; the later ones read old keys and values, which `kept_cache` judges.
-    After a reset of running requests, or a pause that cleared the cache, the new policy computes all keys and values again.
-    """
-    syncs = evidence.calls("sync_weights")
-    return [part for row, execution in overlapped(evidence) for part in _parts_of(evidence, row, execution, syncs)]
-
-
-def overlapped(evidence: Evidence) -> Iterator[tuple[Row, Execution]]:
-    """Greedy rows of generate() that use only the model's own distribution and that a sync overlaps, each with every execution of
-    it."""
-    syncs = evidence.calls("sync_weights")
-    for row in assignment(evidence).rows:
-        call = row.call
-        if call.method != "generate" or row.params.get("temperature") != 0 or call.request.get("lora_adapter"):
-            continue
-        if any(row.params.get(name) for name in RESHAPING):
-            continue
-        if not any(overlap(sync, call) for sync in syncs):
-            continue
-        for execution in assignment(evidence).where(row):
-            yield row, execution
-
-
-def read_anew(evidence: Evidence) -> list[int]:
-    """Times at which frozen requests lost their keys and values: a reset of running requests, or a pause(keep) that clears the
-    cache. Engines then compute them again."""
-    resets = [c for c in evidence.calls("reset_prefix_cache") if c.request.get("reset_running_requests")]
-    cleared = [
-        c for c in evidence.calls("pause") if c.request.get("clear_cache") and c.request.get("mode", "keep") == "keep"
-    ]
-    return sorted(call.ended_ns for call in (*resets, *cleared) if call.error is None)
-
-
-def _parts_of(evidence: Evidence, row: Row, execution: Execution, syncs: Sequence[Call]) -> Iterator[Part]:
-    held = [p.to_ns for p in pauses(evidence) if p.from_ns <= execution.started_ns <= p.to_ns]
-    began, ended = max([execution.started_ns, *held]), max([*execution.step_ns, execution.started_ns])
-    within = [sync for sync in syncs if sync.started_ns < ended and sync.ended_ns > began]
-
-    def part(start: int, stop: int, at_ns: int) -> Iterator[Part]:
-        if start < stop:
-            yield Part(
-                row=row,
-                prompt=execution.prompt + execution.tokens[:start],
-                tokens=execution.tokens[start:stop],
-                version=evidence.version_at(at_ns),
-                quantization=evidence.header.topology.quantization,
-            )
-
-    if not within:
-        yield from part(0, len(execution.tokens), began)
-        return
-    first = sum(made < min(sync.started_ns for sync in within) for made in execution.step_ns)
-    yield from part(0, first, began)
-    frozen_ns = max(made for made in (began, *execution.step_ns[:first]))
-    synced = max(sync.ended_ns for sync in within)
-    if anew := [at_ns for at_ns in read_anew(evidence) if at_ns >= frozen_ns]:
-        last = sum(made <= max(anew[0], synced) for made in execution.step_ns)
-        if last == first:  # nothing was made between the sync and the reset, in either order
-            yield from part(last, len(execution.tokens), synced)
-
-
-def _ask_parts(evidence: Evidence) -> Iterator[Query]:
-    yield from queries(evidence)
-    yield from (part.score for part in _parts(evidence))
-
-
-def _judge_whole(evidence: Evidence) -> Finding:
-    parts = _parts(evidence)
-    after = [part for part in parts if part.version != 0]
-    if not after:
-        return untestable("no request that a sync overlaps was worked on by a new version alone")
-    scores, wrong = [], []
-    for part in parts:
-        scores.append(evidence.reference.score(part.score))
-        at = ties.parts_at(evidence, scores[-1])
-        if at is not None:
-            shown = {**part.row.shown, "version": part.version, "parts at token": at}
-            wrong.append(("what an engine made after a sync does not follow the version that was synced", shown))
-    facts = sum(len(part.tokens) for part in parts)
-    return concluded(facts, wrong, margin=ties.margin(evidence, scores), by_a_new_version=len(after))
-
-
-WHOLE_VERSION = Check(
-    name="whole_version",
-    fault="requests that waited for a sync in chunks see half of it, or the old policy answers them",
-    next_step="look at when requests may run during a sync: the answer was made while only a part of the new weights was there",
-    reads=Fact.ANSWERS | Fact.POLICY | Fact.PAUSES,
-    falsifies=Fact.POLICY,
-    source='SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, update_weights_chunk',
-    judge=_judge_whole,
-    queries=_ask_parts,
 )

@@ -80,6 +80,24 @@ def _ranks(call: Call) -> Iterator[tuple[str, int, dict[str, str]]]:
             yield server, rank, digests
 
 
+def shown_whole(evidence: Evidence, versions: Iterable[int]) -> Iterator[tuple[Call, str, frozenset[int]]]:
+    """Each reading of a server, with those of `versions` that all its workers hold to the last parameter."""
+    if evidence.header.topology.pipeline_parallel > 1:
+        return
+    places, versions = _workers(evidence), list(versions)
+    for call in _read(evidence):
+        by_server: dict[str, set[int]] = {}
+        for server, rank, digests in _ranks(call):
+            place = places.get((server, rank))
+            held = {
+                v
+                for v in versions
+                if place and digests == evidence.reference.expected_digests(_expected(evidence, v, place))
+            }
+            by_server[server] = by_server.get(server, held) & held
+        yield from ((call, server, frozenset(held)) for server, held in by_server.items())
+
+
 def _judge_every_parameter(evidence: Evidence) -> Finding:
     if not _read(evidence):
         return untestable(NOT_READ)

@@ -496,8 +496,27 @@ class DelayRequest(Message, frozen=True, kw_only=True):
     seed: int | None = None
 
 
-class HopFault(Message, frozen=True, kw_only=True):
-    """What happens to requests of the data plane on one hop, once per server that the hop leads to."""
+HopForm = Literal[
+    "slow",
+    "idle",
+    "chunked",
+    "sized",
+    "upper_case",
+    "repeated",
+    "charset",
+    "absolute",
+    "request_upper_case",
+    "request_repeated",
+    "request_chunked",
+]
+"""Legal forms of a message. Of an answer: headers late and the body bit by bit; the kept connection closed right after it; its length
+left open, or told; names of headers in upper case; several headers of one name; a charset. Of a request: its address in absolute form
+(RFC 9112, 3.2.2), and headers as for answers."""
+
+
+class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What happens to calls on one hop: to requests once per server that the hop leads to, to control calls once, at the first
+    server."""
 
     hop: Literal["router", "server"]
     """Where the hop leads: from the client to the router, or to a server (from the router, or from a client without one)."""
@@ -506,8 +525,13 @@ class HopFault(Message, frozen=True, kw_only=True):
     status: int = 500
     body: Literal["vllm", "json", "html", "text", "empty", "cut"] = "vllm"
     """The error as vLLM writes it, another JSON object, a page, plain text, nothing, or half a JSON object."""
-    connection: Literal["kept", "closed", "reset", "torn"] = "kept"
-    """Closed and reset: before the first byte of an answer. Torn: in the middle of its body."""
+    connection: Literal["kept", "closed", "reset", "torn", "hanging", "whole"] = "kept"
+    """Closed and reset: before the first byte of an answer. Torn: in the middle of its body. Hanging: the request waits until the
+    fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""
+    form: HopForm | None = None
+    """With a whole connection only."""
+    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache"] = "request"
+    """What meets the fault: requests of the data plane, or this control call."""
 
 
 BROKEN_HOP_SAYS = "the hop is broken"

@@ -1,16 +1,17 @@
-"""Hops between client, router and servers break: statuses, kinds of body, connections, before and after an engine ran the request."""
+"""Hops between client, router and servers break, are slow or hang, and carry messages in every legal form."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fixtures.prompts import Prompts
-from harness.checks.hops import AFTER, BROKEN, BROKEN_HOPS
+from harness.checks.hops import AFTER, BROKEN, BROKEN_CONTROL, BROKEN_HOPS
 from harness.contract.capability import Capability
-from harness.contract.messages import HopFault
+from harness.contract.messages import HopFault, HopForm
 from harness.driving.stack import Stack
-from harness.suite.scenario import variants
+from harness.suite.scenario import scenario, variants
 
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 STATUSES = (400, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
@@ -22,8 +23,19 @@ FAULTS: tuple[dict[str, Any], ...] = (
     {"connection": "closed"},
     *({"connection": how, "moment": "after"} for how in ("closed", "reset", "torn")),
 )
+SLOW = HopFault(hop="server", connection="whole", form="slow")
+HANGING = HopFault(hop="server", connection="hanging")
+FORMS: tuple[HopForm, ...] = tuple(form for form in get_args(HopForm) if form != "slow")
+CONTROL_FAULTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"status": 503, "body": "html"},
+    {"connection": "closed"},
+    {"connection": "reset"},
+)
+AFTER_THE_ENGINE: tuple[dict[str, Any], ...] = ({"moment": "after"}, {"connection": "closed", "moment": "after"})
 PLAIN = 2
 """Plain requests after each fault."""
+Act = Callable[[Stack, dict[str, Any]], Coroutine[Any, Any, None]]
 Ask = Callable[[Stack, list[int], str], Coroutine[Any, Any, Any]]
 
 
@@ -78,3 +90,96 @@ async def every_fault(stack: Stack, prompts: Prompts, *, hop: Literal["router", 
         await stack.break_hop(None)
         for prompt in prompts.unique(PLAIN):
             await stack.attempt(send(stack, prompt, AFTER))
+
+
+@variants(
+    {
+        "test_forms_of_messages_to_a_server": {"hop": "server", "needs": ROUTER},
+        "test_forms_of_messages_to_the_router": {"hop": "router", "needs": ROUTER},
+    },
+    task=0,
+    promise="requests and answers are read in every form that HTTP allows, as if they had their usual one",
+    checks=[BROKEN_HOPS],
+    bulk=True,
+)
+async def every_form(stack: Stack, prompts: Prompts, *, hop: Literal["router", "server"]) -> None:
+    """RFC 9112, 3.2.2 (absolute form), 7.1 (chunked), 9.3 (connections that are kept); RFC 9110, 5.1 (names in any case), 5.2 (several
+    headers of one name), 8.3.1 (charset). Requests in turn: one that follows on the same connection is judged too."""
+    for form in FORMS:
+        await stack.break_hop(HopFault(hop=hop, connection="whole", form=form))
+        for prompt in prompts.unique(1 + PLAIN):
+            await stack.attempt(by_generate(stack, prompt, BROKEN))
+        await stack.break_hop(None)
+
+
+@scenario(
+    task=0,
+    promise="a slow answer is waited for, and a request that hangs goes on when its hop does, while others are answered",
+    needs=SERVER,
+    checks=[BROKEN_HOPS],
+    bulk=True,
+)
+async def test_slow_and_hanging_hops(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.2.0, RemoteInferenceClient: requests have no time limit, since generations may be long. One request per server hangs;
+    those after it are answered meanwhile."""
+    await stack.break_hop(SLOW)
+    await stack.attempt(by_generate(stack, prompts.one(), BROKEN))
+    await stack.break_hop(HANGING)
+    batch = prompts.unique(len(stack.servers) + 4)
+    asked = [asyncio.create_task(stack.attempt(by_generate(stack, prompt, BROKEN))) for prompt in batch]
+    while sum(task.done() for task in asked) < len(asked) - len(stack.servers):
+        await asyncio.wait([task for task in asked if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+    await stack.break_hop(None)
+    await asyncio.gather(*asked)
+    await stack.generate(prompts.unique(PLAIN), label=AFTER, **PARAMS)
+
+
+async def pauses(stack: Stack, fault: dict[str, Any]) -> None:
+    await stack.break_hop(HopFault(hop="server", call="pause", **fault))
+    await stack.attempt(stack.pause("keep"))
+    await stack.break_hop(None)
+    await stack.attempt(stack.pause("keep"))
+    await stack.break_hop(HopFault(hop="server", call="resume", **fault))
+    await stack.attempt(stack.resume())
+    await stack.break_hop(None)
+    await stack.attempt(stack.resume())
+
+
+async def resets(stack: Stack, fault: dict[str, Any]) -> None:
+    await stack.break_hop(HopFault(hop="server", call="reset_prefix_cache", **fault))
+    await stack.attempt(stack.reset_prefix_cache())
+    await stack.break_hop(None)
+    await stack.attempt(stack.reset_prefix_cache())
+
+
+async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
+    await stack.break_hop(HopFault(hop="server", call="sleep", **fault))
+    await stack.attempt(stack.sleep(1))
+    await stack.break_hop(None)
+    await stack.attempt(stack.sleep(1))
+    await stack.break_hop(HopFault(hop="server", call="wake_up", **fault))
+    await stack.attempt(stack.wake_up())
+    await stack.break_hop(None)
+    await stack.attempt(stack.wake_up())
+
+
+@variants(
+    {
+        "test_pause_and_resume_at_one_server": {"act": pauses, "needs": {*SERVER, Capability.PAUSE_KEEP}},
+        "test_reset_prefix_cache_at_one_server": {"act": resets, "needs": {*SERVER, Capability.RESET_PREFIX_CACHE}},
+        "test_sleep_and_wake_up_at_one_server": {
+            "act": sleeps,
+            "needs": {*SERVER, Capability.SLEEP},
+            "topologies": ["colocated"],
+        },
+    },
+    task=0,
+    promise="a control call that meets a broken hop to one server says so and where, and works when it is called again",
+    checks=[BROKEN_CONTROL],
+    bulk=True,
+)
+async def every_control_fault(stack: Stack, prompts: Prompts, *, act: Act) -> None:
+    """SkyRL #904, "Control plane (fan-out)"; architecture, uniform fleet. Engines answer after each fault."""
+    for fault in (*CONTROL_FAULTS, *AFTER_THE_ENGINE):
+        await act(stack, fault)
+        await stack.attempt(stack.generate(prompts.unique(PLAIN), **PARAMS))

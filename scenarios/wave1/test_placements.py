@@ -6,10 +6,10 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT, NO_SLEEP
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
 from harness.checks.routing import STICKY
-from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -25,7 +25,7 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
     task=1,
     promise="greedy answers are the reference's and sessions stick, before a weight sync and after it",
     needs={Capability.WEIGHT_SYNC},
-    checks=[greedy(), of_reference(), STICKY, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+    checks=[greedy(), of_reference(), STICKY, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, ALL_COMPLETE],
     topologies=EVERYWHERE,
 )
 async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts) -> None:
@@ -44,7 +44,7 @@ async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts
     task=2,
     promise="engines with their own accelerators are neither put to sleep nor woken around a sync",
     needs={Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP},
-    checks=[NO_SLEEP, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
+    checks=[NO_SLEEP, FAN_OUT, EVERY_PARAMETER, EXPLAINED],
     topologies=["disaggregated"],
     fixed_placement=True,
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.memory import AWAKE_AGAIN, BY_TAGS, RELEASED
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
@@ -20,7 +21,7 @@ COLOCATED = ("colocated",)
     task=1,
     promise="sleep, train, wake the weights, sync, wake the cache: the answers are the new policy's",
     needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC},
-    checks=[FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[FAN_OUT, EVERY_PARAMETER, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=COLOCATED,
 )
 async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> None:
@@ -41,7 +42,7 @@ async def test_the_colocated_training_step(stack: Stack, prompts: Prompts) -> No
     task=1,
     promise="engines that slept and were synced to the same version answer as before, long prompts too",
     needs={Capability.SLEEP, Capability.WEIGHT_SYNC},
-    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     topologies=COLOCATED,
 )
 async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Prompts) -> None:
@@ -60,7 +61,7 @@ async def test_sleep_and_a_sync_of_the_same_version(stack: Stack, prompts: Promp
     task=1,
     promise="engines that slept (level 1) answer as before",
     needs={Capability.SLEEP},
-    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY, ALL_COMPLETE],
+    checks=[FAN_OUT, EVERY_PARAMETER, SAME_VERSION_SAME_OUTPUT, EXPLAINED, ALL_COMPLETE],
     topologies=COLOCATED,
 )
 async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -> None:
@@ -78,7 +79,7 @@ async def test_sleep_and_wake_change_no_answer(stack: Stack, prompts: Prompts) -
     task=1,
     promise="sleep gives the device's memory back, and each tag takes back its own",
     needs={Capability.SLEEP, Capability.WAKE_UP_TAGS, Capability.WEIGHT_SYNC, Capability.DEVICE_MEMORY},
-    checks=[RELEASED, BY_TAGS, AWAKE_AGAIN, EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[RELEASED, BY_TAGS, AWAKE_AGAIN, EVERY_PARAMETER, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=COLOCATED,
     deadline_s=120.0,
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.training import GAP, RISES
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
@@ -19,7 +19,7 @@ STEPS = 6
     task=1,
     promise="training on the stack's rollouts raises the evaluation reward, each step in agreement with the trainer",
     needs={Capability.WEIGHT_SYNC, Capability.TRAINER, Capability.RESET_PREFIX_CACHE},
-    checks=[RISES, GAP, CURRENT_POLICY, EVERY_PARAMETER, ALL_COMPLETE],
+    checks=[RISES, GAP, EXPLAINED, EVERY_PARAMETER, ALL_COMPLETE],
     deadline_s=240.0,
 )
 async def test_a_small_training_run_learns(stack: Stack, prompts: Prompts) -> None:

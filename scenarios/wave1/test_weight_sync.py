@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.history import EXPLAINED, answered, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.contract.messages import Layout
@@ -21,7 +22,7 @@ SYNC = {Capability.WEIGHT_SYNC}
     task=2,
     promise="a weight sync brings every parameter to every server, and the answers follow",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=EVERYWHERE,
 )
 async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompts: Prompts) -> None:
@@ -36,7 +37,7 @@ async def test_sync_reaches_every_parameter_of_every_server(stack: Stack, prompt
     task=2,
     promise="going to another version and back gives the same parameters and the same answers",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, EXPLAINED],
 )
 async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync. Its result must depend on the sent weights, not on the earlier ones."""
@@ -47,7 +48,7 @@ async def test_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
     task=2,
     promise="syncing the version that is there changes nothing",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
 )
 async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync; a trainer that resumes syncs what the engines hold already."""
@@ -58,7 +59,7 @@ async def test_syncing_the_same_version_changes_nothing(stack: Stack, prompts: P
     task=2,
     promise="many syncs in a row end at the last version",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, ALL_COMPLETE],
     deadline_s=120.0,
 )
 async def test_many_syncs_in_a_row(stack: Stack, prompts: Prompts) -> None:
@@ -73,7 +74,7 @@ async def test_many_syncs_in_a_row(stack: Stack, prompts: Prompts) -> None:
     task=2,
     promise="several syncs without an answer or a look in between end at the last version",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, ALL_COMPLETE],
 )
 async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 2: weight sync. No slow call in between may hide a race between two syncs."""
@@ -87,7 +88,7 @@ async def test_syncs_back_to_back(stack: Stack, prompts: Prompts) -> None:
     task=2,
     promise="a sync in chunks equals the whole",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     topologies=EVERYWHERE,
 )
 async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
@@ -99,7 +100,7 @@ async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts)
     task=1,
     promise="a sync of shards that the trainer gathers equals the whole",
     needs={*SYNC, Capability.TRAINER},
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     deadline_s=300.0,
 )
 async def test_a_sync_of_gathered_shards_equals_the_whole(stack: Stack, prompts: Prompts) -> None:
@@ -116,7 +117,7 @@ async def test_a_sync_of_gathered_shards_equals_the_whole(stack: Stack, prompts:
     task=1,
     promise="after a sync and a cache reset no answer reads the old policy's keys and values",
     needs={*SYNC, Capability.RESET_PREFIX_CACHE},
-    checks=[FRESH_CACHE, CURRENT_POLICY, FAN_OUT],
+    checks=[explained(cached, answered), FAN_OUT],
 )
 async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, reset_prefix_cache; the trainers call it with every sync. Prompts fill more than one block,
@@ -134,7 +135,7 @@ async def test_prefix_cache_is_fresh_after_a_sync(stack: Stack, prompts: Prompts
     task=13,
     promise="a sync while requests are frozen loses none of them",
     needs={*SYNC, Capability.PAUSE_KEEP},
-    checks=[EVERY_PARAMETER, FAN_OUT, CURRENT_POLICY, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, FAN_OUT, EXPLAINED, ALL_COMPLETE],
     topologies=["disaggregated", "remote"],
 )
 async def test_sync_while_requests_are_frozen(stack: Stack, prompts: Prompts) -> None:

@@ -9,8 +9,8 @@ from fixtures.prompts import Prompts
 from harness.checks.capacity import CAPACITY
 from harness.checks.continuation import CONTINUATION
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.history import explained, waited
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import PauseMode
@@ -78,7 +78,7 @@ class FullyAsync:
     task=5,
     promise="rollouts that a sync interrupts go on under the new version, and none is begun before training has room for it",
     needs={*NEEDS, Capability.PAUSE_ABORT, Capability.RETRY_ABORTED, Capability.RESET_PREFIX_CACHE},
-    checks=[CAPACITY, CONTINUATION, WHOLE_VERSION, EVERY_PARAMETER, ALL_COMPLETE],
+    checks=[CAPACITY, CONTINUATION, explained(waited), EVERY_PARAMETER, ALL_COMPLETE],
     deadline_s=120.0,
 )
 async def test_rollouts_are_interrupted_for_each_sync(stack: Stack, prompts: Prompts) -> None:
@@ -90,7 +90,7 @@ async def test_rollouts_are_interrupted_for_each_sync(stack: Stack, prompts: Pro
     task=5,
     promise="rollouts that a sync freezes are whole, and none is begun before training has room for it",
     needs={*NEEDS, Capability.PAUSE_KEEP},
-    checks=[CAPACITY, WHOLE_VERSION, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+    checks=[CAPACITY, explained(waited), EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
     deadline_s=120.0,
 )
 async def test_rollouts_are_frozen_for_each_sync(stack: Stack, prompts: Prompts) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.history import EXPLAINED
 from harness.checks.sequences import AS_THE_STATE_SAYS
-from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.weights import EVERY_PARAMETER
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
@@ -28,7 +28,7 @@ def declared(one: Kept) -> dict[str, Any]:
     {f"test_{one.name}": declared(one) for one in kept()},
     task=5,
     promise="calls that the contract allows work in this order too, and engines end on the newest weights",
-    checks=[AS_THE_STATE_SAYS, FAN_OUT, EVERY_PARAMETER, CURRENT_POLICY],
+    checks=[AS_THE_STATE_SAYS, FAN_OUT, EVERY_PARAMETER, EXPLAINED],
     deadline_s=60.0,
     bulk=True,
 )

@@ -6,9 +6,9 @@ import asyncio
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.history import EXPLAINED, explained, waited
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import HELD
-from harness.checks.staleness import CURRENT_POLICY, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
@@ -23,7 +23,7 @@ NEEDS = {Capability.WEIGHT_SYNC, Capability.PAUSE_KEEP}
     task=5,
     promise="requests that wait for a sync in chunks are answered by the whole new version",
     needs=NEEDS,
-    checks=[WHOLE_VERSION, EVERY_PARAMETER, UNIFORM_SERVERS, HELD, FAN_OUT, ALL_COMPLETE],
+    checks=[explained(waited), EVERY_PARAMETER, UNIFORM_SERVERS, HELD, FAN_OUT, ALL_COMPLETE],
 )
 async def test_requests_that_wait_for_a_sync_meet_the_whole_version(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 5: "Weight sync during pause succeeds"; SkyRL 0.2.0, RemoteInferenceClient.update_weights_chunk."""
@@ -38,7 +38,7 @@ async def test_requests_that_wait_for_a_sync_meet_the_whole_version(stack: Stack
     task=5,
     promise="between syncs in chunks, with requests in flight, each new answer is the newest version's",
     needs=NEEDS,
-    checks=[CURRENT_POLICY, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+    checks=[EXPLAINED, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
     deadline_s=90.0,
 )
 async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -> None:
@@ -58,7 +58,7 @@ async def test_syncs_in_chunks_between_answers(stack: Stack, prompts: Prompts) -
     task=5,
     promise="frozen requests whose cache is reset after a sync go on as the new version alone would",
     needs={*NEEDS, Capability.RESET_PREFIX_CACHE, Capability.RESET_RUNNING_REQUESTS},
-    checks=[WHOLE_VERSION, EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
+    checks=[explained(waited), EVERY_PARAMETER, FAN_OUT, ALL_COMPLETE],
 )
 async def test_frozen_requests_are_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, /reset_prefix_cache: reset_running_requests preempts running requests, so that their keys and values are

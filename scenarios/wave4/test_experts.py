@@ -8,9 +8,10 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.continuation import CONTINUATION
 from harness.checks.experts import routed_experts
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import SAME_AS_UNINTERRUPTED
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -59,7 +60,7 @@ async def test_experts_of_cached_tokens(stack: Stack, prompts: Prompts) -> None:
     task=10,
     promise="after a weight sync the experts are those that the new policy routes to",
     needs={*NEEDS, *SYNC},
-    checks=[routed_experts(), CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[routed_experts(), EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=MIXTURES,
 )
 async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
@@ -75,7 +76,7 @@ async def test_experts_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     task=10,
     promise="a sync of a mixture, whole or in chunks, brings every worker its parameters, and the same ones each time",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY, FORCED_EFFECT],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED, FORCED_EFFECT],
     topologies=MIXTURES,
     deadline_s=120.0,
 )
@@ -93,7 +94,7 @@ async def test_syncs_of_a_mixture(stack: Stack, prompts: Prompts) -> None:
     task=10,
     promise="syncing the version of a mixture that is there changes nothing",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     topologies=MIXTURES,
     deadline_s=120.0,
 )
@@ -110,7 +111,7 @@ async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Pr
     task=10,
     promise="with expert parallelism each worker holds its own experts of the policy that was synced, and no others",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=["moe-dp2-ep"],
     deadline_s=120.0,
 )

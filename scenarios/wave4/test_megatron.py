@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.checks.staleness import CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT
+from harness.checks.history import EXPLAINED
+from harness.checks.staleness import SAME_VERSION_SAME_OUTPUT
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.contract.messages import Layout
@@ -16,7 +17,7 @@ from scenarios.requests import ANSWER, SPREAD
     task=9,
     promise="a sync of what Megatron-core's ranks hold equals the whole",
     needs={Capability.WEIGHT_SYNC, Capability.MEGATRON_TRAINER},
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     deadline_s=300.0,
 )
 async def test_a_sync_of_megatrons_layout_equals_the_whole(stack: Stack, prompts: Prompts) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import WORLD_SIZE
+from harness.checks.history import EXPLAINED, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, FRESH_CACHE, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
@@ -45,7 +46,7 @@ async def test_sharded_engines_answer_like_the_whole_model(stack: Stack, prompts
     task=8,
     promise="a weight sync brings every worker its shard of every parameter, and the answers follow",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[EVERY_PARAMETER, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=SHARDED,
 )
 async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
@@ -60,7 +61,7 @@ async def test_sync_reaches_every_shard(stack: Stack, prompts: Prompts) -> None:
     task=8,
     promise="going to another version and back gives every worker the same shards, and the same answers",
     needs=SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
     topologies=SHARDED,
 )
 async def test_shards_go_there_and_back_again(stack: Stack, prompts: Prompts) -> None:
@@ -72,7 +73,7 @@ async def test_shards_go_there_and_back_again(stack: Stack, prompts: Prompts) ->
     task=8,
     promise="after a sync and a reset no worker answers from the cache of the version before",
     needs=SYNC | {Capability.RESET_PREFIX_CACHE},
-    checks=[FRESH_CACHE, EVERY_PARAMETER, ALL_COMPLETE],
+    checks=[explained(cached), EVERY_PARAMETER, ALL_COMPLETE],
     topologies=SHARDED,
 )
 async def test_no_shard_answers_from_an_old_cache(stack: Stack, prompts: Prompts) -> None:

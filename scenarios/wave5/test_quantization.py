@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
 from harness.checks.quantization import quantization_effect
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -40,7 +41,7 @@ async def test_quantized_engines_answer(stack: Stack, prompts: Prompts) -> None:
     checks=[
         EVERY_PARAMETER,
         UNIFORM_SERVERS,
-        CURRENT_POLICY,
+        EXPLAINED,
         FORCED_EFFECT,
         greedy(),
         of_reference(),
@@ -61,7 +62,7 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
     task=12,
     promise="quantized engines take the same version again, whole or in chunks, and nothing moves",
     needs=NEEDS_SYNC,
-    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, of_reference(), CURRENT_POLICY],
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, of_reference(), EXPLAINED],
     topologies=["int8", "fp8"],
 )
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:

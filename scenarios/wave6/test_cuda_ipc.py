@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.failed_sync import FAILED_SYNC
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT
+from harness.checks.staleness import FORCED_EFFECT
 from harness.checks.transfer import BY_IPC
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -20,7 +21,7 @@ IPC = {Capability.WEIGHT_SYNC, Capability.CUDA_IPC}
     task=15,
     promise="colocated engines take weights through CUDA IPC, every parameter of them",
     needs=IPC,
-    checks=[BY_IPC, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[BY_IPC, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=["colocated"],
 )
 async def test_colocated_engines_take_weights_through_ipc(stack: Stack, prompts: Prompts) -> None:
@@ -39,7 +40,7 @@ async def test_colocated_engines_take_weights_through_ipc(stack: Stack, prompts:
     task=15,
     promise="a sync through CUDA IPC that fails in the middle leaves nothing behind that the next one would not put right",
     needs=IPC,
-    checks=[BY_IPC, FAILED_SYNC, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY],
+    checks=[BY_IPC, FAILED_SYNC, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED],
     topologies=["colocated"],
     deadline_s=120.0,
     spoils=True,

@@ -6,10 +6,9 @@ import asyncio
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
-from harness.checks.kept_cache import KEPT_CACHE
+from harness.checks.history import answered, cached, explained, frozen, waited
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import FROZEN, SAME_AS_UNINTERRUPTED
-from harness.checks.staleness import CURRENT_POLICY, FRESH_CACHE, WHOLE_VERSION
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
@@ -26,7 +25,7 @@ CLEAR = {*KEEP, Capability.PAUSE_CLEAR_CACHE}
     task=13,
     promise="requests that were frozen through a sync go on with the new weights, on the cache that they had",
     needs=SYNC,
-    checks=[KEPT_CACHE, WHOLE_VERSION, EVERY_PARAMETER, FROZEN, ALL_COMPLETE],
+    checks=[explained(frozen, waited), EVERY_PARAMETER, FROZEN, ALL_COMPLETE],
 )
 async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "They resume where they left off on /resume. KV cache is preserved." A request
@@ -42,7 +41,7 @@ async def test_frozen_requests_keep_their_cache_through_a_sync(stack: Stack, pro
     task=13,
     promise="each of several syncs within one answer changes the weights, and none of what had been read before",
     needs=SYNC,
-    checks=[KEPT_CACHE, EVERY_PARAMETER, ALL_COMPLETE],
+    checks=[explained(frozen), EVERY_PARAMETER, ALL_COMPLETE],
     deadline_s=90.0,
 )
 async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -> None:
@@ -62,7 +61,7 @@ async def test_several_syncs_within_one_answer(stack: Stack, prompts: Prompts) -
     task=13,
     promise="requests that were frozen with a cleared cache go on as the new version alone would",
     needs={*SYNC, *CLEAR},
-    checks=[WHOLE_VERSION, EVERY_PARAMETER, FROZEN, FAN_OUT, ALL_COMPLETE],
+    checks=[explained(waited), EVERY_PARAMETER, FROZEN, FAN_OUT, ALL_COMPLETE],
 )
 async def test_a_cleared_cache_is_read_anew_after_a_sync(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause: "clear_cache: Whether to clear the KV cache on pause."; vLLM 0.19,
@@ -90,7 +89,7 @@ async def test_a_cleared_cache_changes_no_answer(stack: Stack, prompts: Prompts)
     task=13,
     promise="after a freeze that cleared the cache, no new request reads what frozen ones had left in it",
     needs={*SYNC, *CLEAR},
-    checks=[FRESH_CACHE, CURRENT_POLICY, FAN_OUT, ALL_COMPLETE],
+    checks=[explained(cached, answered), FAN_OUT, ALL_COMPLETE],
 )
 async def test_new_requests_after_a_cleared_freeze(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.2.0, RemoteInferenceClient.pause(clear_cache); vLLM documentation, Automatic Prefix Caching. Prompts fill more than a

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
 from harness.checks.failed_sync import FAILED_SYNC
+from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import CURRENT_POLICY, FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -23,7 +24,7 @@ NATIVE = {*SYNC, Capability.NATIVE_WEIGHT_SYNC}
     task=14,
     promise="the engine's own weight transfer carries a sync, whole or in chunks",
     needs=NATIVE,
-    checks=[NATIVE_TRANSFER, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY, FORCED_EFFECT, ALL_COMPLETE],
+    checks=[NATIVE_TRANSFER, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED, FORCED_EFFECT, ALL_COMPLETE],
     topologies=["disaggregated", "remote"],
 )
 async def test_the_engines_own_transfer_carries_a_sync(stack: Stack, prompts: Prompts) -> None:
@@ -49,7 +50,7 @@ async def test_no_worker_is_extended(stack: Stack, prompts: Prompts) -> None:  #
         FAILED_SYNC,
         EVERY_PARAMETER,
         UNIFORM_SERVERS,
-        CURRENT_POLICY,
+        EXPLAINED,
         SAME_VERSION_SAME_PARAMETERS,
         SAME_VERSION_SAME_OUTPUT,
     ],
@@ -80,7 +81,7 @@ async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Pro
     task=14,
     promise="a sync that fails while requests are frozen leaves every server healthy, paused, and able to go on",
     needs={*SYNC, Capability.PAUSE_KEEP, Capability.IS_PAUSED, Capability.HEALTH},
-    checks=[FAILED_SYNC, PAUSE_STATES, HEALTHY, EVERY_PARAMETER, UNIFORM_SERVERS, CURRENT_POLICY],
+    checks=[FAILED_SYNC, PAUSE_STATES, HEALTHY, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED],
     deadline_s=90.0,
     spoils=True,
 )

@@ -12,11 +12,9 @@ from harness.checks.adapters import (
     ONLY_ADAPTER_TRAVELS,
 )
 from harness.checks.base import Evidence
+from harness.checks.history import EXPLAINED, cached, explained
 from harness.checks.staleness import (
-    CURRENT_POLICY,
     FORCED_EFFECT,
-    FRESH_CACHE,
-    NO_GREEDY,
     NOT_HIT,
     NOT_TOLD,
     SAME_VERSION_SAME_OUTPUT,
@@ -210,23 +208,17 @@ def test_checks_of_policy_versions_keep_adapters_apart():
     scene = served(LONG)
     scene.generate(LONG, adapter="policy")
     scene.generate(LONG)
-    assert scene.judge(CURRENT_POLICY).status == "pass"
+    assert scene.judge(EXPLAINED).status == "pass"
     assert scene.judge(SAME_VERSION_SAME_OUTPUT).status == "pass"
     assert scene.judge(FORCED_EFFECT).status == "untestable", "one policy version, whatever the adapter"
-    assert scene.judge(FRESH_CACHE).status == "untestable"
+    assert scene.judge(explained(cached)).status == "untestable"
     scene.generate(LONG)
     scene.sync(1)
     for _ in range(2):
         scene.generate(LONG, adapter="policy")
         scene.generate(LONG)
-    for check in (CURRENT_POLICY, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, FRESH_CACHE):
+    for check in (EXPLAINED, SAME_VERSION_SAME_OUTPUT, FORCED_EFFECT, explained(cached)):
         assert scene.judge(check).status == "pass"
-
-
-def test_greedy_answers_are_asked_of_the_adapter_that_was_loaded():
-    scene = served()
-    scene.calls = [c for c in scene.calls if c.method != "generate"]
-    assert scene.judge(CURRENT_POLICY).reason == NO_GREEDY
 
 
 def test_an_adapter_that_one_server_does_not_load():

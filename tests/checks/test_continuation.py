@@ -9,9 +9,10 @@ import pytest
 from harness.checks.conservation import CONSERVATION
 from harness.checks.continuation import CONTINUATION, NOT_CONTINUED, continuation
 from harness.checks.echo import ECHO
+from harness.checks.history import BY, explained, waited
 from harness.checks.moments import Moment
 from harness.checks.pausing import NOTHING_PAUSED
-from harness.checks.staleness import WHOLE_VERSION
+from harness.checks.register import REPLACED
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 
@@ -199,12 +200,14 @@ def test_what_was_not_interrupted_says_nothing():
 def test_after_a_sync_the_rest_is_made_by_the_new_policy():
     plain = {"temperature": 0.0, "max_tokens": LENGTH}
     scene = Retried(sync=True, params=plain)
-    assert scene.judge(WHOLE_VERSION).status == "pass"
+    assert scene.judge(explained(waited)).status == "pass"
     assert scene.judge(CONTINUATION).status == "pass"
-    assert Retried(sync=True).judge(WHOLE_VERSION).status == "untestable", "min_tokens bars what the model may prefer"
+    assert Retried(sync=True).judge(explained(waited)).status == "untestable", (
+        "min_tokens bars what the model may prefer"
+    )
     stale = Retried(sync=False, params=plain)
     resume = next(c for c in stale.calls if c.method == "resume" and c.phase == "scenario")
     sync = traces.call("sync_weights", {"version": 1}, started_ns=resume.started_ns - 2, ended_ns=resume.started_ns - 1)
     stale.calls.append(sync)
-    found = stale.judge(WHOLE_VERSION)
-    assert found.reason == "what an engine made after a sync does not follow the version that was synced"
+    found = stale.judge(explained(waited))
+    assert found.reason == BY[REPLACED]

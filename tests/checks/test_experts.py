@@ -6,7 +6,7 @@ import pytest
 
 from harness.checks.base import Evidence
 from harness.checks.experts import routed_experts
-from harness.checks.staleness import CURRENT_POLICY
+from harness.checks.history import EXPLAINED
 from harness.checks.tokens import greedy
 from harness.records.reference import Experts, ExpertsRequest, Noise, NoiseRequest, Score, ScoreRequest
 from tests import traces
@@ -142,7 +142,7 @@ def test_in_sixteen_bits_the_distance_of_the_engines_choice_decides(behind, stat
     assert scene.judge(CHECK, model=BFLOAT16).status == status
 
 
-@pytest.mark.parametrize("check", [greedy(), CURRENT_POLICY], ids=["greedy", "current policy"])
+@pytest.mark.parametrize("check", [greedy(), EXPLAINED], ids=["greedy", "history"])
 @pytest.mark.parametrize(("behind", "status"), [(0.1, "pass"), (0.3, "fail")], ids=["near tie", "other token"])
 def test_in_sixteen_bits_an_answer_is_scored_on_the_experts_that_it_names(check, behind, status):
     scene, fed, other = in_sixteen_bits()

@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
+from harness.checks.history import EXPLAINED
 from harness.checks.logprobs import of_reference
 from harness.checks.quantization import quantization_effect
-from harness.checks.staleness import CURRENT_POLICY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.topology import Topology
@@ -142,7 +142,7 @@ def test_a_token_that_rounding_can_turn_is_a_near_tie(apart, status):
     scene.generate([[10]], tokens=[[7]])
     asked = ScoreRequest(version=0, quantization="int8", prompt=[10], tokens=[7])
     scene.reference.set(asked, Score(logprobs=[-1.0], ranks=[1], margins=[apart], rounding=(ROUNDING,)))
-    for check in (greedy(), CURRENT_POLICY):
+    for check in (greedy(), EXPLAINED):
         assert scene.judge(check, topology=INT8, servers=["server-0"]).status == status
 
 

@@ -1,4 +1,4 @@
-"""Broken hops whose errors are swallowed or lose their cause, and requests that are sent again."""
+"""Broken hops whose errors are swallowed or lose their cause, requests that are sent again, and forms that are not read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import HopBroken, Router
 from harness.contract.faults import Fact
+from harness.contract.messages import HopForm
 
 
 class _SendsAgain(Router):
@@ -67,3 +68,79 @@ class BrokenAnswersAreEmpty(Router):
             answer = await engine.generate(prompt, params | {"max_tokens": 1}, **more)
             answer.tokens, answer.text = [], ""
             return answer
+
+
+@seeded("legal_form_not_read", caught_by=["broken_hops"])
+class OtherFormsAreRefused(Router):
+    """A request or answer in another legal form than the usual one is refused."""
+
+    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        fault = self.broken
+        if fault is not None and fault.form not in {None, "slow"} and self.strikes(engine, params) is not None:
+            self.fired += 1
+            raise ConnectionError("this message cannot be read")
+        return await super().forward(engine, prompt, params, **more)
+
+
+@seeded("slow_hop_asked_again", "slow", caught_by=["broken_hops", "conservation"])
+class SlowIsAskedAgain(Router):
+    """A request whose answer is slow is sent again, although an engine works on it."""
+
+    form: HopForm | None = "slow"
+    connection = "whole"
+
+    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        fault = self.broken
+        if fault is not None and (fault.form, fault.connection) == (self.form, self.connection):
+            self.fired += 1
+            await super().forward(engine, prompt, params, **more)
+        return await super().forward(engine, prompt, params, **more)
+
+
+@seeded("slow_hop_asked_again", "hanging", caught_by=["broken_hops", "conservation"])
+class HangingIsAskedAgain(SlowIsAskedAgain):
+    """A request that hung is sent again once its hop goes on, and so are those after it."""
+
+    form, connection = None, "hanging"
+
+
+@seeded("control_error_swallowed", "one_server", caught_by=["broken_control"])
+class ControlErrorSwallowed(Router):
+    """A control call that meets a broken hop to one server is reported as done."""
+
+    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+        try:
+            await super().control(engine, op, **arguments)
+        except HopBroken:
+            self.fired += 1
+
+
+@seeded("control_error_swallowed", "its_server", caught_by=["broken_control"])
+class ControlErrorWithoutServer(Router):
+    """The error of a control call that meets a broken hop does not say at which server."""
+
+    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+        try:
+            await super().control(engine, op, **arguments)
+        except HopBroken as e:
+            self.fired += 1
+            e.args = (e.args[0].rpartition(" at ")[0],)
+            raise
+
+
+@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES)
+class ControlErrorLasts(Router):
+    """After a control call that met a broken hop, the next one fails as well."""
+
+    _last: HopBroken | None = None
+
+    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+        if self._last is not None and engine is self.engines[0]:
+            self.fired += 1
+            last, self._last = self._last, None
+            raise last
+        try:
+            await super().control(engine, op, **arguments)
+        except HopBroken as e:
+            self._last = e
+            raise

@@ -40,7 +40,7 @@ class WorkersUnlimited(StalenessManager):
         return ahead - self.accepted - self.running
 
 
-@seeded("cache_outlives_weights", "running_requests", caught_by=["whole_version"])
+@seeded("cache_outlives_weights", "running_requests", caught_by=["weight_history"])
 class RunningRequestsKeepTheirCache(Engine):
     """reset_prefix_cache(reset_running_requests=True) keeps the cache of running requests."""
 
@@ -49,7 +49,7 @@ class RunningRequestsKeepTheirCache(Engine):
         await super().reset_prefix_cache(reset_running_requests=False)
 
 
-@seeded("cache_outlives_weights", "cleared_freeze", caught_by=["whole_version"], corrupts=Fact.POLICY)
+@seeded("cache_outlives_weights", "cleared_freeze", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class ClearedFreezeKeepsItsCache(Engine):
     """pause(keep, clear_cache=True) keeps the cache of frozen requests and the prefix cache."""
 
@@ -58,7 +58,7 @@ class ClearedFreezeKeepsItsCache(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache and mode != "keep")
 
 
-@seeded("freeze_loses_cache", "every_server", caught_by=["kept_cache"])
+@seeded("freeze_loses_cache", "every_server", caught_by=["weight_history"])
 class FrozenAreReadAnew(Engine):
     """Requests that are frozen during a sync are prefilled again, though they should keep their cache."""
 
@@ -75,7 +75,7 @@ class FrozenAreReadAnew(Engine):
         self.recompute()
 
 
-@seeded("freeze_loses_cache", "one_server", caught_by=["kept_cache"])
+@seeded("freeze_loses_cache", "one_server", caught_by=["weight_history"])
 class FrozenOfOneAreReadAnew(FrozenAreReadAnew):
     """At one server, requests that are frozen during a sync are prefilled again, though they should keep their cache."""
 
@@ -84,7 +84,7 @@ class FrozenOfOneAreReadAnew(FrozenAreReadAnew):
             super().read_anew()
 
 
-@seeded("frozen_keep_old_weights", "every_server", caught_by=["kept_cache"])
+@seeded("frozen_keep_old_weights", "every_server", caught_by=["weight_history"])
 class FrozenKeepOldWeights(Engine):
     """Requests that are frozen during a sync go on with the old weights."""
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from backends.miniature import model
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine
+from backends.miniature.engine import Engine, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import Layout
 
 
-@seeded("stale_prefix_cache", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("stale_prefix_cache", "every_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class CacheNeverForgotten(Engine):
     """reset_prefix_cache() reports success and drops nothing."""
 
@@ -24,7 +24,7 @@ class CacheNeverForgotten(Engine):
         self.fired += bool(self.cache)
 
 
-@seeded("stale_prefix_cache", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("stale_prefix_cache", "one_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class CacheOfOneNeverForgotten(Engine):
     """reset_prefix_cache() reports success, but one server drops nothing."""
 
@@ -91,7 +91,7 @@ class SyncOnlyOnce(Client):
         await super().tell(engine, op, **arguments)
 
 
-@seeded("sync_missed", "compiled_weights", caught_by=["current_policy", "forced_effect"], corrupts=Fact.POLICY)
+@seeded("sync_missed", "compiled_weights", caught_by=["weight_history", "forced_effect"], corrupts=Fact.POLICY)
 class OldNetworkKept(Engine):
     """Engines take the new parameters but go on computing with the old ones."""
 
@@ -100,6 +100,24 @@ class OldNetworkKept(Engine):
         super().hold(held)
         self.fired += bool(networks)
         self._networks.update(networks)
+
+
+@seeded("serves_before_sync", "one_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
+class RestartsOnItsOwn(Engine):
+    """After a sync, one server restarts on its own: it serves with the checkpoint's weights until the next sync."""
+
+    _served = 0
+
+    async def finish_weight_update(self) -> None:
+        await super().finish_weight_update()
+        self._served = 0
+
+    def arrive(self, request: Request) -> None:
+        self._served += 1
+        if self.name == ONE and self.syncs and self._served == 2:
+            self.fired += 1
+            self.hold(model.quantize(model.policy(0), self.quantization))
+        super().arrive(request)
 
 
 @seeded("parameter_not_updated", "every_server", caught_by=["every_parameter"], corrupts=Fact.POLICY)
@@ -256,7 +274,7 @@ class LastChunkLost(Engine):
         await super().finish_weight_update()
 
 
-@seeded("half_sync_visible", "for_a_while", caught_by=["current_policy", "whole_version"], corrupts=Fact.POLICY)
+@seeded("half_sync_visible", "for_a_while", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class LastChunkLate(Engine):
     """The last half of a sync takes effect a hundred steps after the sync returned."""
 
