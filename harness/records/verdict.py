@@ -242,6 +242,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change] = []
     """Of the census: everything that a caller has to change."""
 
+    left_out: int = 0
+    """Cases that the scenario enumerates and the budget of the run left out."""
     effects: list[FieldEffect] = []
     """What became of each field of a request."""
     visits: list[Visit] = []
