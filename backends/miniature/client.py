@@ -139,6 +139,8 @@ class Client:
         """SkyRL API reference, InferenceEngineClient.completion: single or batched, text or token ids. Returns errors as bodies."""
         given = body["prompt"]
         single = isinstance(given, str) or all(isinstance(token, int) for token in given)
+        if not all(isinstance(row, str | list) for row in ([given] if single else given)):
+            return error_body("a prompt is a text or a list of tokens", 400)
         prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in ([given] if single else given)]
         return await self._answered(body, prompts, "text_completion")
 

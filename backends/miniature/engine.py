@@ -236,6 +236,8 @@ class Engine:
             raise BadRequest(
                 f"the prompt has {len(prompt)} tokens, more than the maximum context length of {self.max_model_len} allows"
             )
+        if any(not isinstance(token, int) or not 0 <= token < model.VOCABULARY for token in prompt):
+            raise BadRequest("the prompt has a token that is not in the vocabulary")
         if said := parameters.wrong(params):
             raise BadRequest(said)
         if adapter is not None and adapter not in self.adapters:

@@ -234,7 +234,10 @@ class Miniature:
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         self.endpoint.client = self.client
-        return await self.endpoint.http(request)
+        if not request.server:
+            return await self.endpoint.http(request)
+        engine = next(engine for engine in self.engines if engine.name == request.server)
+        return await self.endpoint.at_server(engine, request)
 
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         self.generator.client = self.client

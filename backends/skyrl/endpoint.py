@@ -25,7 +25,7 @@ async def passed_on(client: httpx.AsyncClient, address: str, request: HttpReques
     """Send the request to an address and return the answer, however late: the driver keeps the deadline. Raises
     httpx.TransportError without an answer."""
     answer = await client.request(
-        request.method, address + request.path, headers=request.headers, content=request.body.encode(), timeout=None
+        request.method, address + request.path, headers=request.headers, content=request.content, timeout=None
     )
     return HttpResponse(status=answer.status_code, headers=dict(answer.headers), body=answer.text)
 

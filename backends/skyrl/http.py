@@ -337,8 +337,9 @@ class HttpStack(SkyRLStack):
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """Send the request to the data plane's address, the router."""
-        return await endpoint.passed_on(self._direct, self.client.proxy_url, request)
+        """Send the request to the data plane's address, the router, or to a server's own."""
+        address = self._named_urls()[request.server] if request.server else self.client.proxy_url
+        return await endpoint.passed_on(self._direct, address, request)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)

@@ -38,7 +38,7 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     at_engine = [execution for call in plain for _, execution in ran.get(call.id, ())]
     if not at_engine or _error(plain[0]) is not None:
         return []
-    usual = at_engine[0].sampling_params, set(_places(plain[0].result))
+    usual = at_engine[0].sampling_params, set(places(plain[0].result))
     late = {call.id for call in _unanswered(cases)[1:]}
     became = []
     for call in cases:
@@ -96,7 +96,7 @@ def _effect(
     error, fields = _error(call), field.split(PAIR)
     if error is not None:
         return _of_error(fields, *error)
-    shows = set(_places(call.result)) != usual[1]
+    shows = set(places(call.result)) != usual[1]
     if not ran:
         return Effect.TOOK_EFFECT if shows else Effect.AS_USUAL
     found = {effect for row, execution in ran for effect in _at_engine(evidence, row, execution, fields, usual[0])}
@@ -130,16 +130,16 @@ def _of_error(fields: list[str], kind: str, message: str, status: int | None) ->
     return Effect.REFUSED if named else Effect.REFUSED_NAMELESS
 
 
-def _places(value: Any, at: str = "") -> Iterator[str]:
+def places(value: Any, at: str = "") -> Iterator[str]:
     """Every key of a result that holds something, with the keys around it."""
     match value:
         case dict():
             for name, inner in value.items():
                 if name not in OWN_TO_A_RESULT:
-                    yield from _places(inner, f"{at}.{name}")
+                    yield from places(inner, f"{at}.{name}")
         case list():
             for inner in value[:1]:
-                yield from _places(inner, f"{at}[]")
+                yield from places(inner, f"{at}[]")
         case None:
             pass
         case _:

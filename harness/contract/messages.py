@@ -8,6 +8,8 @@ it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capabili
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -109,12 +111,27 @@ class OpenAIResponse(Message, frozen=True, kw_only=True):
 
 
 class HttpRequest(Message, frozen=True, kw_only=True):
-    """A request to the stack's OpenAI address, as a client sends it: `path` from "/v1" on, `body` as text."""
+    """A request to the stack's OpenAI address, as a client sends it: `path` with its query, `body` as text."""
 
     method: str = "POST"
     path: str
     headers: dict[str, str] = {}
     body: str = ""
+    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1", "gzip", "deflate"] = "utf-8"
+    """How the body is sent: in a character encoding, or as compressed UTF-8. No header says so by itself."""
+    server: str = ""
+    """The server whose own address is asked, in place of the stack's."""
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        match self.encoding:
+            case "gzip":
+                return gzip.compress(self.body.encode(), mtime=0)
+            case "deflate":
+                return zlib.compress(self.body.encode())
+            case charset:
+                return self.body.encode(charset)
 
 
 class HttpResponse(Message, frozen=True, kw_only=True):
@@ -746,6 +763,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
+        case "http" if request.get("server"):
+            found = {Capability.SERVER_ADDRESSES}
         case "http":
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):

@@ -173,6 +173,8 @@ class Effect(StrEnum):
     """The engine got another value."""
     UNTOLD = "not told"
     """No answer came, and none to an earlier request either."""
+    NO_ROUTE = "not offered"
+    """The address has no such route."""
     BROKE = "broke"
     """A server error, an error without a name, or no answer in time."""
 

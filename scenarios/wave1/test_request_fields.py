@@ -118,7 +118,7 @@ async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, 
     await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
     cases = stack.within_budget(values(schema, INPUT, stack.times(VALID)))
     random.Random(ORDER).shuffle(cases)
-    cases.sort(key=lambda case: isinstance(case.values[case.field], dict) if case.field in case.values else False)
+    cases.sort(key=lambda case: isinstance(case.values[case.field], dict))
     await ask(stack, prompts, send, cases)
 
 
