@@ -40,6 +40,7 @@ class Client:
     def __init__(self) -> None:
         self._number = 0
         self.fired = 0
+        self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
 
@@ -49,6 +50,14 @@ class Client:
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
+
+    def close(self) -> None:
+        """Calls in flight end as usual; later ones are refused."""
+        self.closed = True
+
+    def left(self) -> list[str]:
+        """What a client leaves open that nobody uses any more."""
+        return []
 
     # --- data plane
 
@@ -88,6 +97,8 @@ class Client:
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         """One row as one request, once fewer than the cap are in flight."""
+        if self.closed:
+            raise BadRequest("the client is closed")
         async with self.slot():
             return await self.router.generate(session, prompt, params, **more)
 

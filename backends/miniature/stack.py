@@ -23,6 +23,8 @@ from harness.contract.messages import (
     BreakHopRequest,
     BreakHopResult,
     CensusResult,
+    ClientLifeRequest,
+    ClientLifeResult,
     DelayRequest,
     Description,
     DetokenizeRequest,
@@ -132,6 +134,7 @@ class Miniature:
         raw.watch(parts.client)
         raw.watch(parts.interface)
         self.client = parts.client()
+        self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
@@ -315,6 +318,16 @@ class Miniature:
         self.interface = pickle.loads(pickle.dumps(self.interface))
         self.client = self.interface.client
         self.client.connect(self.router, self.engines)
+
+    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+        """Nobody else holds a client of the miniature: one that is made again is a copy, as with `pickle_client`."""
+        if request.life == "closed":
+            self.client.close()
+        elif request.life in ("made again", "collected"):
+            self._gone.append(self.client)
+            await self.pickle_client(Empty())
+            self.client.closed = False
+        return ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
 
     # --- observation
 

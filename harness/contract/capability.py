@@ -89,6 +89,13 @@ class Capability(StrEnum):
     "Async staleness manager"; SkyRL #1014, task 5."""
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
+    CLIENT_LIVES = "client_lives"
+    """Clients come and go while the stack lives: made again beside others, or collected unclosed. SkyRL #904, "Serializable": each
+    process has its own."""
+    CLIENT_CLOSES = "client_closes"
+    """A client can be closed, and the stack lives on. SkyRL API reference, RemoteInferenceClient.teardown: "Close HTTP session"."""
+    CLIENT_THREADS = "client_threads"
+    """Clients work in several threads and event loops. SkyRL, RemoteInferenceClient._get_session: "the event loop has changed"."""
     LORA = "lora"
     """load_lora_adapter() and generate() under an adapter: only the adapter's weights travel. SkyRL #1014, task 11."""
     ADAPTER_BY_NAME = "adapter_by_name"

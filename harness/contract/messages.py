@@ -511,6 +511,23 @@ BROKEN_HOP_SAYS = "the hop is broken"
 """What an error of a broken hop says, in every kind of body that has a message."""
 
 
+class ClientLifeRequest(Message, frozen=True, kw_only=True):
+    """What happens to the stack's client. Calls in flight stay with the one that got them.
+
+    "made again": a new one takes its place; the earlier one is closed with the stack. "closed": it is closed by its own method, and
+    stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
+    its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
+    turns. "looked at": nothing happens."""
+
+    life: Literal["made again", "closed", "collected", "in another thread", "in two loops", "looked at"]
+
+
+class ClientLifeResult(Message, frozen=True, kw_only=True):
+    """What event loops said of objects that nobody closed, since the last such call ("Unclosed client session")."""
+
+    left: list[str] = []
+
+
 class BreakHopRequest(Message, frozen=True, kw_only=True):
     """From now on requests meet this fault. None: no longer."""
 
@@ -698,6 +715,7 @@ METHODS: dict[str, Method] = {
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("client_life", ClientLifeRequest, ClientLifeResult, Capability.CLIENT_LIVES),
         Method("request_schemas", Empty, RequestSchemasResult, plane=Plane.OUT_OF_BAND),
         # Removes every adapter from the engines, for the clean room of stacks with `LORA`.
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
@@ -754,6 +772,10 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "pause":
             found = {Capability(f"pause_{request.get('mode', 'keep')}")}
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
+        case "client_life" if request["life"] == "closed":
+            found.add(Capability.CLIENT_CLOSES)
+        case "client_life" if request["life"].startswith("in "):
+            found.add(Capability.CLIENT_THREADS)
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
         case "sample" if request.get("prompt_logprobs"):

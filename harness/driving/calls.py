@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
+import msgspec
+
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
     BreakHopRequest,
     BreakHopResult,
     CensusResult,
+    ClientLifeRequest,
+    ClientLifeResult,
     DelayRequest,
     DetokenizeRequest,
     DetokenizeResult,
@@ -305,6 +309,11 @@ class Calls(ABC):
 
     async def pickle_client(self) -> None:
         await self._call("pickle_client", Empty(), Empty)
+
+    async def client_life(self, life: str) -> list[str]:
+        """Make the stack's client again, close it, drop it, or use it in other loops: see `ClientLifeRequest`. Returns what is left."""
+        request = msgspec.convert({"life": life}, ClientLifeRequest)
+        return (await self._call("client_life", request, ClientLifeResult)).left
 
     # --- probing and breaking, out of band
 
