@@ -37,6 +37,9 @@ DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
 REQUEST_CAP = 128
 """Most requests per server that a client with `Capability.REQUEST_CAP` has in flight at once. The others wait in the client."""
 
+ENGINE_PLACES = 64
+"""Most requests that an engine runs at once (vLLM, max_num_seqs). The others wait at the engine."""
+
 START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
 """Engine → seconds in which the parts of a stack must be up. On CUDA they load weights, compile and capture graphs."""
 

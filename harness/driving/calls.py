@@ -311,7 +311,7 @@ class Calls(ABC):
         await self._call("pickle_client", Empty(), Empty)
 
     async def client_life(self, life: str) -> list[str]:
-        """Make the stack's client again, close it, drop it, or use it in other loops: see `ClientLifeRequest`. Returns what is left."""
+        """Make the stack's client again, close it, drop it, or use it in other loops (`ClientLifeRequest`). Returns what is left."""
         request = msgspec.convert({"life": life}, ClientLifeRequest)
         return (await self._call("client_life", request, ClientLifeResult)).left
 

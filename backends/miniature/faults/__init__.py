@@ -29,6 +29,7 @@ from backends.miniature.faults import (
     text,
     training,
     transfer,
+    waiting,
     weights,
 )
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
@@ -60,5 +61,6 @@ __all__ = [
     "text",
     "training",
     "transfer",
+    "waiting",
     "weights",
 ]
