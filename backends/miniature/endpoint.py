@@ -149,8 +149,9 @@ class Endpoint:
 
     def body(self, request: HttpRequest) -> str | None:
         """The body as text, decompressed as its header says; None if it is not UTF-8."""
-        unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress}
-        content = unpack.get(header(request.headers, "content-encoding") or "", bytes)(request.content)
+        packed, content = header(request.headers, "content-encoding"), request.content
+        content = gzip.decompress(content) if packed == "gzip" else content
+        content = zlib.decompress(content) if packed == "deflate" else content
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError:

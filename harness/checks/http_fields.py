@@ -55,7 +55,8 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
 
 
 def _route(call: Call) -> str:
-    return urlsplit(call.request["path"]).path
+    path: str = call.request["path"]
+    return urlsplit(path).path
 
 
 def _status(call: Call) -> int:

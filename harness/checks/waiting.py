@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
 from harness.checks.matching import assignment, queries
 from harness.contract.faults import Fact
@@ -40,7 +42,7 @@ def _judge(evidence: Evidence) -> Finding:
             wrong.append((f"{method}() leaves an engine's places empty while its requests wait", shown))
     numbers = {f"most_running_on_{server}": float(most) for server, most in running.items()}
     numbers |= {f"most_waiting_{where}": float(most) for where, most in waiting.items()}
-    return concluded(len(served), wrong, **numbers)
+    return msgspec.structs.replace(concluded(len(served), wrong), numbers=numbers)
 
 
 WHO_WAITS = Check(
