@@ -28,14 +28,3 @@ class ClosedWithoutAName(Client):
             self.fired += 1
             raise RuntimeError
         return await super().row(session, prompt, params, **more)
-
-
-@seeded("client_lives", "closes_others", caught_by=["client_lives"])
-class ClosesOthers(Client):
-    """A client that is made again is closed like the one that it replaces."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "closed" and value is False and getattr(self, "closed", False):
-            self.fired += 1
-            return
-        super().__setattr__(name, value)

@@ -8,11 +8,12 @@ from typing import Any
 from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Request
 from backends.miniature.faults.registry import seeded
+from harness.contract.messages import ENGINE_PLACES
 
 FEW = 4
 
 
-@seeded("few_at_a_time", "completion", caught_by=["who_waits"])
+@seeded("few_at_a_time", "completion", caught_by=["who_waits", "pace"])
 class FewCompletions(Client):
     """The client sends the prompts of OpenAI bodies four at a time, whatever is free."""
 
@@ -29,7 +30,7 @@ class MoreThanPlaces(Engine):
 
     def step(self) -> None:
         self.places = 2**20
-        self.fired += len(self.running) > 64
+        self.fired += len(self.running) > ENGINE_PLACES
         super().step()
 
 
