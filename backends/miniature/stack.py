@@ -196,6 +196,7 @@ class Miniature:
             self.generator,
             self.endpoint,
             self.staleness,
+            *self._gone,
         )
         fired = sum(part.fired for part in (*self.engines, *others))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
