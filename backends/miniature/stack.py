@@ -321,10 +321,10 @@ class Miniature:
         self.client.connect(self.router, self.engines)
 
     async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
-        """Nobody else holds a client of the miniature: one that is made again is a copy, as with `pickle_client`."""
+        """A client that is made again is a copy, as with `pickle_client`. All share the one loop whose time is simulated."""
         if request.life == "closed":
             self.client.close()
-        elif request.life in ("made again", "collected"):
+        elif request.life in ("made again", "collected", "in another thread"):
             self._gone.append(self.client)
             await self.pickle_client(Empty())
             self.client.closed = False
