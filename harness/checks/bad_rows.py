@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, kept, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, Tap, concluded, kept, untestable
 from harness.checks.errors import breaks, error_of
 from harness.contract.faults import ROWS, Fact
 from harness.records.recording import Call, saying
@@ -60,6 +60,12 @@ def _judge(evidence: Evidence) -> Finding:
         if kind is not None:
             said = saying(kind, message, status)
             wrong.append((f"{call.method}() fails beside or after a batch with a bad row: {said}", {"call": call.id}))
+    told = [seen for seen in evidence.trace.observations if seen.kind == "abort"]
+    aborted = {(seen.server, request) for seen in told for request in seen.data["request_ids"]}
+    for one in evidence.executions:
+        if one.ended_ns is None and (one.server, one.request_id) not in aborted:
+            shown = {"call": None, "server": one.server, "prompt": list(one.prompt)}
+            wrong.append(("an engine's frontend keeps a row of a batch that was refused", shown))
     finding = concluded(len(found) + len(others), wrong)
     return msgspec.structs.replace(finding, effects=[one for _, one in found])
 
@@ -71,6 +77,7 @@ BAD_ROWS = Check(
     reads=Fact.ERRORS,
     falsifies=Fact.ERRORS | ROWS,
     errors_of=EVERY,
+    tap=Tap.READ,
     source="SkyRL API reference, InferenceEngineInterface; vLLM documentation, LLM.generate: a prompt has tokens of the vocabulary",
     judge=_judge,
 )

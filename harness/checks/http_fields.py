@@ -19,7 +19,7 @@ from harness.checks.request_fields import AS_IT_IS, places
 from harness.contract.faults import Fact
 from harness.records.recording import Call, saying
 from harness.records.verdict import Effect, FieldEffect
-from harness.records.wire import ROUTES, SESSION, body_of, streams
+from harness.records.wire import REQUEST_ID, ROUTES, SESSION, body_of, header, streams
 
 UNKNOWN = "no_such_field"
 """A field that no address has. An address may ignore it (HTTP: RFC 9110, 6.3; OpenAI-compatible servers of vLLM do)."""
@@ -69,18 +69,32 @@ def _said(call: Call) -> str:
 
 def _effect(evidence: Evidence, call: Call, field: str, usual: Call) -> Effect:
     status, text = _status(call), _said(call)
-    if status in ABSENT:
-        return Effect.NO_ROUTE
     if call.error is not None or status >= http.HTTPStatus.BAD_REQUEST:
-        kind = "" if call.error is None else call.error.kind
-        if call.error is not None or breaks(kind or f"HTTP{status}", text or f"HTTP{status}", status):
-            return Effect.BROKE
-        named = any(word in text.lower() for word in (field.lower(), *ALIASES.get(field, ())))
-        return Effect.REFUSED if named or status in SAY_WHY else Effect.REFUSED_NAMELESS
+        return _of_error(call, field, status, text)
     if field == SESSION:
         return _of_session(evidence, call)
-    if _route(call) in ROUTE_OPS:
-        return _at_engine(evidence, call, field, usual)
+    if field == REQUEST_ID:
+        return _of_id(header(call.request["headers"], REQUEST_ID), text)
+    return _at_engine(evidence, call, field, usual) if _route(call) in ROUTE_OPS else _of_answer(call, usual)
+
+
+def _of_error(call: Call, field: str, status: int, text: str) -> Effect:
+    named = any(word in text.lower() for word in (field.lower(), *ALIASES.get(field, ())))
+    if status in ABSENT and not named:
+        return Effect.NO_ROUTE
+    if call.error is not None or breaks(f"HTTP{status}", text or f"HTTP{status}", status):
+        return Effect.BROKE
+    return Effect.REFUSED if named or status in SAY_WHY else Effect.REFUSED_NAMELESS
+
+
+def _of_id(given: str | None, text: str) -> Effect:
+    """A request's id comes back in the answer's own (vLLM documentation, Extra HTTP Headers)."""
+    if not given:
+        return Effect.AS_USUAL
+    return Effect.TOOK_EFFECT if given in text else Effect.DROPPED
+
+
+def _of_answer(call: Call, usual: Call) -> Effect:
     return Effect.AS_USUAL if _shape(call) == _shape(usual) else Effect.TOOK_EFFECT
 
 

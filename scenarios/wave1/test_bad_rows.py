@@ -12,6 +12,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
+from scenarios.requests import until_idle
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 BEYOND = 2**20
@@ -77,3 +78,5 @@ async def a_bad_row(stack: Stack, prompts: Prompts, *, send: Send, rows: Rows) -
             first, second, third = prompts.unique(3)
             callers.create_task(stack.attempt(send(stack, [first, bad, second, third], f"{ROW}: {kind}")))
         await stack.attempt(by_generate(stack, prompts.unique(2), OTHERS))
+    if not await until_idle(stack):
+        stack.give_up()

@@ -106,10 +106,12 @@ async def test_headers(stack: Stack, prompts: Prompts) -> None:
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {
+    "/reset_prefix_cache": {"reset_running_requests": {"type": "boolean"}},
     "/sleep": {"level": {"type": "integer"}, "mode": {"enum": ["abort", "wait", "keep"]}},
     "/wake_up": {"tags": {"type": "array", "items": {"enum": ["weights", "kv_cache"]}}},
 }
-"""Parameters that a server reads and its openapi.json does not list (vLLM documentation, Sleep Mode)."""
+"""Parameters that a server reads and its openapi.json does not always list (vLLM documentation, Sleep Mode and
+`/reset_prefix_cache`)."""
 BEFORE, AFTER = {"/wake_up": "/sleep"}, {"/pause": "/resume", "/sleep": "/wake_up", "/wake_up": "/wake_up"}
 """Route → what is asked before and after each of its cases, so that each finds the server in the same state."""
 SERVERS = {Capability.SERVER_ADDRESSES}

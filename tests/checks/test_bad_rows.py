@@ -54,3 +54,9 @@ def test_nothing_is_told_without_a_batch_or_a_neighbour():
     lone = Scene()
     lone.generate([[10, 11, 12]], label="row: empty")
     assert lone.judge(BAD_ROWS).status == "untestable"
+
+
+def test_a_row_that_its_engine_keeps():
+    made = scene(error("ValueError", "an empty prompt"))
+    made.seen = [seen for seen in made.seen if seen.kind != "finish" or seen.at_ns < made.calls[-1].started_ns]
+    assert made.judge(BAD_ROWS).reason == "an engine's frontend keeps a row of a batch that was refused"

@@ -81,3 +81,15 @@ def test_nothing_is_told_if_the_plain_call_failed():
     made = scene("/pause", "mode: a value", "?mode=keep", at_engine=PLAIN)
     made.change(made.calls[-2], result={"status": 500, "body": "", "headers": {}})
     assert made.judge(HTTP_FIELDS).status == "untestable"
+
+
+@pytest.mark.parametrize(("body", "effect"), [('{"id": "cmpl-mine"}', Effect.TOOK_EFFECT), ("{}", Effect.DROPPED)])
+def test_the_id_of_a_request_comes_back(body, effect):
+    made = scene("/v1/completions", "x-request-id: a name", body=body)
+    made.change(made.calls[-1], request={**made.calls[-1].request, "headers": {"X-Request-Id": "mine"}})
+    assert [one.effect for one in made.judge(HTTP_FIELDS).effects] == [effect]
+
+
+def test_an_unknown_model_is_no_missing_route():
+    found = scene("/tokenize", "model: short", status=404, body="The model `a` does not exist.").judge(HTTP_FIELDS)
+    assert [one.effect for one in found.effects] == [Effect.REFUSED]
