@@ -22,6 +22,9 @@ from harness.suite.scenario import variants
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
 INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
 """Left out: what is continued, which other scenarios vary, and the search that runs many requests in place of one."""
+ALONE = SHAPING | {"logprobs", "top_logprobs", "prompt_logprobs"}
+"""Pairs with one of these fields are asked for one after the other: they make another prompt, by which a request is known at its
+engine, or they show numbers, whose last digits depend on what else its engine computes."""
 STREAMS = frozenset({"stream", "stream_options"})
 """Left out of pairs that the Python client is asked for: it asks half a minute for each. The address streams."""
 ORDER = 1
@@ -140,16 +143,15 @@ async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, 
 async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, without: frozenset[str]) -> None:
     """vLLM documentation, SamplingParams and OpenAI-Compatible Server; SkyRL API reference, InferenceEngineInput.sampling_params.
 
-    Each field alone, then two at a time: many at once, and one after the other where a field makes another prompt, by which a request
-    is known at its engine."""
+    Each field alone, then two at a time: many requests at once, but for those of `ALONE`."""
     schema = (await stack.request_schemas())[call]
     await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
     singles, pairs = in_pairs(schema, INPUT | without, stack.times(1))
     await ask(stack, prompts, send, singles)
     if stack.alive:
         pairs = stack.within_budget(pairs)
-        await ask(stack, prompts, send, [pair for pair in pairs if not SHAPING & pair.values.keys()], at_once=AT_ONCE)
-        await ask(stack, prompts, send, [pair for pair in pairs if SHAPING & pair.values.keys()])
+        await ask(stack, prompts, send, [pair for pair in pairs if not ALONE & pair.values.keys()], at_once=AT_ONCE)
+        await ask(stack, prompts, send, [pair for pair in pairs if ALONE & pair.values.keys()])
 
 
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.miniature import parameters
 from backends.miniature.client import Client
-from backends.miniature.engine import BadRequest, Engine, Output
+from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import GenerateRequest, Generation, SessionId
@@ -106,3 +106,17 @@ class LostInABatch(Client):
             self.fired += 1
             params = {name: value for name, value in params.items() if name != "min_p"}
         return await super().row(session, prompt, params, **more)
+
+
+@seeded("allowed_tokens_bind_others", caught_by=["tokens.greedy"], corrupts=Fact.CHANCE)
+class BindsOthers(Engine):
+    """A request that runs beside another one's allowed tokens makes only these."""
+
+    def choose(self, request: Request) -> int:
+        bound = [
+            tokens for one in self.running if (tokens := one.params.get("allowed_token_ids")) and one is not request
+        ]
+        if bound and not request.params.get("allowed_token_ids"):
+            self.fired += 1
+            return int(bound[0][0])
+        return super().choose(request)
