@@ -38,9 +38,9 @@ def _effect(kind: str | None, message: str, status: int | None) -> Effect:
 
 
 REASONS = {
-    Effect.DROPPED: "{call}() answers a batch with a row that is {given}",
-    Effect.BROKE: "{call}() breaks at a batch with a row that is {given}: {said}",
-    Effect.REFUSED_NAMELESS: "{call}() does not say what is wrong with a row that is {given}: {said}",
+    Effect.DROPPED: "{call}() answers a batch with a bad row ({given})",
+    Effect.BROKE: "{call}() breaks at a batch with a bad row ({given}): {said}",
+    Effect.REFUSED_NAMELESS: "{call}() does not say what is wrong with a bad row ({given}): {said}",
 }
 
 

@@ -23,16 +23,16 @@ def scene(refused, beside=None) -> Scene:
     ("refused", "effect", "reason"),
     [
         (error("ValueError", "a prompt cannot be empty"), Effect.REFUSED, ""),
-        (None, Effect.DROPPED, "generate() answers a batch with a row that is empty"),
+        (None, Effect.DROPPED, "generate() answers a batch with a bad row (empty)"),
         (
             error("ServerError", "prompt", status=500),
             Effect.BROKE,
-            "generate() breaks at a batch with a row that is empty: ServerError 500: prompt",
+            "generate() breaks at a batch with a bad row (empty): ServerError 500: prompt",
         ),
         (
             error("ValueError", "bad"),
             Effect.REFUSED_NAMELESS,
-            "generate() does not say what is wrong with a row that is empty: ValueError: bad",
+            "generate() does not say what is wrong with a bad row (empty): ValueError: bad",
         ),
     ],
 )
