@@ -62,9 +62,9 @@ def _judge(evidence: Evidence) -> Finding:
             wrong.append((f"{call.method}() fails beside or after a batch with a bad row: {said}", {"call": call.id}))
     told = [seen for seen in evidence.trace.observations if seen.kind == "abort"]
     aborted = {(seen.server, request) for seen in told for request in seen.data["request_ids"]}
-    for one in evidence.executions:
-        if one.ended_ns is None and (one.server, one.request_id) not in aborted:
-            shown = {"call": None, "server": one.server, "prompt": list(one.prompt)}
+    for ran in evidence.executions:
+        if ran.ended_ns is None and (ran.server, ran.request_id) not in aborted:
+            shown = {"call": None, "server": ran.server, "prompt": list(ran.prompt)}
             wrong.append(("an engine's frontend keeps a row of a batch that was refused", shown))
     finding = concluded(len(found) + len(others), wrong)
     return msgspec.structs.replace(finding, effects=[one for _, one in found])
