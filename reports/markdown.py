@@ -30,6 +30,7 @@ from reports.view import (
     given_way,
     held_entries,
     known_ids,
+    left_out,
     open_causes,
     question,
     repetition,
@@ -249,7 +250,8 @@ def _training(judgement: Judgement) -> Iterable[str]:
 
 def _end(judgement: Judgement) -> str:
     lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    lines += [f"{text(said)}.\n" for said in (*held_entries(judgement), *open_causes(judgement), *given_way(judgement))]
+    told = (*held_entries(judgement), *open_causes(judgement), *given_way(judgement), *left_out(judgement))
+    lines += [f"{text(said)}.\n" for said in told]
     lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")
     return "\n".join([*lines, fenced(one_line(judgement.run.command), "sh")])

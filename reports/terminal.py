@@ -27,6 +27,7 @@ from reports.view import (
     given_way,
     held_entries,
     known_ids,
+    left_out,
     open_causes,
     question,
     repetition,
@@ -220,7 +221,8 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
     ]
     if repeated := repetition(counts):
         lines.append(Text(repeated))
-    lines += [Text(one_line(said)) for said in (*changed(judgement), *open_causes(judgement), *given_way(judgement))]
+    told = (*changed(judgement), *open_causes(judgement), *given_way(judgement), *left_out(judgement))
+    lines += [Text(one_line(said)) for said in told]
     if took:
         lines.append(Text(took, style="dim"))
     if report is not None:

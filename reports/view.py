@@ -31,6 +31,8 @@ from harness.suite.plan import Bullet, Plan, Task
 from reports.text import many, number
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
+LACKING = 5
+"""Scenarios that a line names whose cases the budget left out."""
 
 
 @final
@@ -133,6 +135,19 @@ def earlier(judgement: Judgement) -> list[str]:
 def source_trees(judgement: Judgement) -> list[str]:
     """One line on each stack that ran from a checkout."""
     return [f"{name} is a checkout: {tree.told}" for name, tree in judgement.run.checkouts.items()]
+
+
+def left_out(judgement: Judgement) -> list[str]:
+    """A line on the cases that the run's budget left out, with the scenarios that lack most; none if it drove all."""
+    lacking: dict[str, int] = {}
+    for verdict in judgement.verdicts:
+        lacking[verdict.scenario] = max(lacking.get(verdict.scenario, 0), verdict.left_out)
+    most = sorted((item for item in lacking.items() if item[1]), key=lambda item: -item[1])
+    if not most:
+        return []
+    shown = ", ".join(f"{name} {count}" for name, count in most[:LACKING]) + "; …" * (len(most) > LACKING)
+    cases, scenarios = many(sum(count for _, count in most), "case"), many(len(most), "scenario")
+    return [f"the budget left out {cases} of {scenarios}: {shown}"]
 
 
 def given_way(judgement: Judgement) -> list[str]:

@@ -155,7 +155,7 @@ def write() -> None:
 # --- driving --------------------------------------------------------------------------------------------------------
 
 
-async def drive(stack: Stack, prompts: Prompts, sequence: Sequence) -> None:
+async def drive(stack: Stack, prompts: Prompts, sequence: Iterable[Step]) -> None:
     """The steps in their order, then those that bring the stack back, and answers of every server."""
     driver, state = _Driver(stack, prompts), FIRST
     async with asyncio.TaskGroup() as tasks:

@@ -287,6 +287,7 @@ REFUSED = {
     "--ledger broken.toml": "broken.toml",
     "--ledger nowhere.toml": "nowhere.toml",
     "--engines 0": "--engines and --repeat count from 1",
+    "--budget 0": "--budget 0 is not above 0 and at most 100",
     "--cuda-graphs": "--cuda-graphs needs a GPU, and this run is on --engine cpu",
     "--batch-invariant": "--batch-invariant needs a GPU, and this run is on --engine cpu",
     "--baseline=no/such/run": "there is no run 'no/such/run'",

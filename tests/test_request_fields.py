@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from fixtures.request_fields import UNKNOWN, of_its_type, of_other_types
+from fixtures.request_fields import UNKNOWN, in_pairs, of_its_type, of_other_types
 
 SCHEMA = {
     "properties": {
@@ -28,7 +30,7 @@ SCHEMA = {
 
 
 def values(field, cases=of_its_type):
-    return {case.kind: case.value for case in cases(SCHEMA) if case.field == field}
+    return {case.kind: case.values[field] for case in cases(SCHEMA) if case.field == field}
 
 
 def test_the_ends_of_a_type_and_values_of_it():
@@ -70,3 +72,19 @@ def test_values_of_every_other_type(field, kinds):
 def test_the_same_each_time_and_without_what_is_left_out():
     assert list(of_its_type(SCHEMA)) == list(of_its_type(SCHEMA))
     assert {case.field for case in of_its_type(SCHEMA, frozenset(SCHEMA["properties"]))} == {UNKNOWN}
+
+
+def test_every_two_fields_meet_with_mild_values_that_are_asked_for_alone():
+    singles, pairs = in_pairs(SCHEMA, frozenset({"free"}), 1)
+    names = set(SCHEMA["properties"]) - {"free"}
+    assert {frozenset(case.values) for case in pairs} == {frozenset(two) for two in itertools.combinations(names, 2)}
+    alone = {(case.field, case.kind): case.values[case.field] for case in singles}
+    for case in pairs:
+        kinds = case.kind.split(" + ")
+        assert case.values == {name: alone[name, kind] for name, kind in zip(case.values, kinds, strict=True)}
+    assert not {None, -1, 2**31} & {value for value in alone.values() if not isinstance(value, (dict, list))}
+
+
+def test_more_meetings_are_more_values():
+    once, often = (len(in_pairs(SCHEMA, frozenset(), meetings)[1]) for meetings in (1, 3))
+    assert once < often

@@ -42,6 +42,7 @@ class Client:
         self.fired = 0
         self.syncs = 0
         """Number of completed syncs."""
+        self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
 
@@ -51,6 +52,14 @@ class Client:
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
+
+    def close(self) -> None:
+        """Calls in flight end as usual; later ones are refused."""
+        self.closed = True
+
+    def left(self) -> list[str]:
+        """What a client leaves open that nobody uses any more."""
+        return []
 
     # --- data plane
 
@@ -97,6 +106,8 @@ class Client:
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         """One row as one request, once fewer than the cap are in flight."""
+        if self.closed:
+            raise BadRequest("the client is closed")
         async with self.slot():
             return await self.router.generate(session, prompt, params, **more)
 
@@ -149,6 +160,8 @@ class Client:
         """SkyRL API reference, InferenceEngineClient.completion: single or batched, text or token ids. Returns errors as bodies."""
         given = body["prompt"]
         single = isinstance(given, str) or all(isinstance(token, int) for token in given)
+        if not all(isinstance(row, str | list) for row in ([given] if single else given)):
+            return error_body("a prompt is a text or a list of tokens", 400)
         prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in ([given] if single else given)]
         return await self._answered(body, prompts, "text_completion")
 

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import BadRequest, EngineDead
+from backends.miniature.engine import BadRequest, Engine, EngineDead
 from harness.contract.messages import HttpRequest, HttpResponse
 from harness.records.wire import DONE, SESSION, header
 
+JSON = "application/json"
+Json = dict[str, Any]
+TOKEN = parameters.TOKENS["items"]
+SERVER_ROUTES: dict[str, tuple[str, dict[str, Json], Json]] = {
+    "/pause": (
+        "pause_generation",
+        {"mode": {"enum": ["abort", "wait", "keep"]}, "clear_cache": {"type": "boolean"}},
+        {},
+    ),
+    "/resume": ("resume_generation", {}, {}),
+    "/reset_prefix_cache": ("reset_prefix_cache", {"reset_running_requests": {"type": "boolean"}}, {}),
+    "/sleep": ("sleep", {"level": {"enum": ["1", "2"]}}, {}),
+    "/wake_up": (
+        "wake_up",
+        {"tags": {"type": "array", "items": {"type": "string"}, "enum": ["weights", "kv_cache"]}},
+        {},
+    ),
+    "/tokenize": ("", {}, {"prompt": {"type": "string"}, "return_token_strs": {"type": ["boolean", "null"]}}),
+    "/detokenize": ("", {}, {"tokens": {"type": "array", "items": TOKEN}}),
+}
+"""Route of a server's own address → the engine's operation, its query's parameters and its body's fields (vLLM documentation,
+`/pause`, `/reset_prefix_cache`, Tokenizer API)."""
+DEFAULTS: Json = {"level": "1", "tags": None, "mode": "abort", "clear_cache": True, "reset_running_requests": False}
 NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model", "messages")}
 """Route → required fields of a body."""
 
@@ -26,6 +53,12 @@ class Endpoint:
         """Answer one request; a bad one gets an error."""
         if request.path not in NEEDS or request.method != "POST":
             return self.json(404, {"detail": "Not Found"})
+        if said := self.unsupported(request):
+            return self.json(415, {"detail": said})
+        return await self.posted(request)
+
+    async def posted(self, request: HttpRequest) -> HttpResponse:
+        """Answer a request with a body in a form that the address reads."""
         body = self.read(request)
         if body is None:
             return self.refused(error_body("the body is not a JSON object", 400))
@@ -42,10 +75,66 @@ class Endpoint:
             return self.stream([*events, DONE])
         return self.json(200, answer)
 
+    async def at_server(self, engine: Engine, request: HttpRequest) -> HttpResponse:
+        """Answer one request to a server's own address."""
+        route = urlsplit(request.path)
+        if (request.method, route.path) == ("GET", "/openapi.json"):
+            return self.json(200, described())
+        if route.path not in SERVER_ROUTES or request.method != "POST":
+            return self.json(404, {"detail": "Not Found"})
+        op, query, fields = SERVER_ROUTES[route.path]
+        given = parse_qs(route.query, keep_blank_values=True) if op else json.loads(request.body or "{}")
+        read = {
+            name: self.parameter(name, given[name], one) for name, one in (query or fields).items() if name in given
+        }
+        if refused := [said for said, _ in read.values() if said] + [
+            f"{name}: unknown" for name in given if name not in read
+        ]:
+            return self.json(422, {"detail": refused})
+        values = {name: value for name, (_, value) in read.items()}
+        return await self.run(engine, op, {name: DEFAULTS[name] for name in query} | values, route.path)
+
+    def parameter(self, name: str, given: Any, schema: Json) -> tuple[str, Any]:
+        """Why it is refused (empty if it is not), and its value. A query holds texts."""
+        kinds = schema.get("type", "")
+        if given is None:
+            return ("" if "null" in kinds else f"{name}: null"), given
+        if kinds == "boolean":
+            given = {"true": True, "false": False}.get(given[-1], given[-1])
+        elif "enum" in schema and kinds != "array":
+            given = given[-1]
+        each = given if kinds == "array" and isinstance(given, list) else [given]
+        options = schema.get("enum", each)
+        if any(one not in options for one in each):
+            return f"{name}: one of {options}", given
+        return parameters.wrong_type(
+            name, given, {"type": "string"} if "enum" in schema and kinds != "array" else schema
+        ) or "", given
+
+    async def run(self, engine: Engine, op: str, values: Json, path: str) -> HttpResponse:
+        """The engine's operation, or what its tokenizer says."""
+        if op:
+            await engine.control(op, **values | ({"level": int(values["level"])} if "level" in values else {}))
+            return self.json(200, {"status": "ok"})
+        if path == "/detokenize":
+            return self.json(200, {"prompt": self.client.detokenize([values.get("tokens", [])])[0]})
+        tokens = self.client.tokenize([values.get("prompt", "")])[0]
+        strings = {"token_strs": [str(token) for token in tokens]} if values.get("return_token_strs") else {}
+        return self.json(200, {"tokens": tokens, "count": len(tokens)} | strings)
+
+    def unsupported(self, request: HttpRequest) -> str | None:
+        """The header that names a form which the address does not read (RFC 9110, 15.5.16); None if there is none."""
+        kind = (header(request.headers, "content-type") or JSON).partition(";")[0].strip().lower()
+        if kind != JSON:
+            return f"content-type: {kind} is not {JSON}"
+        packed = header(request.headers, "content-encoding") or "identity"
+        return None if packed in ("identity", "gzip", "deflate") else f"content-encoding: {packed} is unknown"
+
     def read(self, request: HttpRequest) -> dict[str, Any] | None:
         """The body with the session from the header; None if it is not a JSON object."""
+        text = self.body(request)
         try:
-            body = json.loads(request.body)
+            body = json.loads(text or "")
         except ValueError:
             return None
         session = self.session(request)
@@ -57,6 +146,16 @@ class Endpoint:
 
     def session(self, request: HttpRequest) -> str | None:
         return header(request.headers, SESSION)
+
+    def body(self, request: HttpRequest) -> str | None:
+        """The body as text, decompressed as its header says; None if it is not UTF-8."""
+        packed, content = header(request.headers, "content-encoding"), request.content
+        content = gzip.decompress(content) if packed == "gzip" else content
+        content = zlib.decompress(content) if packed == "deflate" else content
+        try:
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            return None
 
     async def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The client's answer: a body, or an error body."""
@@ -98,3 +197,14 @@ class Endpoint:
                 yield {**about, "choices": [piece]}
         if with_usage:
             yield {**about, "choices": [], "usage": answer["usage"]}
+
+
+def described() -> Json:
+    """The server's own description (OpenAPI 3.1)."""
+    paths: Json = {}
+    for path, (_, query, fields) in SERVER_ROUTES.items():
+        parameters_of = [{"name": name, "in": "query", "schema": one} for name, one in query.items()]
+        schema = {"type": "object", "properties": fields}
+        body = {"requestBody": {"content": {JSON: {"schema": schema}}}} if fields else {}
+        paths[path] = {"post": {"parameters": parameters_of, **body}}
+    return {"openapi": "3.1.0", "paths": paths}

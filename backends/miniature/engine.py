@@ -19,15 +19,13 @@ from backends.miniature import model, parameters, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
 from harness.contract.delays import delay_s
-from harness.contract.messages import PauseMode
+from harness.contract.messages import ENGINE_PLACES, PauseMode
 from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
 """Duration of a step (seconds), on the loop's clock."""
 BLOCK = 128
 """Tokens per block of the prefix cache, as in vLLM's CPU engine."""
-MOST_RUNNING = 64
-"""Most requests that run at once; others wait."""
 MOST_PREFILLED = 1024
 """A step takes no more new requests once it has taken this many of their tokens."""
 
@@ -140,6 +138,8 @@ class Engine:
         """Each tensor-parallel worker's share of the experts. None: it splits experts like all other parameters."""
         self.seen: list[dict[str, Any]] = []
         self.fired = 0
+        self.places = ENGINE_PLACES
+        """Most requests that run at once; others wait."""
         self.dead = False
         self.crash: str | None = None
         """Why the whole stack is down: a process that it needs died. None while it runs."""
@@ -253,6 +253,8 @@ class Engine:
             raise BadRequest(
                 f"the prompt has {len(prompt)} tokens, more than the maximum context length of {self.max_model_len} allows"
             )
+        if any(not isinstance(token, int) or not 0 <= token < model.VOCABULARY for token in prompt):
+            raise BadRequest("the prompt has a token that is not in the vocabulary")
         if said := parameters.wrong(params):
             raise BadRequest(said)
         if adapter is not None and adapter not in self.adapters:
@@ -297,7 +299,7 @@ class Engine:
     def step(self) -> None:
         """One token for every running request."""
         prefilled = 0
-        while self.waiting and len(self.running) < MOST_RUNNING and prefilled < MOST_PREFILLED:
+        while self.waiting and len(self.running) < self.places and prefilled < MOST_PREFILLED:
             prefilled += len(self.waiting[0].context)
             self.running.append(self.waiting.pop(0))
         self.feed()

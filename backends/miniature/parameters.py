@@ -36,10 +36,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def wrong(params: dict[str, Any]) -> str | None:
     """Why the first wrong parameter is refused, with its name; None if all are right."""
-    return next((said for name, value in params.items() if (said := _wrong(name, value, PARAMETERS.get(name)))), None)
+    return next(
+        (said for name, value in params.items() if (said := wrong_type(name, value, PARAMETERS.get(name)))), None
+    )
 
 
-def _wrong(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:
+def wrong_type(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:
+    """Why a value is refused by its rule; None if it is right, or there is no rule."""
     if rule is None or value is None:
         return None  # null: as if it were left out
     named = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
@@ -48,7 +51,9 @@ def _wrong(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:
         return f"{name} must be of type {' or '.join(named)}"
     if "minimum" in rule and not isinstance(value, list) and not rule["minimum"] <= value <= rule.get("maximum", value):
         return f"{name} must be at least {rule['minimum']}, and at most {rule.get('maximum', 'anything')}"
-    if isinstance(value, list) and (said := next((s for v in value if (s := _wrong(name, v, rule["items"]))), None)):
+    if isinstance(value, list) and (
+        said := next((s for v in value if (s := wrong_type(name, v, rule["items"]))), None)
+    ):
         return said
     return None
 

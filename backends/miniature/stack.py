@@ -24,6 +24,8 @@ from harness.contract.messages import (
     BreakHopRequest,
     BreakHopResult,
     CensusResult,
+    ClientLifeRequest,
+    ClientLifeResult,
     DelayRequest,
     Description,
     DetokenizeRequest,
@@ -135,6 +137,7 @@ class Miniature:
         raw.watch(parts.client)
         raw.watch(parts.interface)
         self.client = parts.client()
+        self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
@@ -196,6 +199,7 @@ class Miniature:
             self.generator,
             self.endpoint,
             self.staleness,
+            *self._gone,
         )
         fired = sum(part.fired for part in (*self.engines, *others))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
@@ -240,7 +244,10 @@ class Miniature:
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         self.endpoint.client = self.client
-        return await self.endpoint.http(request)
+        if not request.server:
+            return await self.endpoint.http(request)
+        engine = next(engine for engine in self.engines if engine.name == request.server)
+        return await self.endpoint.at_server(engine, request)
 
     async def gym_generate(self, request: GymRequest) -> GymOutput:
         self.generator.client = self.client
@@ -325,6 +332,16 @@ class Miniature:
         self.interface = pickle.loads(pickle.dumps(self.interface))
         self.client = self.interface.client
         self.client.connect(self.router, self.engines)
+
+    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+        """A client that is made again is a copy, as with `pickle_client`. All share the one loop whose time is simulated."""
+        if request.life == "closed":
+            self.client.close()
+        elif request.life in ("made again", "collected", "in another thread"):
+            self._gone.append(self.client)
+            await self.pickle_client(Empty())
+            self.client.closed = False
+        return ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
 
     # --- observation
 

@@ -27,6 +27,7 @@ from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
 from harness.contract.messages import (
+    ENGINE_PLACES,
     BreakHopRequest,
     BreakHopResult,
     CensusResult,
@@ -274,7 +275,7 @@ class SkyRLStack(VllmStack):
             engine.served_model_name = request.model_path  # not the path of the twin
         engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
-        engine.max_num_seqs = 64
+        engine.max_num_seqs = ENGINE_PLACES
         if self.release.engine_options:
             engine.distributed_executor_backend = self.executor
             engine.enable_return_routed_experts = self.returns_experts

@@ -24,8 +24,10 @@ IN_PROCESS_NOTE = (
 async def passed_on(client: httpx.AsyncClient, address: str, request: HttpRequest) -> HttpResponse:
     """Send the request to an address and return the answer, however late: the driver keeps the deadline. Raises
     httpx.TransportError without an answer."""
+    # As text, httpx takes ASCII alone.
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in request.headers.items()]
     answer = await client.request(
-        request.method, address + request.path, headers=request.headers, content=request.body.encode(), timeout=None
+        request.method, address + request.path, headers=headers, content=request.content, timeout=None
     )
     return HttpResponse(status=answer.status_code, headers=dict(answer.headers), body=answer.text)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint
+from backends.skyrl import endpoint, lives
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.forked import ForkedServers, warm_up
 from backends.skyrl.remote import RemoteServers
@@ -29,6 +29,8 @@ from harness.contract.capability import Capability
 from harness.contract.errors import StartFailed
 from harness.contract.messages import (
     REQUEST_CAP,
+    ClientLifeRequest,
+    ClientLifeResult,
     DetokenizeRequest,
     DetokenizeResult,
     Empty,
@@ -94,6 +96,8 @@ class HttpStack(SkyRLStack):
         self._urls: list[str] = []
         self._client_urls: list[str] = []
         self._left_behind: list[Any] = []
+        self._threads: list[lives.Thread] = []
+        self._leftovers = lives.Leftovers()
         self._hops: list[FaultProxy] = []
         """Taps before, and behind, the second router; empty until a scenario breaks a hop."""
         self._hop_router: Any = None
@@ -316,6 +320,8 @@ class HttpStack(SkyRLStack):
         for client in (*self._left_behind, *self.adapters.clients.values(), self.client):
             if client is not None:
                 await client.teardown()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.stop)
         if self._router is not None:
             await asyncio.to_thread(self._router.shutdown)
         if self._hop_router is not None:
@@ -423,8 +429,9 @@ class HttpStack(SkyRLStack):
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """Send the request to the data plane's address, the router."""
-        return await endpoint.passed_on(self._direct, self.client.proxy_url, request)
+        """Send the request to the data plane's address, the router, or to a server's own."""
+        address = self._named_urls()[request.server] if request.server else self.client.proxy_url
+        return await endpoint.passed_on(self._direct, address, request)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
@@ -513,3 +520,28 @@ class HttpStack(SkyRLStack):
     async def pickle_client(self, _request: Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))
+
+    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+        self._leftovers.watch(asyncio.get_running_loop())
+        match request.life:
+            case "made again":
+                self._left_behind.append(self.client)
+                self.client = self._made_again()
+            case "closed":
+                await self.client.teardown()
+            case "collected":
+                self.client = self._made_again()
+            case "in another thread" | "in two loops":
+                both = request.life == "in two loops"
+                self._left_behind += [] if both else [self.client]
+                self._threads.append(lives.Thread())
+                self._leftovers.watch(self._threads[-1].loop)
+                client = self.client if both else self._made_again()
+                self.client = lives.InThread(client, self._threads[-1], by_turns=both)
+            case "looked at":
+                pass
+        return ClientLifeResult(left=self._leftovers.take())
+
+    def _made_again(self) -> Any:
+        """A new client of the same servers, by the constructor."""
+        return self._make_client(self.client.proxy_url)

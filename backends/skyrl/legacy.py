@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import pickle
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, exposed, forked, lora
+from backends.skyrl import endpoint, exposed, forked, lives, lora
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, generation
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -20,6 +21,8 @@ from backends.vllm import patches
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import (
+    ClientLifeRequest,
+    ClientLifeResult,
     Empty,
     Generation,
     HttpRequest,
@@ -64,6 +67,8 @@ class LegacyStack(SkyRLStack):
         self._endpoint: endpoint.InProcess | None = None
         self._loaded: str | None = None
         """The contract's name of the loaded adapter."""
+        self._left_behind: list[Any] = []
+        self._leftovers = lives.Leftovers()
         self._first: Any = None
         """The client that started the endpoint, which ends with this client."""
 
@@ -95,8 +100,6 @@ class LegacyStack(SkyRLStack):
         self.patches.append(ABORT_GRACE_PATCH)
 
     async def _start_engines(self) -> None:
-        from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
-
         if self.remote:
             self._engines = await self._connect()
         elif self.request.start == "fork":
@@ -109,19 +112,18 @@ class LegacyStack(SkyRLStack):
             self.notes.append(endpoint.IN_PROCESS_NOTE)
         else:
             endpoint.open_on_loopback(engine_cfg)
-        raw.watch(InferenceEngineClient)
-        self.client = await asyncio.to_thread(
-            InferenceEngineClient,
-            self._tapped(self._engines),
-            self.tokenizer,
-            self.engine_model,
-            self.cfg.trainer.policy.model.lora,
-            engine_cfg,
-        )
+        self.client = await asyncio.to_thread(self._make_client, self._tapped(self._engines), engine_cfg)
         self._first = self.client
         if self.sleeps_at_start:
             self.notes.append(SLEEP_NOTE)
             await self.client.wake_up()
+
+    def _make_client(self, engines: list[Any], engine_cfg: Any) -> Any:
+        from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
+
+        raw.watch(InferenceEngineClient)
+        lora_cfg = self.cfg.trainer.policy.model.lora
+        return InferenceEngineClient(engines, self.tokenizer, self.engine_model, lora_cfg, engine_cfg)
 
     @property
     def sleeps_at_start(self) -> bool:
@@ -399,6 +401,16 @@ class LegacyStack(SkyRLStack):
         if request.reset_running_requests:
             raise NotOffered(Capability.RESET_RUNNING_REQUESTS)
         await self.client.reset_prefix_cache()
+
+    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+        """A client beside the first has no endpoint: that one's port is taken. teardown() would end the engines."""
+        self._leftovers.watch(asyncio.get_running_loop())
+        if request.life in ("made again", "collected"):
+            engine_cfg = copy.copy(self.cfg.generator.inference_engine)
+            engine_cfg.enable_http_endpoint = False
+            self._left_behind += [self.client] if request.life == "made again" else []
+            self.client = await asyncio.to_thread(self._make_client, self.client.engines, engine_cfg)
+        return ClientLifeResult(left=self._leftovers.take())
 
     async def pickle_client(self, _request: Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""

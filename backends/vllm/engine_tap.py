@@ -127,8 +127,13 @@ def _wrap_requests(processor: type, folder: Path) -> None:
             "prompt_token_ids": request.prompt_token_ids,
             "sampling_params": _sampling_params(request.sampling_params) if request.sampling_params else {},
         }
-        _log_of(self, folder).write("request", data)
-        return add(self, request, prompt, parent_req, *args, **kwargs)
+        log = _log_of(self, folder)
+        log.write("request", data)
+        try:
+            return add(self, request, prompt, parent_req, *args, **kwargs)
+        except BaseException:
+            log.write("abort", {"request_ids": [request.request_id]})  # the frontend does not keep what it cannot take
+            raise
 
     @functools.wraps(process)
     def process_outputs(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,8 @@ from harness.contract.faults import ROWS, Fact
 
 STOPS_S = 2.0
 """Time (seconds) in which an engine learns that the caller is gone, through every hop."""
+QUEUED = "queued"
+"""Label of a request that waits, in the client or at an engine, when its caller goes: it never runs."""
 LEFT = 50
 """Tokens that a request lacks at least when its caller goes: with fewer it may end by itself meanwhile."""
 
@@ -19,7 +21,11 @@ LEFT = 50
 def _judge(evidence: Evidence) -> Finding:
     rows = [row for row in assignment(evidence).rows if _gone(row)]
     caught = [(row, _alive(row, evidence.executions)) for row in rows]
-    early = [(row, alive) for row, alive in caught if any(_left(row, one) >= LEFT for one in alive)]
+    early = [
+        (row, alive)
+        for row, alive in caught
+        if any(_left(row, one) >= LEFT for one in alive) or (row.call.label == QUEUED and not _made(row, evidence))
+    ]
     if not early:
         return untestable("no engine worked on a request whose caller went away, or it was nearly at its end")
     wrong = [(reason, row.shown | shown) for row, alive in early for reason, shown in _wrong(row, alive)]
@@ -36,6 +42,11 @@ def _alive(row: Row, executions: Iterable[Execution]) -> list[Execution]:
     return [one for one in executions if one.prompt == row.prompt and (one.ended_ns is None or one.ended_ns > gone_ns)]
 
 
+def _made(row: Row, evidence: Evidence) -> int:
+    """Tokens that engines made for it before its caller went away."""
+    return sum(_until(row, one) for one in evidence.executions if one.prompt == row.prompt)
+
+
 def _until(row: Row, execution: Execution) -> int:
     """Tokens that the caller's going found there."""
     return sum(at_ns <= row.call.ended_ns for at_ns in execution.step_ns)
@@ -49,7 +60,9 @@ def _wrong(row: Row, alive: list[Execution]) -> Iterator[tuple[str, dict[str, An
     method, gone_ns = row.call.method, row.call.ended_ns
     for one in alive:
         shown = {"server": one.server, "tokens then": _until(row, one), "tokens in the end": len(one.tokens)}
-        if one.started_ns > gone_ns:
+        if row.call.label == QUEUED and one.step_ns and one.step_ns[-1] > gone_ns + STOPS_S * 1e9:
+            yield f"{method}() was computed although its caller had gone while it waited", shown
+        elif one.started_ns > gone_ns:
             yield f"{method}() was sent to an engine after its caller had gone", shown
         elif one.finish_reason == "length" and _left(row, one) >= LEFT:
             yield f"{method}() ran to its end without its caller", shown

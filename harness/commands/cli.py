@@ -173,6 +173,14 @@ def run(
     ] = None,
     profile: Profile = None,
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="How much of what scenarios enumerate is driven (fields, pairs, forms, hops, sequences): 0.2 is a fifth, 5 more "
+            "values and pairs (default 1).",
+        ),
+    ] = None,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
     twin: Annotated[
@@ -215,6 +223,9 @@ def run(
       parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
     A real model of 135 million parameters, on CPU:
       parity run --wave 1 --topology disaggregated --model smollm2
+    The scenarios that enumerate requests, a fifth of them for a first look, or five times as many over night:
+      parity run --start fork -k bulk --budget 0.2
+      parity run --start fork -k bulk --budget 5
     Stop at the first red, look around:
       parity run --wave 1 -- -x --pdb
     Write a scenario, and try it in seconds on a stack that stays up (`parity up --help`):
@@ -257,6 +268,7 @@ def run(
         "--run-dir": run_dir and run_dir.expanduser().absolute(),
         "--profile": profile,
         "--ledger": ledger and ledger.expanduser().absolute(),
+        "--budget": budget,
         "--repeat": repeat,
         "--base-port": base_port,
     }

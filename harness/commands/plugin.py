@@ -47,6 +47,8 @@ TESTS = "tests"
 MOST_WORKERS = 8
 """Each worker imports all tests before its first one: more workers would cost more than they save."""
 
+MOST_BUDGET = 100
+"""A larger budget would outlast every deadline."""
 
 BASELINE = pytest.StashKey[tuple[str, Path | None]]()
 """The baseline's name, and the earlier run that recorded it; None if this run drives it."""
@@ -141,6 +143,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="drive each scenario N times (default 1; baseline at least 2)",
     )
+    add(
+        "--budget", type=float, default=1.0, metavar="SHARE",
+        help="how much of what scenarios enumerate is driven (fields, pairs, forms, hops, sequences): 0.2 a fifth, 5 more values and "
+        "pairs (default 1). The report tells what was left out",
+    )  # fmt: skip
     add(
         "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
     )
@@ -354,6 +361,11 @@ class Parity:
             )
         if option("--engines") < 1 or option("--repeat") < 1:
             raise UsageError("--engines and --repeat count from 1")
+        if not 0 < option("--budget") <= MOST_BUDGET:
+            raise UsageError(
+                f"--budget {option('--budget'):g} is not above 0 and at most {MOST_BUDGET}",
+                next_step="1 is the usual extent; try 0.2 for a fifth of it",
+            )
         if option("--twin") and (option("--no-twin") or not option("--stack")):
             raise UsageError("--twin is for a stack that is judged alone", next_step="add --stack, or leave --twin out")
         options.check()
@@ -382,6 +394,7 @@ class Parity:
             dtype=option("--dtype"),
             cuda_graphs=option("--cuda-graphs"),
             batch_invariant=option("--batch-invariant"),
+            budget=option("--budget"),
             repeat=option("--repeat"),
             twin=False if option("--no-twin") else option("--twin") or None,
             base_port=option("--base-port"),

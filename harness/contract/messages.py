@@ -8,6 +8,8 @@ it into `CallFailed`. Everything but `generate` and the lifecycle is a `Capabili
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -34,6 +36,9 @@ DEFAULT_DTYPE: Mapping[str, Dtype] = {"cpu": "float32", "cuda": "bfloat16"}
 
 REQUEST_CAP = 128
 """Most requests per server that a client with `Capability.REQUEST_CAP` has in flight at once. The others wait in the client."""
+
+ENGINE_PLACES = 64
+"""Most requests that an engine runs at once (vLLM, max_num_seqs). The others wait at the engine."""
 
 START_DEADLINE_S: Mapping[str, float] = {"cpu": 390.0, "cuda": 1800.0}
 """Engine → seconds in which the parts of a stack must be up. On CUDA they load weights, compile and capture graphs."""
@@ -115,12 +120,27 @@ class OpenAIResponse(Message, frozen=True, kw_only=True):
 
 
 class HttpRequest(Message, frozen=True, kw_only=True):
-    """A request to the stack's OpenAI address, as a client sends it: `path` from "/v1" on, `body` as text."""
+    """A request to the stack's OpenAI address, as a client sends it: `path` with its query, `body` as text."""
 
     method: str = "POST"
     path: str
     headers: dict[str, str] = {}
     body: str = ""
+    encoding: Literal["utf-8", "utf-8-sig", "utf-16", "latin-1", "gzip", "deflate"] = "utf-8"
+    """How the body is sent: in a character encoding, or as compressed UTF-8. No header says so by itself."""
+    server: str = ""
+    """The server whose own address is asked, in place of the stack's."""
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        match self.encoding:
+            case "gzip":
+                return gzip.compress(self.body.encode(), mtime=0)
+            case "deflate":
+                return zlib.compress(self.body.encode())
+            case charset:
+                return self.body.encode(charset)
 
 
 class HttpResponse(Message, frozen=True, kw_only=True):
@@ -538,6 +558,23 @@ BROKEN_HOP_SAYS = "the hop is broken"
 """What an error of a broken hop says, in every kind of body that has a message."""
 
 
+class ClientLifeRequest(Message, frozen=True, kw_only=True):
+    """What happens to the stack's client. Calls in flight stay with the one that got them.
+
+    "made again": a new one takes its place; the earlier one is closed with the stack. "closed": it is closed by its own method, and
+    stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
+    its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
+    turns. "looked at": nothing happens."""
+
+    life: Literal["made again", "closed", "collected", "in another thread", "in two loops", "looked at"]
+
+
+class ClientLifeResult(Message, frozen=True, kw_only=True):
+    """What event loops said of objects that nobody closed, since the last such call ("Unclosed client session")."""
+
+    left: list[str] = []
+
+
 class BreakHopRequest(Message, frozen=True, kw_only=True):
     """From now on requests meet this fault. None: no longer."""
 
@@ -729,6 +766,7 @@ METHODS: dict[str, Method] = {
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),
+        Method("client_life", ClientLifeRequest, ClientLifeResult, Capability.CLIENT_LIVES),
         Method("request_schemas", Empty, RequestSchemasResult, plane=Plane.OUT_OF_BAND),
         # Removes every adapter from the engines, for the clean room of stacks with `LORA`.
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
@@ -785,6 +823,10 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "pause":
             found = {Capability(f"pause_{request.get('mode', 'keep')}")}
             found |= {Capability.PAUSE_CLEAR_CACHE} if request.get("clear_cache") else set()
+        case "client_life" if request["life"] == "closed":
+            found.add(Capability.CLIENT_CLOSES)
+        case "client_life" if request["life"].startswith("in "):
+            found.add(Capability.CLIENT_THREADS)
         case "wake_up" if request.get("tags") is not None:
             found.add(Capability.WAKE_UP_TAGS)
         case "sample":
@@ -798,6 +840,8 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "sync_weights":
             found |= _OF_LAYOUTS[request.get("layout", "single")]
             found |= {Capability.WEIGHT_LABELS} if request.get("weight_label") is not None else set()
+        case "http" if request.get("server"):
+            found = {Capability.SERVER_ADDRESSES}
         case "http":
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):

@@ -14,6 +14,8 @@ from harness.contract.messages import (
     BreakHopRequest,
     BreakHopResult,
     CensusResult,
+    ClientLifeRequest,
+    ClientLifeResult,
     DelayRequest,
     DetokenizeRequest,
     DetokenizeResult,
@@ -350,6 +352,11 @@ class Calls(ABC):
 
     async def pickle_client(self) -> None:
         await self._call("pickle_client", Empty(), Empty)
+
+    async def client_life(self, life: str) -> list[str]:
+        """Make the stack's client again, close it, drop it, or use it in other loops (`ClientLifeRequest`). Returns what is left."""
+        request = msgspec.convert({"life": life}, ClientLifeRequest)
+        return (await self._call("client_life", request, ClientLifeResult)).left
 
     # --- probing and breaking, out of band
 

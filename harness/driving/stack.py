@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -51,6 +53,7 @@ from harness.machine.logs import LatestStage
 from harness.machine.progress import Progress, Say
 from harness.records.recorder import Recorder
 from harness.records.recording import (
+    ENUMERATED,
     Call,
     CallError,
     Event,
@@ -81,6 +84,8 @@ so within one poll."""
 CANARY_S = 0.02
 """Seconds of the canary, a one-token answer, with a tiny model on two busy cores (SmolLM2: 0.12). Deadlines fit this speed."""
 SWAP_DEADLINE_S = 30.0
+SHARE_SEED = 1
+"""Chooses the cases of a budget below 1."""
 CANCEL_DEADLINE_S = 10.0
 """Seconds that tasks which a scenario left running may take to end after their cancellation."""
 
@@ -127,6 +132,8 @@ class Stack(Calls):
         """True if the stack's condition is known: it has started, and no scenario is under way or was cut short."""
         self.clean_room_s = CLEAN_ROOM_DEADLINE_S
         """Seconds that a clean room may take on a stack as fast as the tiny model."""
+        self.budget = 1.0
+        """How much of what scenarios enumerate they drive (`--budget`): 1 is the usual extent."""
         self.description: Description | None = None
 
     # --- lifecycle, for the plugin
@@ -451,6 +458,19 @@ class Stack(Calls):
     def mark(self, name: str, *, step: int, **numbers: float) -> None:
         """Record a moment of the scenario's own schedule, or figures of a step (`harness.records.recording.Mark`)."""
         self._record(Mark(name=name, step=step, at_ns=now_ns(), numbers=numbers))
+
+    def within_budget(self, cases: Iterable[T], *, first: bool = False) -> list[T]:
+        """The enumerated cases that the budget allows, in their order: all from 1 on, below that a share drawn evenly, the same each
+        time, or the `first` ones. Records how many there are, so that the report tells what was left out."""
+        every = list(cases)
+        fits = min(len(every), math.ceil(len(every) * self.budget))
+        chosen = range(fits) if first else sorted(random.Random(SHARE_SEED).sample(range(len(every)), fits))
+        self.mark(ENUMERATED, step=0, driven=fits, left_out=len(every) - fits)
+        return [every[index] for index in chosen]
+
+    def times(self, usual: int) -> int:
+        """So many of what a scenario can make without end, by the budget: at least one."""
+        return max(1, round(usual * self.budget))
 
     # --- waiting and provoking
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.checks import call_forms, request_fields
+from harness.checks import bad_rows, call_forms, http_fields, request_fields
 from harness.checks.base import Evidence
 from harness.judging.causes import Why
 from harness.judging.sides import Facet
@@ -15,12 +15,13 @@ from harness.records.recording import Call
 from harness.records.verdict import Concern, Effect, FieldEffect
 
 EFFECTS = "requests.effects"
-RIGHT = frozenset({Effect.TOOK_EFFECT, Effect.AS_USUAL, Effect.REFUSED})
+RIGHT = frozenset({Effect.TOOK_EFFECT, Effect.AS_USUAL, Effect.REFUSED, Effect.NO_ROUTE})
 
 
 def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
-    """A scenario asks for fields or for forms."""
-    return request_fields.effects(evidence) or call_forms.effects(evidence)
+    """A scenario asks for one kind of case."""
+    kinds = (request_fields.effects, call_forms.effects, http_fields.effects, bad_rows.effects)
+    return next((found for effects in kinds if (found := effects(evidence))), [])
 
 
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:

@@ -15,7 +15,7 @@ from harness.checks.instruments import blind
 from harness.contract.capability import Capability
 from harness.contract.errors import Blame
 from harness.judging.consequences import with_causes
-from harness.records.recording import CallError, ScenarioTrace
+from harness.records.recording import ENUMERATED, CallError, ScenarioTrace
 from harness.records.reference import Query, ReferenceBook, UnansweredQuery
 from harness.records.verdict import Cause, Conformance, Verdict
 from harness.suite.scenario import Scenario
@@ -187,6 +187,7 @@ def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Fi
         effects=finding.effects,
         visits=finding.visits,
         cause=finding.cause,
+        left_out=sum(int(mark.numbers["left_out"]) for mark in trace.own_marks if mark.name == ENUMERATED),
     )
 
 

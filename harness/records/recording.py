@@ -21,6 +21,8 @@ from harness.contract.messages import Start
 from harness.contract.topology import Topology
 from harness.contract.vocabulary import TINY, Vocabulary
 
+ENUMERATED = "enumerated"
+"""Name of the mark that tells how many of its cases a scenario drove ("driven"), and how many its budget left out ("left_out")."""
 FORMAT = 2
 """Version of this file format. A reader refuses any other."""
 
@@ -49,6 +51,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     cuda_graphs: bool = False
     batch_invariant: bool = False
     """Both as in `StartRequest`. Engines of older recordings were eager and not batch-invariant."""
+    budget: float = 1.0
+    """How much of what scenarios enumerate was driven (`--budget`)."""
     vocabulary: Vocabulary = TINY
     """Recordings older than this field are of tiny models."""
     hardware: dict[str, str]
@@ -159,7 +163,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="mark"):
     """A moment or a result that the scenario itself names: an event of its schedule, a figure of a training step.
 
-    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward.
+    `name` and `numbers`: "generation_ack" and "sync_finished" have none; "evaluation" has reward; `ENUMERATED`.
     """
 
     name: str

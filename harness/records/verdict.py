@@ -173,6 +173,8 @@ class Effect(StrEnum):
     """The engine got another value."""
     UNTOLD = "not told"
     """No answer came, and none to an earlier request either."""
+    NO_ROUTE = "not offered"
+    """The address has no such route."""
     BROKE = "broke"
     """A server error, an error without a name, or no answer in time."""
 
@@ -242,6 +244,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change] = []
     """Of the census: everything that a caller has to change."""
 
+    left_out: int = 0
+    """Cases that the scenario enumerates and the budget of the run left out."""
     effects: list[FieldEffect] = []
     """What became of each field of a request."""
     visits: list[Visit] = []

@@ -94,6 +94,7 @@ def comparable(header: Header, whose: str) -> Iterator[Fact]:
     model = {"sha256": header.model_sha256, "dtype": header.model.get("dtype"), "seed": header.seed}
     modes = {"CUDA graphs": header.cuda_graphs, "batch-invariant": header.batch_invariant}
     yield f"how the engines of {whose} compute", modes
+    yield "the budget", header.budget
     yield f"the model of {whose}" + (f" for {topology.model}" if topology.model else ""), model
 
 

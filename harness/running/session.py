@@ -103,6 +103,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     batch_invariant: bool = False
     """Both as in `StartRequest`, and on CUDA only."""
+    budget: float = 1.0
+    """How much of what scenarios enumerate is driven; 1 is the usual extent."""
     repeat: int = 1
     twin: bool | None = None
     """True if stacks that are not compared get a twin too; False if no stack does. None: only a baseline."""
@@ -504,6 +506,7 @@ class Session:
         stages = self._target(seat.target).runs_on.stages
         stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
         stack.clean_room_s = self.options.clean_room_s
+        stack.budget = self.options.budget
         try:
             with self.timed("start"):
                 if self._taken_over is None:
@@ -716,6 +719,7 @@ class Session:
             model={"name": model.path.name, "sha256": model.sha256, "dtype": self._dtype(model)},
             cuda_graphs=self.options.cuda_graphs,
             batch_invariant=self.options.batch_invariant,
+            budget=self.options.budget,
             hardware={},
             seed=SEED,
             servers=[],

@@ -56,7 +56,7 @@ async def every_form(stack: Stack, prompts: Prompts, *, send: Callable[[Stack, P
     """SkyRL API reference, InferenceEngineInterface: the arguments and their types."""
     await stack.form(AS_IT_IS)
     await send(stack, prompts)(AS_IT_IS)
-    for form in await stack.form(None):
+    for form in stack.within_budget(await stack.form(None)):
         await stack.form(form)
         await stack.attempt(send(stack, prompts)(form))
     await stack.form(None)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.cancellation import CANCELLATION
+from harness.checks.cancellation import CANCELLATION, QUEUED
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
-from harness.contract.messages import HttpRequest
+from harness.contract.messages import ENGINE_PLACES, REQUEST_CAP, HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
 from scenarios.requests import sessions, until_idle
@@ -25,30 +25,36 @@ NEIGHBOURS = 8
 HEADERS = {"content-type": "application/json"}
 AT = {"at_the_first_token": 1, "in_the_middle": 20}
 """Moment → tokens that the engines have made for each request, on average."""
-Send = Callable[[Stack, Prompts], Coroutine[Any, Any, Any]]
+Send = Callable[[Stack, Prompts, str | None], Coroutine[Any, Any, Any]]
 
 
-def by_generate(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
-    return stack.generate([prompts.one()], session_ids=[SESSION], **LONG)
+def by_generate(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
+    return stack.generate([prompts.one()], session_ids=[SESSION], label=label, **LONG)
 
 
-def by_sample(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+def by_sample(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
     """Several at random: not every stack's sample() ignores an end token, and one of them goes on."""
-    return stack.sample(prompts.one(), 6, session_id=SESSION, max_tokens=400, temperature=1.0)
+    return stack.sample(prompts.one(), 6, session_id=SESSION, max_tokens=400, temperature=1.0, label=label)
 
 
-def by_chat(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+def by_chat(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
     body = {"model": stack.model_name, "messages": prompts.conversations(1)[0], "session_id": SESSION}
-    return stack.chat_completion(body | LONG)
+    return stack.chat_completion(body | LONG, label=label)
 
 
-def by_completion(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
-    return stack.completion({"model": stack.model_name, "prompt": prompts.one(), "session_id": SESSION} | LONG)
+def by_completion(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
+    body = {"model": stack.model_name, "prompt": prompts.one(), "session_id": SESSION}
+    return stack.completion(body | LONG, label=label)
 
 
-def by_address(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+def by_address(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
     body = {"model": stack.model_name, "prompt": prompts.one()} | LONG
-    return stack.http(HttpRequest(path="/v1/completions", headers=HEADERS, body=json.dumps(body)))
+    return stack.http(HttpRequest(path="/v1/completions", headers=HEADERS, body=json.dumps(body)), label=label)
+
+
+def by_a_stream(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
+    body = {"model": stack.model_name, "prompt": prompts.one(), "stream": True} | LONG
+    return stack.http(HttpRequest(path="/v1/completions", headers=HEADERS, body=json.dumps(body)), label=label)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -57,6 +63,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "chat_completion": {"send": by_chat, "needs": {Capability.PAUSE_KEEP, Capability.CHAT_COMPLETION}},
     "completion": {"send": by_completion, "needs": {Capability.PAUSE_KEEP, Capability.COMPLETION}},
     "a_completion_at_the_address": {"send": by_address, "needs": {Capability.PAUSE_KEEP, Capability.HTTP_ENDPOINT}},
+    "a_stream_at_the_address": {
+        "send": by_a_stream,
+        "needs": {Capability.PAUSE_KEEP, Capability.HTTP_ENDPOINT, Capability.HTTP_STREAMING},
+    },
 }
 PROMISE = "a request whose caller goes away ends at its engine, is not sent again, and disturbs no other"
 
@@ -75,7 +85,7 @@ async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: i
     """vLLM documentation, with_cancellation: a client that disconnects ends its request; AsyncLLM.generate: cancelled, it aborts."""
     batch = stack.generate(prompts.unique(NEIGHBOURS), session_ids=sessions(NEIGHBOURS), label=OTHERS, **STAYS)
     neighbours = asyncio.create_task(batch)
-    caller = asyncio.create_task(send(stack, prompts))
+    caller = asyncio.create_task(send(stack, prompts, None))
     await stack.until_generating(requests=NEIGHBOURS + 1, tokens=NEIGHBOURS * tokens)
     if frozen:
         await stack.pause("keep")
@@ -85,4 +95,46 @@ async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: i
         await stack.resume()
     await stack.generate(prompts.unique(1), session_ids=[SESSION], label=OTHERS, max_tokens=8, temperature=0.0)
     await neighbours
+    await until_idle(stack)
+
+
+FULL = {"at_the_engine": ENGINE_PLACES, "in_the_client": REQUEST_CAP}
+"""Where a request waits → so many for each server fill that place."""
+
+
+@variants(
+    {
+        **{f"test_{way}_queued_at_the_engine": {**case, "full": FULL["at_the_engine"]} for way, case in WAYS.items()},
+        "test_generate_queued_in_the_client": {
+            "send": by_generate,
+            "needs": {Capability.PAUSE_KEEP, Capability.REQUEST_CAP, Capability.HEALTH},
+            "full": FULL["in_the_client"],
+        },
+    },
+    task=0,
+    promise="a request whose caller goes while it waits for its turn is never computed, and disturbs no other",
+    checks=[CANCELLATION, greedy(OTHERS)],
+    deadline_s=120,
+    bulk=True,
+)
+async def a_caller_goes_from_a_queue(stack: Stack, prompts: Prompts, *, send: Send, full: int) -> None:
+    """vLLM documentation, with_cancellation; SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "the rest queue locally and proceed as
+    slots free up". Requests of many sessions fill the place that is meant, and stand still; the caller comes last, and goes."""
+    at_engines = full == FULL["at_the_engine"]
+    count = full * len(stack.servers) * (3 if at_engines else 2) // 2  # sessions do not fill servers evenly
+    batch = stack.generate(prompts.unique(count), session_ids=sessions(count), label=OTHERS, **STAYS)
+    others = asyncio.create_task(batch)
+    held = count if at_engines else full * len(stack.servers)
+    await stack.until(lambda seen: seen.requests >= held and seen.tokens > 0, f"{held} requests at the engines")
+    await stack.pause("keep")
+    before = (await stack.in_flight()).requests
+    caller = asyncio.create_task(send(stack, prompts, QUEUED))
+    if at_engines:
+        await stack.until(lambda seen: seen.requests > before or caller.done(), "the caller's request")
+    else:
+        await stack.health()  # the client has got the caller's request by now
+    caller.cancel()
+    await asyncio.wait({caller})
+    await stack.resume()
+    await others
     await until_idle(stack)

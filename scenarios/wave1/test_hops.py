@@ -84,7 +84,7 @@ SERVER, ROUTER = {Capability.BROKEN_HOPS}, {Capability.BROKEN_HOPS, Capability.B
 )
 async def every_fault(stack: Stack, prompts: Prompts, *, hop: Literal["router", "server"], send: Ask) -> None:
     """SkyRL #904: requests are proxied to one server. RemoteInferenceClient._post: client errors will not succeed on retry."""
-    for fault in FAULTS:
+    for fault in stack.within_budget(FAULTS):
         await stack.break_hop(HopFault(hop=hop, **fault))
         await stack.attempt(send(stack, prompts.one(), BROKEN))
         await stack.break_hop(None)

@@ -12,6 +12,7 @@ from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.checks.starvation import HEAVY, LIGHT, NOT_STARVED
 from harness.checks.tokens import greedy
+from harness.checks.waiting import WHO_WAITS
 from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
@@ -65,6 +66,12 @@ async def by_http_completions(stack: Stack, prompts: Prompts, count: int) -> Non
         await at_once([unless_refused(client.completions.create(prompt=text, **asked)) for text in texts])
 
 
+async def by_a_batch_of_http_completions(stack: Stack, prompts: Prompts, count: int) -> None:
+    asked: Any = {"model": stack.model_name, "max_tokens": SHORT["max_tokens"], "temperature": 0.0, "extra_body": OURS}
+    async with openai_client(stack) as client:
+        await unless_refused(client.completions.create(prompt=prompts.unique(count), **asked))
+
+
 async def by_http_chats(stack: Stack, prompts: Prompts, count: int) -> None:
     asked: Any = {"model": stack.model_name, "max_tokens": SHORT["max_tokens"], "temperature": 0.0}
     asked["extra_body"] = {"ignore_eos": True}
@@ -73,7 +80,7 @@ async def by_http_chats(stack: Stack, prompts: Prompts, count: int) -> None:
         await at_once([unless_refused(client.chat.completions.create(messages=chat, **asked)) for chat in chats])
 
 
-RIGHT = [SESSIONLESS_SPREAD, ALL_COMPLETE]
+RIGHT = [SESSIONLESS_SPREAD, ALL_COMPLETE, WHO_WAITS]
 
 
 @variants(
@@ -98,6 +105,11 @@ RIGHT = [SESSIONLESS_SPREAD, ALL_COMPLETE]
         },
         "test_many_completions_by_http": {
             "send": by_http_completions,
+            "needs": {Capability.HTTP_ENDPOINT},
+            "checks": [*RIGHT, greedy(methods=("completion",))],
+        },
+        "test_a_large_batch_of_completions_by_http": {
+            "send": by_a_batch_of_http_completions,
             "needs": {Capability.HTTP_ENDPOINT},
             "checks": [*RIGHT, greedy(methods=("completion",))],
         },

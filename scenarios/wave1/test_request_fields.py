@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from fixtures.prompts import Prompts
-from fixtures.request_fields import Case, of_its_type, of_other_types
-from harness.checks.request_fields import AS_IT_IS, REQUEST_FIELDS
+from fixtures.request_fields import VALID, Case, in_pairs, of_its_type, of_other_types
+from harness.checks.matching import SHAPING
+from harness.checks.request_fields import AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import HttpRequest
@@ -21,6 +22,11 @@ from harness.suite.scenario import variants
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
 INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
 """Left out: what is continued, which other scenarios vary, and the search that runs many requests in place of one."""
+ALONE = SHAPING | {"logprobs", "top_logprobs", "prompt_logprobs"}
+"""Pairs with one of these fields are asked for one after the other: they make another prompt, by which a request is known at its
+engine, or they show numbers, whose last digits depend on what else its engine computes."""
+STREAMS = frozenset({"stream", "stream_options"})
+"""Left out of pairs that the Python client is asked for: it asks half a minute for each. The address streams."""
 ORDER = 1
 """Seed of the order, in which records come last: they break most. Values of one field do not follow each other: after some server
 errors in a row a router takes the server for dead."""
@@ -31,34 +37,38 @@ MOST_LATE = 6
 LAST_S = 90.0
 """Time for the last answers. A client may ask again for half a minute."""
 
-Values = Callable[[dict[str, Any], frozenset[str]], Iterator[Case]]
+AT_ONCE = 16
+"""Requests in flight when pairs are asked for: their values are mild, so that few break anything."""
+
+Values = Callable[[dict[str, Any], frozenset[str], int], Iterator[Case]]
 Ask = Callable[[dict[str, Any], str], Coroutine[Any, Any, Any]]
 """(parameters, label) → the call."""
-Send = Callable[[Stack, Prompts], Ask]
+Send = Callable[[Stack, Prompts, int], Ask]
+"""Several rows: a batch, where the call can have one."""
 
 
-def by_generate(stack: Stack, prompts: Prompts) -> Ask:
+def by_generate(stack: Stack, prompts: Prompts, rows: int) -> Ask:
+    batch = prompts.unique(rows)
+    return lambda params, label: stack.generate(batch, label=label, **params)
+
+
+def by_sample(stack: Stack, prompts: Prompts, rows: int) -> Ask:
     prompt = prompts.one()
-    return lambda params, label: stack.generate([prompt], label=label, **params)
+    return lambda params, label: stack.sample(prompt, rows, label=label, **params)
 
 
-def by_sample(stack: Stack, prompts: Prompts) -> Ask:
-    prompt = prompts.one()
-    return lambda params, label: stack.sample(prompt, 1, label=label, **params)
-
-
-def by_chat(stack: Stack, prompts: Prompts) -> Ask:
+def by_chat(stack: Stack, prompts: Prompts, _rows: int) -> Ask:
     asked = {"model": stack.model_name, "messages": prompts.conversations(1)[0]}
     return lambda params, label: stack.chat_completion(asked | params, label=label)
 
 
-def by_completion(stack: Stack, prompts: Prompts) -> Ask:
-    asked = {"model": stack.model_name, "prompt": prompts.one()}
+def by_completion(stack: Stack, prompts: Prompts, rows: int) -> Ask:
+    asked = {"model": stack.model_name, "prompt": prompts.one() if rows == 1 else prompts.unique(rows)}
     return lambda params, label: stack.completion(asked | params, label=label)
 
 
 def by_http(path: str) -> Send:
-    def by_address(stack: Stack, prompts: Prompts) -> Ask:
+    def by_address(stack: Stack, prompts: Prompts, _rows: int) -> Ask:
         asked: dict[str, Any] = {"model": stack.model_name}
         asked |= {"messages": prompts.conversations(1)[0]} if path.startswith("/v1/chat") else {"prompt": prompts.one()}
         headers = {"content-type": "application/json"}
@@ -108,16 +118,57 @@ async def every_field(stack: Stack, prompts: Prompts, *, send: Send, call: str, 
     """vLLM documentation, SamplingParams and OpenAI-Compatible Server: the fields, their types and ranges; SkyRL API reference,
     InferenceEngineInput.sampling_params."""
     schema = (await stack.request_schemas())[call]
-    await send(stack, prompts)(PARAMS, AS_IT_IS)
-    cases = list(values(schema, INPUT))
+    await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
+    cases = stack.within_budget(values(schema, INPUT, stack.times(VALID)))
     random.Random(ORDER).shuffle(cases)
-    cases.sort(key=lambda case: isinstance(case.value, dict))
+    cases.sort(key=lambda case: isinstance(case.values[case.field], dict))
+    await ask(stack, prompts, send, cases)
+
+
+@variants(
+    {
+        **{f"{name}_in_pairs": way for name, way in WAYS.items()},
+        **{
+            f"{name}_in_pairs": {**WAYS[name], "without": STREAMS}
+            for name in ("test_chat_completion", "test_completion")
+        },
+    },
+    task=0,
+    promise="two fields of a request take effect together as each does alone, in a batch too",
+    checks=[FIELD_PAIRS],
+    deadline_s=240,
+    bulk=True,
+    without=frozenset(),
+)
+async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, without: frozenset[str]) -> None:
+    """vLLM documentation, SamplingParams and OpenAI-Compatible Server; SkyRL API reference, InferenceEngineInput.sampling_params.
+
+    Each field alone, then two at a time: many requests at once, but for those of `ALONE`."""
+    schema = (await stack.request_schemas())[call]
+    await send(stack, prompts, 1)(PARAMS, AS_IT_IS)
+    singles, pairs = in_pairs(schema, INPUT | without, stack.times(1))
+    await ask(stack, prompts, send, singles)
+    if stack.alive:
+        pairs = stack.within_budget(pairs)
+        await ask(stack, prompts, send, [pair for pair in pairs if not ALONE & pair.values.keys()], at_once=AT_ONCE)
+        await ask(stack, prompts, send, [pair for pair in pairs if ALONE & pair.values.keys()])
+
+
+async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
+    """Each case, the next one when fewer than `at_once` are unanswered or `PATIENCE_S` are over. Of several at once every third is a
+    batch. With `MOST_LATE` of them unanswered for that long the stack is given up."""
     asked: list[asyncio.Task[Any]] = []
-    for case in cases:
-        params = {**PARAMS, case.field: case.value}
-        asked.append(asyncio.create_task(offered(stack, send(stack, prompts)(params, case.label))))
-        await asyncio.wait(asked[-1:], timeout=PATIENCE_S)
-        if sum(not task.done() for task in asked) > MOST_LATE:
+    waiting: set[asyncio.Task[Any]] = set()
+    if not cases:
+        return
+    for number, case in enumerate(cases):
+        rows = 2 if at_once > 1 and number % 3 == 0 else 1
+        call = send(stack, prompts, rows)({**PARAMS, **case.values}, case.label)
+        asked.append(asyncio.create_task(offered(stack, call)))
+        waiting.add(asked[-1])
+        if len(waiting) >= at_once:
+            _, waiting = await asyncio.wait(waiting, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        if len(waiting) > at_once - 1 + MOST_LATE:
             break
     done, late = await asyncio.wait(asked, timeout=LAST_S if len(asked) == len(cases) else 0)
     if late:

@@ -13,6 +13,7 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.requests import sessions
 
+OTHERS = "others"
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24, "ignore_eos": True}
 
 
@@ -125,3 +126,22 @@ async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts
     send equal requests without one to one server."""
     drawn: dict[str, Any] = {"temperature": 1.0, "max_tokens": 16, "ignore_eos": True}
     await stack.generate([prompts.one()] * 32, session_ids=sessions(32), **drawn)
+
+
+@scenario(
+    task=0,
+    promise="the tokens that one request allows bind no other request",
+    checks=[greedy(OTHERS)],
+)
+async def test_allowed_tokens_bind_no_other_request(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.allowed_token_ids: "only the given token ids are allowed", of this request. Requests that end
+    make place in the engine's batch: those with allowed tokens move there, and new requests get the places that they leave."""
+    ours: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+    for _ in range(3):
+        async with asyncio.TaskGroup() as callers:
+            first = callers.create_task(stack.generate(prompts.unique(16), label=OTHERS, max_tokens=24, **ours))
+            await stack.until_generating(requests=16)
+            allowed = {"allowed_token_ids": [stack.vocabulary.plain[0]], "max_tokens": 100, **ours}
+            callers.create_task(stack.generate(prompts.unique(8), **allowed))
+            await first
+            await stack.generate(prompts.unique(16), label=OTHERS, max_tokens=8, **ours)

@@ -34,4 +34,4 @@ def declared(one: Kept) -> dict[str, Any]:
 )
 async def in_this_order(stack: Stack, prompts: Prompts, *, one: Kept) -> None:
     """The rules of harness/contract/states.py, each with its source; SkyRL API reference, InferenceEngineInterface; SkyRL #899."""
-    await drive(stack, prompts, one.sequence)
+    await drive(stack, prompts, stack.within_budget(one.sequence, first=True))

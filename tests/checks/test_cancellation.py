@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.cancellation import CANCELLATION
+from harness.checks.cancellation import CANCELLATION, QUEUED
 from harness.contract.errors import CANCELLED
 from tests import traces
 from tests.checks.scene import Scene
@@ -53,3 +53,20 @@ def test_nothing_is_told_of_a_request_that_no_engine_ran_or_that_was_nearly_done
     unseen.seen.clear()
     assert unseen.judge(CANCELLATION).status == "untestable"
     assert left(180, gone_ms=170).judge(CANCELLATION).status == "untestable"
+
+
+@pytest.mark.parametrize(
+    ("made", "taken", "reason"),
+    [
+        (0, False, ""),
+        (0, True, ""),
+        (110, True, "generate() was computed although its caller had gone while it waited"),
+    ],
+)
+def test_a_request_whose_caller_goes_while_it_waits_is_never_computed(made, taken, reason):
+    scene = left(made, step_ms=30, gone_ms=1)
+    scene.change(scene.calls[-1], label=QUEUED)
+    if not taken:
+        scene.seen = [seen for seen in scene.seen if "first" not in str(seen.data)]
+    found = scene.judge(CANCELLATION)
+    assert (found.status, found.reason) == (("fail", reason) if reason else ("pass", ""))

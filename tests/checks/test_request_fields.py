@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.request_fields import AS_IT_IS, REQUEST_FIELDS
+from harness.checks.request_fields import AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
 from harness.records.verdict import Effect
 from tests import traces
 from tests.checks.scene import STEP, Scene
@@ -76,3 +76,45 @@ def test_nothing_is_told_if_no_engine_was_seen_to_run_the_plain_request():
     blind = asked()
     blind.seen = [seen for seen in blind.seen if seen.data.get("prompt_token_ids") != [10, 11, 12]]
     assert blind.judge(REQUEST_FIELDS).status == "untestable"
+
+
+ALONE = (("top_k: five", {"top_k": 5}, {"top_k": 5}), ("min_p: a half", {"min_p": 0.5}, {"min_p": 0.5}))
+TOGETHER = {"top_k": 5, "min_p": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("became", "effect", "reason"),
+    [
+        (TOGETHER, Effect.TOOK_EFFECT, ""),
+        (error("ValueError", "min_p needs another top_k"), Effect.REFUSED, ""),
+        (
+            error("ValueError", "bad"),
+            Effect.REFUSED_NAMELESS,
+            "generate() refuses top_k and min_p without naming either, though it takes each alone: ValueError: bad",
+        ),
+        (
+            error("ServerError", "min_p", status=500),
+            Effect.BROKE,
+            "generate() breaks at top_k and min_p, though it takes each alone: ServerError 500: min_p",
+        ),
+        ({"top_k": 5}, Effect.DROPPED, "generate() drops one of top_k and min_p"),
+        ({"top_k": 5, "min_p": 0.25}, Effect.CHANGED, "generate() changes one of top_k and min_p"),
+    ],
+)
+def test_two_fields_that_work_alone_work_together(became, effect, reason):
+    found = asked(*ALONE, ("top_k + min_p: five + a half", TOGETHER, became)).judge(FIELD_PAIRS)
+    assert found.effects[-1].effect == effect
+    assert found.reason.startswith(reason)
+    assert (found.status == "fail") == bool(reason)
+
+
+@pytest.mark.parametrize("alone", [error("ServerError", "min_p", status=500), {}])
+def test_what_is_wrong_with_a_field_alone_is_not_the_pairs(alone):
+    cases = (ALONE[0], ("min_p: a half", {"min_p": 0.5}, alone), ("top_k + min_p: five + a half", TOGETHER, alone))
+    assert asked(*cases).judge(FIELD_PAIRS).status == "pass"
+
+
+def test_a_pair_without_its_fields_alone_is_not_blamed():
+    lone = asked(("top_k + min_p: five + a half", TOGETHER, error("ValueError", "bad")))
+    assert lone.judge(FIELD_PAIRS).status == "pass"
+    assert asked(*ALONE).judge(FIELD_PAIRS).status == "untestable"

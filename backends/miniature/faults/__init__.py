@@ -15,8 +15,10 @@ from backends.miniature.faults import (
     forms,
     gym,
     hops,
+    http_fields,
     interface,
     labels,
+    lives,
     logprobs,
     memory,
     pausing,
@@ -28,6 +30,7 @@ from backends.miniature.faults import (
     text,
     training,
     transfer,
+    waiting,
     weights,
 )
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
@@ -44,8 +47,10 @@ __all__ = [
     "forms",
     "gym",
     "hops",
+    "http_fields",
     "interface",
     "labels",
+    "lives",
     "logprobs",
     "memory",
     "parts",
@@ -58,5 +63,6 @@ __all__ = [
     "text",
     "training",
     "transfer",
+    "waiting",
     "weights",
 ]

@@ -6,8 +6,14 @@ import asyncio
 from typing import Any
 
 from backends.miniature import parameters
-from backends.miniature.engine import BadRequest, Engine
+from backends.miniature.client import Client
+from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import seeded
+from harness.contract.faults import Fact
+from harness.contract.messages import GenerateRequest, Generation, SessionId
+
+PLAIN_AND_ONE = 4
+"""Most parameters of a request that has one field beside the plain ones."""
 
 
 class Broken(RuntimeError):
@@ -63,3 +69,54 @@ class Hangs(Engine):
             self.fired += 1
             await asyncio.Event().wait()
         return await super().generate(prompt, params, **more)
+
+
+@seeded("fields_together", "break", caught_by=["field_pairs"])
+class BreakTogether(Engine):
+    """The engine takes top_k and min_p alone, and breaks at a request that has both."""
+
+    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
+        super().refuse_wrong(prompt, params, adapter)
+        if {"top_k", "min_p"} <= params.keys():
+            self.fired += 1
+            raise Broken("top_k, min_p: 'NoneType' object has no attribute 'apply'")
+
+
+@seeded("fields_together", "one_is_lost", caught_by=["field_pairs", "echo"])
+class LostBeside(Client):
+    """The client leaves out top_k of a request that also has stop."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if "stop" in params and params.get("top_k"):
+            self.fired += 1
+            params = {name: value for name, value in params.items() if name != "top_k"}
+        return await super().row(session, prompt, params, **more)
+
+
+@seeded("fields_together", "in_a_batch", caught_by=["field_pairs", "echo"], corrupts=Fact.CHANCE)
+class LostInABatch(Client):
+    """The client leaves out min_p, beside another field, in every row of a batch but the first."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.prompts = request.prompt_token_ids or []
+        return await super().generate(request)
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if prompt in self.prompts[1:] and params.get("min_p") and len(params) > PLAIN_AND_ONE:
+            self.fired += 1
+            params = {name: value for name, value in params.items() if name != "min_p"}
+        return await super().row(session, prompt, params, **more)
+
+
+@seeded("allowed_tokens_bind_others", caught_by=["tokens.greedy"], corrupts=Fact.CHANCE)
+class BindsOthers(Engine):
+    """A request that runs beside another one's allowed tokens makes only these."""
+
+    def choose(self, request: Request) -> int:
+        bound = [
+            tokens for one in self.running if (tokens := one.params.get("allowed_token_ids")) and one is not request
+        ]
+        if bound and not request.params.get("allowed_token_ids"):
+            self.fired += 1
+            return int(bound[0][0])
+        return super().choose(request)

@@ -1,0 +1,30 @@
+"""Clients that end badly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.miniature.client import Client
+from backends.miniature.engine import Output
+from backends.miniature.faults.registry import seeded
+from harness.contract.messages import SessionId
+
+
+@seeded("client_lives", "leaves_a_session", caught_by=["client_lives"])
+class LeavesASession(Client):
+    """A client that nobody uses any more leaves its session open."""
+
+    def left(self) -> list[str]:
+        self.fired += 1
+        return ["Unclosed client session"]
+
+
+@seeded("client_lives", "closed_without_a_name", caught_by=["client_lives"])
+class ClosedWithoutAName(Client):
+    """A closed client fails with an error that says nothing."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if self.closed:
+            self.fired += 1
+            raise RuntimeError
+        return await super().row(session, prompt, params, **more)

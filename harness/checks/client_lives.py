@@ -1,0 +1,51 @@
+"""Clients that are made again, closed, dropped, or used in several loops: every call ends well or by name, and nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
+from harness.checks.errors import breaks, error_of
+from harness.checks.matching import WITH_ROWS
+from harness.contract.faults import ROWS, Fact
+from harness.records.recording import saying
+
+CLOSED = "closed"
+"""Label of calls that are in flight while their client is closed, or that come after it: they may fail, by name."""
+
+
+def _judge(evidence: Evidence) -> Finding:
+    changes = [call for call in evidence.calls("client_life") if call.error is None]
+    calls = [call for call in evidence.calls() if call.method in WITH_ROWS]
+    if not changes or not calls:
+        return untestable("no client began or ended, or nothing was asked of any")
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in calls:
+        kind, message, status = error_of(call)
+        if kind is None:
+            continue
+        said, closed = saying(kind, message, status), call.label == CLOSED
+        if closed and breaks(kind, message, status):
+            wrong.append(
+                (f"{call.method}() of a closed client fails without a name, or not in time: {said}", {"call": call.id})
+            )
+        elif not closed:
+            wrong.append((f"{call.method}() fails beside other clients, or after one: {said}", {"call": call.id}))
+    for change in changes:
+        wrong += [
+            (f"clients leave behind: {said}", {"call": change.id}) for said in (change.result or {}).get("left", ())
+        ]
+    return concluded(len(calls) + len(changes), wrong)
+
+
+CLIENT_LIVES = Check(
+    name="client_lives",
+    fault="a call fails or never ends since another client began or ended, or a client that is gone leaves something open",
+    next_step="look at what the client opens lazily, and for which loop: whoever drops or replaces it has to close it",
+    reads=Fact.ERRORS,
+    falsifies=Fact.ERRORS | ROWS,
+    errors_of=EVERY,
+    source='SkyRL #904: "Serializable"; SkyRL, RemoteInferenceClient.teardown: "Close HTTP session"; asyncio documentation, '
+    "loop.call_exception_handler",
+    judge=_judge,
+)

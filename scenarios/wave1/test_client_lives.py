@@ -1,0 +1,127 @@
+"""The lives of clients: made again, closed, dropped with requests in flight, in several loops and threads."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.checks.routing import STICKY
+from harness.checks.tokens import greedy
+from harness.contract.capability import Capability
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
+from scenarios.requests import ANSWER, long, sessions, until_idle
+
+ROWS = 8
+AGAIN = "again"
+"""Label of the answers of a client that is not closed."""
+SESSIONS = sessions(ROWS)
+CHECKS: list[Any] = [CLIENT_LIVES, greedy()]
+
+
+async def in_flight(stack: Stack, prompts: Prompts, tasks: asyncio.TaskGroup, label: str | None = None) -> None:
+    """A batch of long answers, begun."""
+    asked = stack.generate(prompts.unique(ROWS), session_ids=SESSIONS, label=label, **long(stack))
+    tasks.create_task(stack.attempt(asked))
+    await stack.until_generating(requests=ROWS, tokens=ROWS)
+
+
+async def answers(stack: Stack, prompts: Prompts, label: str | None = None) -> None:
+    await stack.attempt(stack.generate(prompts.unique(ROWS), session_ids=SESSIONS, label=label, **ANSWER))
+
+
+@scenario(
+    task=0,
+    promise="several clients of one stack work side by side, on the same sessions, and none leaves anything",
+    needs={Capability.CLIENT_LIVES},
+    checks=[*CHECKS, STICKY],
+)
+async def test_several_clients(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, "Serializable: Can be pickled and passed between Ray actors/processes": each process has a client of its own. Four,
+    each made while the others have requests in flight."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            await in_flight(stack, prompts, tasks)
+            await stack.client_life("made again")
+            await answers(stack, prompts)
+    await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="a closed client's requests end once, with an answer or a named error, and a new client works",
+    needs={Capability.CLIENT_LIVES, Capability.CLIENT_CLOSES},
+    checks=[CLIENT_LIVES, greedy(AGAIN)],
+)
+async def test_closed_and_made_again(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, RemoteInferenceClient.teardown: "Close HTTP session". Closed with requests in flight, asked after that,
+    closed twice, and made again."""
+    await answers(stack, prompts, label=AGAIN)
+    async with asyncio.TaskGroup() as tasks:
+        await in_flight(stack, prompts, tasks, label=CLOSED)
+        await stack.client_life("closed")
+    await answers(stack, prompts, label=CLOSED)
+    await stack.client_life("closed")
+    await stack.client_life("closed")
+    await stack.client_life("made again")
+    await answers(stack, prompts, label=AGAIN)
+    await until_idle(stack)
+    await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="a client that its owner drops while its requests are in flight loses none, and leaves nothing open",
+    needs={Capability.CLIENT_LIVES},
+    checks=CHECKS,
+)
+async def test_collected_in_flight(stack: Stack, prompts: Prompts) -> None:
+    """Python documentation, weakref and gc: an object without references is gone at any moment; asyncio documentation: what is not
+    closed is told to the loop's exception handler."""
+    async with asyncio.TaskGroup() as tasks:
+        await in_flight(stack, prompts, tasks)
+        await stack.client_life("collected")
+        await answers(stack, prompts)
+    await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="clients in other threads, each in its own event loop, work beside each other",
+    needs={Capability.CLIENT_LIVES, Capability.CLIENT_THREADS},
+    checks=[*CHECKS, STICKY],
+)
+async def test_in_other_threads(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient._get_session: "aiohttp.ClientSession is tied to the event loop". Three, each made while the others
+    have requests in flight."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            await in_flight(stack, prompts, tasks)
+            await stack.client_life("in another thread")
+            await answers(stack, prompts)
+    await stack.client_life("made again")
+    await answers(stack, prompts)
+    await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="one client works in two event loops by turns, and leaves nothing in either",
+    needs={Capability.CLIENT_LIVES, Capability.CLIENT_THREADS},
+    checks=CHECKS,
+)
+async def test_one_client_in_two_loops(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient._get_session: "we also create a new session object if the event loop has changed". The trainer's
+    loop and a thread's ask by turns, also while the other's requests are in flight."""
+    await stack.client_life("in two loops")
+    for _ in range(2):
+        await answers(stack, prompts)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            await in_flight(stack, prompts, tasks)
+            await answers(stack, prompts)
+    await stack.client_life("made again")
+    await answers(stack, prompts)
+    await stack.client_life("looked at")

@@ -1,0 +1,56 @@
+"""Lives of clients: named errors after a close, no failure beside others, nothing left."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.contract.messages import ClientLifeRequest, ClientLifeResult
+from tests import traces
+from tests.checks.scene import Scene
+from tests.traces import error
+
+
+def scene(label=None, failed=None, left=()) -> Scene:
+    made = Scene()
+    made.generate([[10, 11, 12]], label=label)
+    if failed is not None:
+        made.change(made.calls[-1], result=None, error=failed)
+    times = {"started_ns": made.pass_time(), "ended_ns": made.pass_time()}
+    request = ClientLifeRequest(life="looked at")
+    made.calls.append(traces.call("client_life", request, ClientLifeResult(left=list(left)), **times))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("label", "failed", "reason"),
+    [
+        (None, None, ""),
+        (CLOSED, None, ""),
+        (CLOSED, error("ClientClosed", "the client is closed"), ""),
+        (
+            CLOSED,
+            error("RuntimeError", ""),
+            "generate() of a closed client fails without a name, or not in time: RuntimeError",
+        ),
+        (
+            None,
+            error("ClientClosed", "the client is closed"),
+            "generate() fails beside other clients, or after one: ClientClosed: the client is closed",
+        ),
+    ],
+)
+def test_calls_of_closed_clients_fail_by_name_and_others_not_at_all(label, failed, reason):
+    found = scene(label, failed).judge(CLIENT_LIVES)
+    assert (found.status, found.reason) == ("fail" if reason else "pass", reason)
+
+
+def test_what_a_client_leaves_is_told():
+    found = scene(left=["Unclosed client session"]).judge(CLIENT_LIVES)
+    assert found.reason == "clients leave behind: Unclosed client session"
+
+
+def test_nothing_is_told_without_a_life():
+    lone = Scene()
+    lone.generate([[10, 11, 12]])
+    assert lone.judge(CLIENT_LIVES).status == "untestable"
