@@ -166,13 +166,21 @@ def _spans(evidence: Evidence, execution: Execution) -> list[Span]:
     return spans
 
 
-def _begun_on(evidence: Evidence, execution: Execution, span: Span) -> tuple[list[Cache], list[Cache]]:
+def _salted_since(evidence: Evidence, row: Row | None) -> int:
+    """When the salt of the row's call was first used; 0 without one. No block of before is shared (vLLM, cache_salt)."""
+    salt = None if row is None else row.call.request.get("cache_salt")
+    if salt is None:
+        return 0
+    return min(c.started_ns for c in evidence.calls("generate") if c.request.get("cache_salt") == salt)
+
+
+def _begun_on(evidence: Evidence, execution: Execution, row: Row | None, span: Span) -> tuple[list[Cache], list[Cache]]:
     """What the prefix cache may have held of the prompt: (allowed, older than it may be)."""
     writes = writes_of(evidence)
     told = cached_tokens(evidence).get((execution.server, execution.request_id))
     number = (len(execution.prompt) - 1) // BLOCK * BLOCK if told is None else told
     cleared = [call.started_ns for call in _cleared(evidence) if call.ended_ns <= execution.started_ns]
-    oldest, _ = writes.window(max(cleared, default=0), execution.started_ns)
+    oldest, _ = writes.window(max([_salted_since(evidence, row), *cleared]), execution.started_ns)
     by = [((number, write.version),) for write in writes.all[: span.last + 1] if number]
     now = writes.all[span.last].version
     allowed = [cache for cache in by[oldest:] if cache[0][1] != now]
@@ -189,7 +197,7 @@ def _follow(evidence: Evidence, execution: Execution, row: Row | None, adapter: 
     whole = row is not None and row.tokens == execution.tokens
     routed = evidence.followed(row.routed) if row is not None and whole else []
     spans = _spans(evidence, execution)
-    begun, older = _begun_on(evidence, execution, spans[0])
+    begun, older = _begun_on(evidence, execution, row, spans[0])
     paths, dropped = [Path(spans[0].first, cache) for cache in begun], 0
     for span in spans:
         if span.dropped is None or not 0 < len(paths) <= MOST_PATHS:

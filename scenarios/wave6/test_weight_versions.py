@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.failed_sync import FAILED_SYNC
+from harness.checks.history import answered, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.staleness import FORCED_EFFECT, FRESH_CACHE
+from harness.checks.staleness import FORCED_EFFECT
 from harness.checks.tokens import greedy
 from harness.checks.weight_labels import SYNCS_COUNTED, WEIGHT_LABELS
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
@@ -105,7 +106,7 @@ async def test_a_failed_sync_moves_no_label(stack: Stack, prompts: Prompts) -> N
     task=14,
     promise="under a salt of its own for each policy version no answer reads keys and values of earlier weights, without a reset",
     needs={Capability.WEIGHT_SYNC, Capability.CACHE_SALT},
-    checks=[FRESH_CACHE, FORCED_EFFECT, greedy(), ALL_COMPLETE],
+    checks=[explained(cached, answered), FORCED_EFFECT, greedy(), ALL_COMPLETE],
 )
 async def test_a_salt_for_each_policy_version(stack: Stack, prompts: Prompts) -> None:
     """SkyRL 0.3.0, GeneratorConfig.use_cache_salt: "cache blocks are only shared across trajectories that started with the same

@@ -11,7 +11,7 @@ from harness.contract.faults import Fact
 from harness.contract.messages import Layout
 
 
-@seeded("salt_ignored", "every_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("salt_ignored", "every_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class SaltIgnored(Engine):
     """Requests with different salts share a prefix cache."""
 
@@ -20,7 +20,7 @@ class SaltIgnored(Engine):
         return self.cache_key(request.adapter, tokens)
 
 
-@seeded("salt_ignored", "one_server", caught_by=["fresh_prefix_cache"], corrupts=Fact.POLICY)
+@seeded("salt_ignored", "one_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
 class SaltIgnoredByOne(SaltIgnored):
     """One server shares its prefix cache between requests with different salts."""
 
