@@ -570,5 +570,10 @@ def generation(output: Any) -> Generation:
         responses=list(output["responses"]),
         stop_reasons=list(output["stop_reasons"]),
         response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
-        routed_experts=None if experts is None else [None if row is None else list(row) for row in experts],
+        routed_experts=None if experts is None else [_listed(row) for row in experts],
     )
+
+
+def _listed(row: Any) -> list[Any] | None:
+    """A row of routed experts, which 0.4.0 gives as an array. The recorded form of the result tells the difference."""
+    return row if row is None else row.tolist() if hasattr(row, "tolist") else list(row)
