@@ -25,6 +25,7 @@ from tests import recordings, synthetic
 COMMANDS = (
     "run",
     "matrix",
+    "bench",
     "bisect",
     "pr",
     "prove",

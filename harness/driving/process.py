@@ -25,7 +25,7 @@ from harness.contract.runtime import Runtime
 from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import GRACE_S, Farewell, Job
 from harness.machine.interpreters import KEPT_BYTECODE
-from harness.machine.processes import marked
+from harness.machine.processes import Usage, marked, usage_below
 from harness.records.recording import Raw
 
 SOCKET_DEADLINE_S = 60.0
@@ -94,6 +94,9 @@ class HostHandle(Protocol):
 
     async def call(self, method: str, request: Message, deadline_s: float, raw: list[Raw] | None = None) -> Any:
         """The typed result of one call of the contract. What the stack's client returned is added to `raw`. Raises a `StackError`."""
+
+    def usage(self) -> Usage | None:
+        """Memory and processor time of everything below it; None if it has no process of its own."""
 
     async def end(self) -> None:
         """Kill it now, with everything below it."""
@@ -294,6 +297,9 @@ class HostProcess:
             else Farewell(exit_code=self._supervisor.returncode, killed=[], shared_memory=[])
         )
         return self._farewell
+
+    def usage(self) -> Usage | None:
+        return None if self._supervisor is None or self.ended else usage_below(self._supervisor.pid)
 
     async def end(self) -> None:
         await asyncio.to_thread(self.kill)

@@ -12,11 +12,11 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -40,7 +40,7 @@ from harness.contract.messages import (
     SwapResult,
 )
 from harness.contract.topology import Architecture, Topology
-from harness.contract.vocabulary import Vocabulary
+from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
 from harness.driving.process import HostProcess
@@ -62,6 +62,8 @@ from harness.records.verdict import NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import contract, whole_waves
 from harness.running.earlier import Baseline
 from harness.suite.scenario import Scenario
+
+T = TypeVar("T")
 
 MAX_STARTS = 4
 """Most starts of a stack that keeps dying. Its remaining scenarios then count as failed."""
@@ -181,9 +183,10 @@ class Session:
         progress: Progress,
         known: dict[str, dict[str, msgspec.Raw]] | None = None,
         selected: Mapping[Topology, Sequence[str]] | None = None,
+        simulated: Callable[[], SimulatedLoop] = SimulatedLoop,
     ) -> None:
         """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own. `selected`: topology →
-        the scenarios to drive there. A gap in a fully selected wave is red.
+        the scenarios to drive there. A gap in a fully selected wave is red. `simulated` makes the loop of inline stacks.
 
         Raises UsageError or `RecordingError` for an earlier baseline that does not fit, before anything is started or written.
         """
@@ -200,7 +203,7 @@ class Session:
         self._progress = progress
         self._targets: dict[str, Target] = {name: self._resolved(name) for name in options.driven}
         self._inline = all(target.inline for target in self._targets.values())
-        self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
+        self._runner = asyncio.Runner(loop_factory=simulated if self._inline else None)
         self._pythons: dict[str, Path] = {}
         self._models: dict[Architecture | None, Model] = {}
         self._seat: Seat | None = None
@@ -464,6 +467,14 @@ class Session:
                 message = f"untestable here: needs {devices.needed(seat.topology)} GPUs, there are {gpus}"
                 return CallError(kind="TooFewGPUs", message=message, blame=Blame.ENVIRONMENT)
             assigned = devices.assign(seat.topology, gpus)
+        try:
+            self._stack = self.launch(seat, assigned)
+        except StackError as e:
+            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
+        return None
+
+    def launch(self, seat: Seat, assigned: devices.Devices | None = None) -> Stack:
+        """Start a stack in this seat, on these GPUs. The caller closes it. Raises StackError if it does not start."""
         number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
@@ -489,21 +500,22 @@ class Session:
             policies=str(self.folder.policies),
         )
         stages = self._target(seat.target).runs_on.stages
-        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
+        vocabulary = self._vocabularies.get(self._model(seat.topology).sha256, TINY)
+        stack = Stack(host, request, vocabulary, stages)
         stack.clean_room_s = self.options.clean_room_s
         try:
             with self.timed("start"):
                 self._runner.run(stack.start(self._progress if not self._inline else silent))
                 if self._fault is not None:
                     self._runner.run(stack.inject(self._fault.id))
-        except StackError as e:
-            self._runner.run(stack.close())
-            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
         except BaseException:
             self._runner.run(stack.close())
             raise
-        self._stack = stack
-        return None
+        return stack
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a caller's coroutine on the loop of the session's stacks."""
+        return self._runner.run(coroutine)
 
     def _host(self, name: str, logs: Path) -> HostProcess | InlineHost:
         """A host for a target's adapter, not launched yet."""
