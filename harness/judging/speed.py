@@ -32,7 +32,7 @@ FARTHEST = 12.0
 """Log ratio beyond every real one."""
 STEPS = 30
 """Halvings of that range: more digits than are shown."""
-MOST_MORE = 2048
+MOST_MORE = 512
 """Pairs that are foretold at most."""
 
 Logs = NDArray[np.float64]

@@ -45,7 +45,7 @@ def slowed(name: str, *, slower: Iterable[str]) -> Any:
     return register
 
 
-IN_FLIGHT = ("in_flight.1", "in_flight.8", "in_flight.64", "in_flight.160")
+IN_FLIGHT = ("in_flight.1", "in_flight.8", "in_flight.64")
 AT_REST = ("first_token", "rest", "rest_p99")
 
 
@@ -70,7 +70,7 @@ class AtRest(Engine):
         return await super().generate(prompt, params, **more)
 
 
-@slowed("slow/queue", slower=["in_flight.64", "in_flight.160"])
+@slowed("slow/queue", slower=["in_flight.64"])
 class Queue(Router):
     """A queue before each server lets 12 requests through at once; the server could take 64."""
 
@@ -83,7 +83,7 @@ class Queue(Router):
             return await super().forward(engine, prompt, params, **more)
 
 
-@slowed("slow/lock", slower=["in_flight.64", "in_flight.160"])
+@slowed("slow/lock", slower=["in_flight.64"])
 class Lock(Router):
     """A lock lets one request at a time take the hop to its server."""
 
