@@ -21,12 +21,13 @@ from reports.text import many, one_line, seconds
 FORMAT: Literal[1] = 1
 """Version of bench.json."""
 SCHEMA = Path(__file__).with_name("bench.schema.json")
-WIDTH = 120
+WIDTH = 132
+"""Columns: also where the output goes into a file."""
 STYLE = {Pace.SLOWER: "bold red", Pace.FASTER: "green", Pace.SAME: "green", Pace.INCONCLUSIVE: "yellow"}
 SIGN = {Pace.SLOWER: "✕", Pace.FASTER: "✓", Pace.SAME: "✓", Pace.INCONCLUSIVE: "?"}
 """One sign per verdict, so that colour is never needed."""
 HOPS = {"there": "way to the engine", "engine": "engine", "back": "way back"}
-FARTHEST = 8.0
+FARTHEST = 4.0
 """Ratio at the ends of the page's scale."""
 
 
@@ -144,7 +145,8 @@ def notes(bench: Bench) -> list[str]:
     ]
     if (cores := idle(bench)) is not None:
         found.append(f"The stack that waited kept {cores:.2f} cores busy (median).")
-    found += [f"No row for {name}: {why}." for name, why in bench.left_out.items()]
+    for why in dict.fromkeys(bench.left_out.values()):
+        found.append(f"No row for {', '.join(name for name, said in bench.left_out.items() if said == why)}: {why}.")
     if bench.fault is not None:
         found.append(f"The candidate was made slow on purpose: {bench.fault}.")
     if bench.outcome != "completed":
@@ -158,7 +160,8 @@ def notes(bench: Bench) -> list[str]:
 def show(bench: Bench, console: Console | None = None, *, page: Path | None = None) -> None:
     """Print the table. `page` is the path that it names before the last line."""
     out = console or Console(highlight=False)
-    out.print(Group(*_parts(bench, page)), width=min(out.width, WIDTH), highlight=False)
+    width = min(out.width, WIDTH) if out.is_terminal else WIDTH
+    out.print(Group(*_parts(bench, page)), width=width, highlight=False)
     style = "bold red" if bench.exit_status in (1, 2) else "bold green" if bench.exit_status == 0 else "bold yellow"
     out.print(
         Text(f"{one_line(bench.candidate)} against {one_line(bench.baseline)}: {answer(bench)}", style), soft_wrap=True
@@ -168,7 +171,7 @@ def show(bench: Bench, console: Console | None = None, *, page: Path | None = No
 def _parts(bench: Bench, page: Path | None) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     for column in ("", bench.baseline, bench.candidate, "times", "between", "noise", "verdict"):
-        table.add_column(one_line(column), overflow="fold")
+        table.add_column(one_line(column), overflow="fold", no_wrap=column in ("times", "between", "noise", "verdict"))
     for row in bench.rows:
         table.add_row(
             row.metric.what,

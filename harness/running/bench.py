@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +88,20 @@ def usual_loads(topology: Topology) -> tuple[int, ...]:
 def metrics(loads: tuple[int, ...], tokens: int) -> list[Metric]:
     """All rows, in the order of the report."""
     return [
-        Metric(name="first_token", what="first token at rest, median"),
-        Metric(name="next_token", what="each further token at rest"),
-        Metric(name="rest", what=f"answer of {tokens} tokens at rest, median"),
-        Metric(name="rest_p99", what=f"answer of {tokens} tokens at rest, p99"),
-        *(Metric(name=f"in_flight.{n}", what=f"{n} in flight, time per request", per=tokens) for n in loads),
+        Metric(name="first_token", what="first token at rest"),
+        Metric(name="next_token", what="each further token"),
+        Metric(name="rest", what=f"{tokens} tokens at rest"),
+        Metric(name="rest_p99", what=f"{tokens} tokens at rest, p99"),
+        *(Metric(name=f"in_flight.{n}", what=f"{n} in flight", per=tokens) for n in loads),
         Metric(name="sync", what="weight sync"),
         Metric(name="pause", what="pause(keep)"),
         Metric(name="resume", what="resume"),
         Metric(name="sleep", what="sleep(1)"),
         Metric(name="wake_up", what="wake_up"),
         Metric(name="reset_prefix_cache", what="reset_prefix_cache"),
-        Metric(name="is_paused", what="is_paused, a question to every server"),
+        Metric(name="is_paused", what="is_paused"),
         Metric(name="health", what="health"),
-        Metric(name="memory", what="memory of all processes", unit="bytes"),
+        Metric(name="memory", what="memory (PSS)", unit="bytes"),
     ]
 
 
@@ -153,10 +154,13 @@ class Taking:
             stack = self._session.launch(Seat(target=target, topology=self.order.topology), assigned)
             self._starts_s[side] = time.monotonic() - began
             self._stacks[side] = stack
-            last.callback(lambda stack=stack: self._session.wait(stack.close()))
+            last.callback(self._end, stack)
             slowdown = self.order.slowdown if side == "candidate" else None
             if (seeded := slowdown or self.order.usual) is not None:
                 self._session.wait(stack.inject(seeded))
+
+    def _end(self, stack: Stack) -> None:
+        self._session.wait(stack.close())
 
     def _measure(self) -> Outcome:
         order = self.order
@@ -368,13 +372,13 @@ async def _control(stack: Stack) -> dict[str, float]:
         return capabilities_of(method, arguments) <= stack.capabilities
 
     for number in range(SYNCS if offers("sync_weights") else 0):
-        await timed("sync", lambda version=1 - number % 2: stack.sync_weights(version))
+        await timed("sync", partial(stack.sync_weights, 1 - number % 2))
     for _ in range(REPEATS):
         if offers("pause", mode="keep"):
             await timed("pause", stack.pause)
             await timed("resume", stack.resume)
         if offers("sleep"):
-            await timed("sleep", lambda: stack.sleep(1))
+            await timed("sleep", partial(stack.sleep, 1))
             await timed("wake_up", stack.wake_up)
         for name in ("reset_prefix_cache", "is_paused", "health"):
             if offers(name):
