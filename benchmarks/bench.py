@@ -1,6 +1,6 @@
 """Measures how often `parity bench` is wrong, and how many blocks a verdict takes.
 
-    python -m benchmarks.bench [--runs N] [--quick] [--json PATH]
+    python -m benchmarks.bench [--runs N] [--only blocks|itself|slowdowns] [--json PATH]
 
 First on made-up blocks: noise of a block × true ratio. Then on the miniature, on a simulated machine that others use too: each seeded
 slowdown, and a stack against itself. There every row is judged after each pair, and no row stops early for being equal, so that a
@@ -151,18 +151,23 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
 
 
+KINDS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "blocks": lambda runs: [on_blocks(noise, ratio, runs) for noise in NOISES for ratio in RATIOS],
+    "itself": lambda runs: [on_itself(runs)],
+    "slowdowns": on_slowdowns,
+}
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--runs", type=int, default=50, help="runs of each kind (default 50)")
-    options.add_argument("--quick", action="store_true", help="made-up blocks only: no miniature")
+    options.add_argument("--only", choices=KINDS, action="append", help="only this part (repeatable)")
     options.add_argument("--json", type=Path, help="also write the numbers here")
     chosen = options.parse_args()
-    results = {"made-up blocks": [on_blocks(noise, ratio, chosen.runs) for noise in NOISES for ratio in RATIOS]}
-    print(table(results["made-up blocks"]), flush=True)  # noqa: T201 - the result
-    if not chosen.quick:
-        for name, rows in (("itself", [on_itself(chosen.runs)]), ("slowdowns", on_slowdowns(chosen.runs))):
-            results[name] = rows
-            print(f"\n{table(rows)}", flush=True)  # noqa: T201
+    results = {}
+    for kind in chosen.only or KINDS:
+        results[kind] = KINDS[kind](chosen.runs)
+        print(table(results[kind]), end="\n\n", flush=True)  # noqa: T201 - the result
     if chosen.json:
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
         chosen.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import msgspec
 import pytest
 
 from benchmarks import bench as benchmark
+from harness.commands import cli
 from harness.contract.errors import StackError, UsageError
 from harness.contract.topology import topology
+from harness.machine.processes import usage_below
 from harness.machine.progress import silent
 from harness.machine.targets import known
 from harness.records.bench import Bench, Pace
@@ -139,6 +144,30 @@ def test_two_stacks_need_memory_for_both(monkeypatch, tmp_path):
     )
     with pytest.raises(UsageError, match=r"both stacks are up at once and need [\d.]+ GiB"):
         running.bench(Order(options=options, topology=topology("disaggregated")), silent, lambda _: None)
+
+
+def test_the_command_writes_its_files_and_ends_with_the_answers_status(monkeypatch, tmp_path, capsys):
+    line = "bench --baseline miniature --candidate miniature --in-flight 1 --tokens 4 --slowdown slow/share --seed 1 --run-dir"
+    monkeypatch.setattr(sys, "argv", ["parity", *line.split(), str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    written = json.loads((tmp_path / "run" / "bench.json").read_text())
+    assert written["bench"]["command"].startswith("parity bench --baseline miniature")
+    assert (tmp_path / "run" / "bench.html").is_file()
+    assert "pair 2 (" in capsys.readouterr().err
+
+
+def test_memory_and_processor_time_are_those_of_all_processes_below():
+    before = usage_below(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(sum(range(3 * 10**6)), flush=True); input()"], stdin=-1, stdout=-1
+    ) as child:
+        child.stdout.readline()
+        used = usage_below(os.getpid())
+        child.communicate(b"\n")
+    assert used.pss_bytes - before.pss_bytes > 2**20
+    assert used.cpu_s > before.cpu_s
 
 
 def test_the_way_of_a_request_is_split_at_the_engines_taps():

@@ -74,6 +74,8 @@ def test_the_commands_are_those_that_are_documented():
             "is given twice",
         ),
         (["pr", "--checkout", "/", "--base", "main"], "is not in a git working tree"),
+        (["bench", "--candidate", "miniature"], "run different models"),
+        (["bench", "--baseline", "miniature", "--candidate", "miniature", "--slowdown", "x"], "has no slowdown 'x'"),
         (["bisect", "--checkout", "/nowhere", "--good", "a", "--check", "ordering"], "there is no folder /nowhere"),
         (["setup", "local:http"], "has no environment to make"),
         (["setup", "--offline", "/nowhere"], "there is no kit /nowhere"),

@@ -456,7 +456,7 @@ def bench_stacks(
         seed=seed,
         slowdown=slowdown,
     )
-    with _terminable():  # finished pairs are kept
+    with _interruptible():  # finished pairs are kept
         made, folder = bench(order, console_progress(), lambda line: typer.echo(line, err=True))
         page = write_all(made, folder)["bench.html"]
     show(made, page=page)
