@@ -101,6 +101,7 @@ def metrics(loads: tuple[int, ...], tokens: int) -> list[Metric]:
         Metric(name="reset_prefix_cache", what="reset_prefix_cache"),
         Metric(name="is_paused", what="is_paused"),
         Metric(name="health", what="health"),
+        Metric(name="processor", what="processor time of a block"),
         Metric(name="memory", what="memory (PSS)", unit="bytes"),
     ]
 
@@ -199,15 +200,15 @@ class Taking:
     def _turn(self, pair: int, side: Side) -> Block | None:
         """Measure one block and keep it. None if the stack failed."""
         stack, other = self._stacks[side], self._stacks["candidate" if side == "baseline" else "baseline"]
-        before, began = other.usage(), time.monotonic()
+        before, began, own = other.usage(), time.monotonic(), stack.usage()
         try:
             values, hops, (started_ns, seconds) = self._session.wait(measure(stack, self.order, self.seed, pair))
         except StackError as e:
             self.failure = f"{side} ({self._target(side)}): {e.message}"
             return None
         after, here = other.usage(), stack.usage()
-        if here is not None:
-            values["memory"] = float(here.pss_bytes)
+        if here is not None and own is not None:
+            values |= {"memory": float(here.pss_bytes), "processor": here.cpu_s - own.cpu_s}
         idle = None if before is None or after is None else (after.cpu_s - before.cpu_s) / (time.monotonic() - began)
         block = Block(
             pair=pair,
