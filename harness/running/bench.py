@@ -39,6 +39,8 @@ TOKENS = 16
 """Default tokens of an answer."""
 REST = 12
 """Answers of each length that a block asks for at rest."""
+LEAST_SHARE = 0.01
+"""Share of an answer's time that its further tokens take at least, also in a block in which noise hides them."""
 REPEATS = 5
 """Repetitions of a control call in a block."""
 SYNCS = 2
@@ -318,12 +320,11 @@ async def _at_rest(stack: Stack, prompts: Prompts, tokens: int) -> tuple[dict[st
     median = float(np.median(whole))
     values = {
         "first_token": float(np.median(first)),
+        "next_token": max(median - float(np.median(first)), median * LEAST_SHARE) / (tokens - 1),
         "rest": median,
         "rest_p99": float(np.quantile(whole, 0.99)),
         "mean": float(np.mean(whole)),
     }
-    if tokens > 1 and median > values["first_token"]:
-        values["next_token"] = (median - values["first_token"]) / (tokens - 1)
     return values, hops(spans, await stack.seen())
 
 
