@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -29,6 +30,7 @@ from harness.machine.targets import known
 from harness.records.bench import Bench, Pace
 from harness.running.bench import Order, bench
 from harness.running.session import Options
+from reports.bench import answer
 
 ROWS = 12
 """Rows that share the error, as on a real stack."""
@@ -108,11 +110,20 @@ def on_blocks(noise: float, ratio: float, runs: int, most: int = MOST_PAIRS) -> 
     }
 
 
+def told(what: str, runs: int, run: Callable[[int], Bench]) -> list[Bench]:
+    """Runs with the seeds from 0 on, each with a line of progress."""
+    made = []
+    for seed in range(runs):
+        made.append(run(seed))
+        print(f"{what}: run {seed + 1} of {runs}, {answer(made[-1])}", file=sys.stderr, flush=True)  # noqa: T201
+    return made
+
+
 def on_slowdowns(runs: int) -> list[dict[str, Any]]:
     """Each slowdown on a busy machine: runs in which every row that must be slower is, and the least ratio of these rows."""
     found = []
     for name, rows in known("miniature").slower().items():
-        made = [turns_on_the_miniature(seed, slowdown=name, most_pairs=16) for seed in range(runs)]
+        made = told(name, runs, partial(turns_on_the_miniature, slowdown=name, most_pairs=16))
         caught = sum(rows <= {row.metric.name for row in one.slower} for one in made)
         least = min(row.interval.ratio for one in made for row in one.rows if row.metric.name in rows)
         pairs = int(np.median([len(one.blocks) // 2 for one in made]))
@@ -131,7 +142,7 @@ def on_slowdowns(runs: int) -> list[dict[str, Any]]:
 
 def on_itself(runs: int) -> dict[str, Any]:
     """A stack against itself on a busy machine: runs with an alarm."""
-    made = [turns_on_the_miniature(10_000 + seed, most_pairs=20, precision=1e-6) for seed in range(runs)]
+    made = told("itself", runs, lambda seed: turns_on_the_miniature(10_000 + seed, most_pairs=20, precision=1e-6))
     alarms = [row.metric.name for one in made for row in one.rows if row.verdict in (Pace.SLOWER, Pace.FASTER)]
     wrong = sum(any(row.verdict in (Pace.SLOWER, Pace.FASTER) for row in one.rows) for one in made)
     noise = [row.noise for one in made for row in one.rows if row.metric.name in ("rest", "in_flight.64")]

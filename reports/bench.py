@@ -143,6 +143,8 @@ def notes(bench: Bench) -> list[str]:
         f"Starts: {starts}. One start of each is no evidence, so it has no verdict; nor do the rows say how two starts of one "
         "stack differ: bench it against itself.",
     ]
+    if bench.start == "fork":
+        found.append("Started by fork, without Ray's processes: what users get is measured with --start ray.")
     if (cores := idle(bench)) is not None:
         found.append(f"The stack that waited kept {cores:.2f} cores busy (median).")
     for why in dict.fromkeys(bench.left_out.values()):
