@@ -526,6 +526,102 @@ def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | Non
         raise typer.Exit(2) from None
 
 
+@app.command(name="bench")
+def bench_stacks(
+    *,
+    baseline: Annotated[str, typer.Option(metavar="TARGET")] = BASELINE,
+    candidate: Annotated[str, typer.Option(metavar="TARGET")] = CANDIDATE,
+    python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    checkout: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    topology: Annotated[str, typer.Option(help="Where engines live: see `parity topologies`.")] = "disaggregated",
+    engine: Engine = "auto",
+    start: Annotated[StartChoice, typer.Option(help="As in `parity run`.")] = "ray",
+    engines: Annotated[int, typer.Option(min=1, help="Engines of each stack.")] = 2,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="As in `parity run`.")] = None,
+    minutes: Annotated[float, typer.Option(help="Most minutes of measuring, without the starts.")] = 10.0,
+    precision: Annotated[
+        float,
+        typer.Option(
+            metavar="PERCENT", help="Smaller differences are of no interest. Half of it takes four times as long."
+        ),
+    ] = 10.0,
+    error: Annotated[
+        float, typer.Option(metavar="PERCENT", help="Probability that any row of the run is wrong about a difference.")
+    ] = 5.0,
+    in_flight: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N", help="Requests in flight (repeatable; default 1, 8, 64, and more than the engines take)."
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of an answer.")] = 16,
+    seed: Annotated[int | None, typer.Option(help="Draws the order of blocks (default: drawn, and printed).")] = None,
+    slowdown: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Make the candidate slow on purpose: does the bench see it?")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
+    ] = None,
+) -> None:
+    """Is the candidate slower than the baseline? Both are up at once and take turns; each row is a verdict with a stated error.
+
+    \b
+    Both stacks of SkyRL 0.2.0, started in seconds:
+      parity bench --start fork
+    An upgrade, to 5 %, in half an hour at most:
+      parity bench --baseline skyrl-0.3.0:http --candidate skyrl-0.4.0:http --precision 5 --minutes 30
+    Your checkout against itself, to see what two starts of one stack differ by:
+      parity bench --baseline local:http --candidate local:http --checkout ~/SkyRL
+    Can it turn red? Without a real stack, on simulated time:
+      parity bench --baseline miniature --candidate miniature --slowdown slow/share
+
+    It stops once every row is decided, or the minutes are up. Ctrl-C keeps the pairs of blocks that were measured. It writes
+    bench.json and bench.html (docs/benchmarking.md).
+
+    Exit status: 0 nothing is slower and every row is decided; 1 something is slower; 2 Ctrl-C, a stack failed, or a named error;
+    3 nothing is slower, and rows are inconclusive.
+    """
+    from harness.contract.topology import topology as placed
+    from harness.driving.models import absolute
+    from harness.machine.environments import detect_engine
+    from harness.machine.progress import console_progress
+    from harness.machine.targets import of_local
+    from harness.running.bench import Order, bench
+    from harness.running.session import Options
+    from reports.bench import show, write_all
+
+    _check_targets([baseline, candidate], python or (), checkout or ())
+    options = Options(
+        baseline=baseline,
+        candidate=candidate,
+        engine=_fixed(engine) or detect_engine(),
+        start=start,
+        engines=engines,
+        model=model and absolute(model),
+        run_dir=run_dir and run_dir.expanduser().absolute(),
+        target_python=of_local("--python", python or ()),
+        checkouts=of_local("--checkout", checkout or ()),
+        command=shlex.join(["parity", *sys.argv[1:]]),
+        record=False,
+    )
+    order = Order(
+        options=options,
+        topology=placed(topology, engines),
+        in_flight=tuple(sorted(set(in_flight or ()))),
+        tokens=tokens,
+        minutes=minutes,
+        precision=precision / 100,
+        error=error / 100,
+        seed=seed,
+        slowdown=slowdown,
+    )
+    with _interruptible():  # finished pairs are kept
+        made, folder = bench(order, console_progress(), lambda line: typer.echo(line, err=True))
+        page = write_all(made, folder)["bench.html"]
+    show(made, page=page)
+    raise typer.Exit(made.exit_status)
+
+
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand options of `parity run` on to it."""
 Tree = Annotated[Path, typer.Option("--checkout", metavar="PATH", help="Git working tree of the stack.")]

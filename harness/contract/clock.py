@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
+from collections.abc import Callable
 
 EPOCH_NS = 1_600_000_000 * 10**9
 """Nanoseconds since the epoch at which simulated time starts. Keeps simulated times plausible."""
@@ -18,18 +19,19 @@ TICK_NS = 1_000
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Instead of waiting for a timer, it adds the timeout to `seconds`."""
+    """Instead of waiting for a timer, it adds the timeout to `seconds`, times `busy`."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: Callable[[float], float]) -> None:
         super().__init__()
         self.seconds = 0.0
+        self._busy = busy
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
         if not events and timeout is None:
             raise RuntimeError("nothing is left that could ever happen, and something is awaited")
         if not events and timeout is not None:
-            self.seconds += timeout
+            self.seconds += timeout * self._busy(self.seconds)
         return events
 
 
@@ -40,8 +42,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     under the GPL.)
     """
 
-    def __init__(self) -> None:
-        self._waits = _Jumping()
+    def __init__(self, busy: Callable[[float], float] = lambda _seconds: 1.0) -> None:
+        """`busy`: moment (seconds) → how many times as long everything takes then, as on a machine that others use too."""
+        self._waits = _Jumping(busy)
         self._read_ns = 0
         super().__init__(self._waits)
 

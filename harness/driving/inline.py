@@ -16,6 +16,7 @@ from harness.contract.messages import Empty, Message
 from harness.driving.host import Host, load_adapter
 from harness.driving.process import as_stack_error, read_answer
 from harness.driving.supervisor import Farewell
+from harness.machine.processes import Usage
 from harness.records.recording import Raw
 
 
@@ -57,6 +58,9 @@ class InlineHost:
         if answered.error is not None:
             raise as_stack_error(answered.error, self._log)
         return answered.result
+
+    def usage(self) -> Usage | None:
+        return None
 
     async def end(self) -> None:
         if self._host is not None and not self._ended:

@@ -37,7 +37,7 @@ from harness.driving.host import CALLS, ErrorReply
 from harness.driving.supervisor import END, FREE, GRACE_S, TAKEN, YOURS, Farewell, Job
 from harness.machine.interpreters import KEPT_BYTECODE
 from harness.machine.kept import Kept
-from harness.machine.processes import marked
+from harness.machine.processes import Usage, marked, usage_below
 from harness.records.recording import Raw
 
 SOCKET_DEADLINE_S = 60.0
@@ -236,6 +236,9 @@ class HostHandle(Protocol):
 
     async def call(self, method: str, request: Message, deadline_s: float, raw: list[Raw] | None = None) -> Any:
         """The typed result of one call of the contract. What the stack's client returned is added to `raw`. Raises a `StackError`."""
+
+    def usage(self) -> Usage | None:
+        """Memory and processor time of everything below it; None if it has no process of its own."""
 
     async def end(self) -> None:
         """Kill it now, with everything below it."""
@@ -459,6 +462,9 @@ class HostProcess:
         if self._supervisor is not None and self._farewell is None:
             self._farewell = self._supervisor.end()
         return self._farewell
+
+    def usage(self) -> Usage | None:
+        return None if self._supervisor is None or self.ended else usage_below(self._supervisor.pid)
 
     async def end(self) -> None:
         await asyncio.to_thread(self.kill)

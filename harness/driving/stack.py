@@ -50,6 +50,7 @@ from harness.driving.calls import Calls, Condition, prompt_key
 from harness.driving.process import HostHandle
 from harness.driving.supervisor import Farewell
 from harness.machine.logs import LatestStage
+from harness.machine.processes import Usage
 from harness.machine.progress import Progress, Say
 from harness.records.recorder import Recorder
 from harness.records.recording import (
@@ -337,13 +338,25 @@ class Stack(Calls):
         return self._spoiled and (self._killed or self._host.died is None)
 
     async def _observe(self) -> None:
-        seen: ObserveResult = await self._host.call("observe", ObserveRequest(), OBSERVE_DEADLINE_S * self._slowness)
-        for raw in seen.observations:
+        for raw in await self.seen():
             kind = raw["kind"]
             if kind == "request":
                 of = self._condition.abandoned.get(prompt_key(raw["data"]["prompt_token_ids"]), self._scenario)
                 kind = "request" if of == self._scenario else "late_request"
             self._record(Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
+
+    async def seen(self) -> list[dict[str, Any]]:
+        """What the taps saw since the last time, unrecorded."""
+        found: ObserveResult = await self._host.call("observe", ObserveRequest(), OBSERVE_DEADLINE_S * self._slowness)
+        return found.observations
+
+    def allow(self, seconds: float) -> None:
+        """Set the deadline of the coming calls, for a caller that drives no scenario."""
+        self._deadline = monotonic() + seconds
+
+    def usage(self) -> Usage | None:
+        """Memory and processor time of its processes; None if it has none of its own."""
+        return self._host.usage()
 
     async def _clean_room(self) -> None:
         """Resume, wake up, sync policy version 0, empty the prefix cache. Then verify this and the instruments."""

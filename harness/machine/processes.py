@@ -34,6 +34,26 @@ class Run(NamedTuple):
         return f"the run in {self.folder} (driver: pid {self.driver})"
 
 
+class Usage(NamedTuple):
+    """What a tree of processes uses."""
+
+    pss_bytes: int
+    """Memory, with each shared page split among its users (proportional set size)."""
+    cpu_s: float
+    """Processor time of its living processes since their starts."""
+
+
+def usage_below(pid: int) -> Usage:
+    """The usage of all descendants of a process. Ignores those that end meanwhile."""
+    pss, cpu = 0, 0.0
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            pss += process.memory_full_info().pss
+            times = process.cpu_times()
+            cpu += times.user + times.system
+    return Usage(pss, cpu)
+
+
 def kill_trees(pids: Iterable[int]) -> None:
     """Send SIGKILL to these processes and all their descendants. Ignores those that have ended."""
     roots = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]

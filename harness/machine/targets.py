@@ -85,6 +85,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The target that serves as its oracle."""
     faults: str | None = None
     """ "module:NAME" of its seeded faults."""
+    slowdowns: str | None = None
+    """ "module:NAME" of what can be seeded to make it slow (`parity bench --slowdown`)."""
     mutants: str | None = None
     """File of its code that mutants change (`harness/proving/mutants.py`), below the project."""
     runtime: str | None = None
@@ -106,6 +108,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 f"no faults are seeded for {self.name!r}", next_step="`parity targets` shows which have some"
             )
         return by_id(_named(self.faults))
+
+    def slower(self) -> dict[str, frozenset[str]]:
+        """Slowdown id → the rows of `parity bench` that must be slower under it. Empty if it has none."""
+        return {} if self.slowdowns is None else {one.id: one.slower for one in _named(self.slowdowns)}
 
     @property
     def runs_on(self) -> Runtime:

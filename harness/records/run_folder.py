@@ -9,6 +9,7 @@
     reference-<architecture>.jsonl        about the model of topologies that are for one architecture
     logs/<target>@<topology>/             what the stack wrote
     report.*                              json, html, md, junit.xml
+    bench.*                               json, html: of `parity bench`, in place of recordings and report
 """
 
 from __future__ import annotations

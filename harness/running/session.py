@@ -12,11 +12,11 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import psutil
@@ -40,7 +40,7 @@ from harness.contract.messages import (
     SwapResult,
 )
 from harness.contract.topology import Architecture, Topology
-from harness.contract.vocabulary import Vocabulary
+from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance, models
 from harness.driving.inline import InlineHost
 from harness.driving.process import HostProcess
@@ -64,6 +64,8 @@ from harness.running.catalogue import contract, whole_waves
 from harness.running.earlier import Baseline
 from harness.running.run import COLLECT_EVERY
 from harness.suite.scenario import Scenario
+
+T = TypeVar("T")
 
 MAX_STARTS = 4
 """Most starts of a stack that keeps dying. Its remaining scenarios then count as failed."""
@@ -187,9 +189,11 @@ class Session:
         known: dict[str, dict[str, msgspec.Raw]] | None = None,
         selected: Mapping[Topology, Sequence[str]] | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        simulated: Callable[[], SimulatedLoop] = SimulatedLoop,
     ) -> None:
         """`known`: hash of a model → its oracle's answers to earlier sessions. This session adds its own. `selected`: topology →
         the scenarios to drive there. A gap in a fully selected wave is red. `tell` gets news that are no step of their own.
+        `simulated` makes the loop of inline stacks.
 
         Raises UsageError or `RecordingError` for an earlier baseline that does not fit, before anything is started or written.
         """
@@ -206,7 +210,7 @@ class Session:
         self._progress, self._tell = progress, tell
         self._targets: dict[str, Target] = {name: self._resolved(name) for name in options.driven}
         self._inline = all(target.inline for target in self._targets.values())
-        self._runner = asyncio.Runner(loop_factory=SimulatedLoop if self._inline else None)
+        self._runner = asyncio.Runner(loop_factory=simulated if self._inline else None)
         self._pythons: dict[str, Path] = {}
         self._models: dict[Architecture | None, Model] = {}
         self._seat: Seat | None = None
@@ -475,6 +479,14 @@ class Session:
                 message = f"untestable here: needs {devices.needed(seat.topology)} GPUs, there are {gpus}"
                 return CallError(kind="TooFewGPUs", message=message, blame=Blame.ENVIRONMENT)
             assigned = devices.assign(seat.topology, gpus)
+        try:
+            self._stack = self.launch(seat, assigned)
+        except StackError as e:
+            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
+        return None
+
+    def launch(self, seat: Seat, assigned: devices.Devices | None = None) -> Stack:
+        """Start a stack in this seat, on these GPUs. The caller closes it. Raises StackError if it does not start."""
         number = self._starts[seat.name] = self._starts.get(seat.name, 0) + 1
         logs = self.folder.logs(seat.target, seat.topology)
         if number > 1 and not self._inline:
@@ -504,7 +516,8 @@ class Session:
         self._taken_over, host = self._running(asked) or (None, self._host(seat.target, logs))
         request = self._taken_over.request if self._taken_over else _in(host, wanted)
         stages = self._target(seat.target).runs_on.stages
-        stack = Stack(host, request, self._vocabularies[self._model(seat.topology).sha256], stages)
+        vocabulary = self._vocabularies.get(self._model(seat.topology).sha256, TINY)
+        stack = Stack(host, request, vocabulary, stages)
         stack.clean_room_s = self.options.clean_room_s
         stack.budget = self.options.budget
         try:
@@ -517,14 +530,14 @@ class Session:
                     self._runner.run(stack.take_over(self._taken_over.description))
                 if self._fault is not None:
                     self._runner.run(stack.inject(self._fault.id))
-        except StackError as e:
-            self._runner.run(stack.close())
-            return CallError(kind=type(e).__name__, message=f"{e}\n{e.log_tail}".strip(), blame=e.blame)
         except BaseException:
             self._runner.run(stack.close())
             raise
-        self._stack = stack
-        return None
+        return stack
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a caller's coroutine on the loop of the session's stacks."""
+        return self._runner.run(coroutine)
 
     def _host(self, name: str, logs: Path) -> HostProcess | InlineHost:
         """A host for a target's adapter, not launched yet."""
