@@ -188,6 +188,7 @@ class Session:
         progress: Progress,
         known: dict[str, dict[str, msgspec.Raw]] | None = None,
         selected: Mapping[Topology, Sequence[str]] | None = None,
+        *,
         tell: Callable[[str], None] = lambda _: None,
         simulated: Callable[[], SimulatedLoop] = SimulatedLoop,
     ) -> None:
