@@ -129,9 +129,9 @@ def test_recordings_come_from_a_run_without_the_place_where_it_was(run: Path, tm
     assert replay(SMALLEST, tmp_path / "records").problem is None
     for file in (tmp_path / "records").rglob("*.jsonl"):
         assert "/somewhere" not in file.read_text()
-    assert (tmp_path / "records" / SMALLEST.id / "with" / "recording.jsonl").read_bytes() == (
-        RECORDS / SMALLEST.id / "with" / "recording.jsonl"
-    ).read_bytes()
+    made, kept = (root / SMALLEST.id / "with" / "recording.jsonl" for root in (tmp_path / "records", RECORDS))
+    assert header_of(made) == header_of(kept)
+    assert made.read_bytes().splitlines()[1:] == kept.read_bytes().splitlines()[1:]
 
 
 def test_a_run_that_names_other_paths_of_its_machine_is_refused(run: Path, tmp_path: Path):
