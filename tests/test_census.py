@@ -163,6 +163,7 @@ def test_a_client_compared_with_itself_is_all_the_same():
             interface.OtherDefault,
             [
                 ("sample(session_id)", How.DEFAULT),
+                ("sample(lora_adapter)", How.GONE),
                 ("sample(prompt_logprobs)", How.GONE),
                 ("sample(topk_prompt_logprobs)", How.GONE),
             ],

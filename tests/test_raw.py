@@ -204,7 +204,7 @@ def test_a_recording_has_it_and_older_ones_are_read_without(tmp_path):
     found = {call.method: call.raw for call in trace.own_calls}
     assert {method: [one.method for one in said] for method, said in found.items()} == {
         "generate": ["generate"],
-        "sync_weights": ["update_named_weights"],
+        "sync_weights": ["synced", "update_named_weights"],
         "digests": [],
     }
     line = msgspec.json.encode(trace.own_calls[0])
@@ -251,8 +251,8 @@ def test_equal_forms_are_parity_and_recordings_without_them_give_no_verdict():
         (IDS, {"": "dict", ".sequences": "list of 1"}, "generate", {Why.OTHER_FIELDS: 1}),
         (IDS, IDS | {".response_ids": "list of 2"}, "generate.response_ids", {UNEXPLAINED: 1}),
         (IDS, IDS | {".response_ids[][]": "numpy.int64"}, "generate.response_ids[][]", {UNEXPLAINED: 1}),
-        (IDS, IDS | ITEMS, "generate.top", {UNEXPLAINED: 1}),
-        (IDS | ITEMS, IDS | ITEMS | {".top[].a": "None"}, "generate.top[].a", {UNEXPLAINED: 1}),
+        (IDS, IDS | ITEMS, "generate.top", {f"{Why.FIELD}:top": 1}),
+        (IDS | ITEMS, IDS | ITEMS | {".top[].a": "None"}, "generate.top[].a", {f"{Why.FIELD}:a": 1}),
         (IDS, IDS | {".experts": "None"}, "generate.experts", {Why.NULL: 1}),
         (IDS | {".token_ids": "None"}, IDS | {".token_ids": "list of 2"}, "generate.token_ids", {Why.NO_TOKEN_IDS: 1}),
     ],
