@@ -247,6 +247,8 @@ def test_equal_forms_are_parity_and_recordings_without_them_give_no_verdict():
     [
         ({"": "None"}, {"": "int"}, "generate", {UNEXPLAINED: 1}),
         ({"": "None"}, {"": "dict of 2", ".*": "dict"}, "generate", {Why.BY_SERVER: 1}),
+        ({"": "None"}, {"": "list of 2", "[]": "None"}, "generate", {Why.BY_SERVER: 1}),
+        (IDS | {".top": "None"}, IDS | {".top": "list of 2"}, "generate.top", {f"{Why.FIELD}:top": 1}),
         ({"": "list of 2", "[]": "None"}, {"": "dict of 2", ".*": "dict"}, "generate", {Why.BY_SERVER: 1}),
         (IDS, {"": "dict", ".sequences": "list of 1"}, "generate", {Why.OTHER_FIELDS: 1}),
         (IDS, IDS | {".response_ids": "list of 2"}, "generate.response_ids", {UNEXPLAINED: 1}),

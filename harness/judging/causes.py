@@ -71,7 +71,7 @@ class Why(StrEnum):
     OTHER_FIELDS = "results-without-a-common-field"
     """Both clients return objects that have no field in common."""
     BY_SERVER = "answers-by-server"
-    """One client returns a mapping from servers to their answers; the other None, or what its engines return."""
+    """A control call: one client returns a mapping from servers to their answers, another what its engines return, or None."""
     FIELD_IGNORED = "field-without-effect"
     """A field of a request shows no effect on one stack: neither at the engine nor in the form of the answer."""
     VALUE_REFUSED = "value-refused-by-one"
@@ -248,7 +248,7 @@ def of_methods(baseline: str, candidate: str) -> tuple[str, ...]:
     return (Why.NO_CLIENT_METHOD,) if "none" in (baseline, candidate) else (Why.CLIENT_METHOD,)
 
 
-_BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| dict of \d+")
+_BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| (dict|list) of \d+")
 """Two forms of a control call's result."""
 
 
@@ -257,7 +257,7 @@ def of_form(place: str, baseline: str, candidate: str) -> tuple[str, ...]:
     both = sorted((baseline, candidate))
     if all(WITH in form for form in both):
         return (Why.OTHER_FIELDS,)
-    if _BY_SERVER.fullmatch(OR.join(both)):
+    if not place and _BY_SERVER.fullmatch(OR.join(both)):
         return (Why.BY_SERVER,)
     if set(both) == {"None", NOT_THERE}:
         return (Why.NULL,)
