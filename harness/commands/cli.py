@@ -536,7 +536,7 @@ def bench_stacks(
     topology: Annotated[str, typer.Option(help="Where engines live: see `parity topologies`.")] = "disaggregated",
     engine: Engine = "auto",
     start: Annotated[StartChoice, typer.Option(help="As in `parity run`.")] = "ray",
-    engines: Annotated[int, typer.Option(min=1, help="Engines of each stack.")] = 2,
+    engines: Annotated[int, typer.Option(min=1, help="Engines of each stack.")] = DEFAULT_ENGINES,
     model: Annotated[str | None, typer.Option(metavar="PATH", help="As in `parity run`.")] = None,
     minutes: Annotated[float, typer.Option(help="Most minutes of measuring, without the starts.")] = 10.0,
     precision: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.client_lives import CLIENT_LIVES, CLOSED
@@ -32,6 +32,17 @@ async def answers(stack: Stack, prompts: Prompts, label: str | None = None) -> N
     await stack.attempt(stack.generate(prompts.unique(ROWS), session_ids=SESSIONS, label=label, **ANSWER))
 
 
+async def beside_each_other(
+    stack: Stack, prompts: Prompts, life: Literal["made again", "in another thread"], clients: int
+) -> None:
+    """So many clients, each made while the others have requests in flight."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            await in_flight(stack, prompts, tasks)
+            await stack.client_life(life)
+            await answers(stack, prompts)
+
+
 @scenario(
     task=0,
     promise="several clients of one stack work side by side, on the same sessions, and none leaves anything",
@@ -41,11 +52,7 @@ async def answers(stack: Stack, prompts: Prompts, label: str | None = None) -> N
 async def test_several_clients(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, "Serializable: Can be pickled and passed between Ray actors/processes": each process has a client of its own. Four,
     each made while the others have requests in flight."""
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(4):
-            await in_flight(stack, prompts, tasks)
-            await stack.client_life("made again")
-            await answers(stack, prompts)
+    await beside_each_other(stack, prompts, "made again", 4)
     await stack.client_life("looked at")
 
 
@@ -96,11 +103,7 @@ async def test_collected_in_flight(stack: Stack, prompts: Prompts) -> None:
 async def test_in_other_threads(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, RemoteInferenceClient._get_session: "aiohttp.ClientSession is tied to the event loop". Three, each made while the others
     have requests in flight."""
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(3):
-            await in_flight(stack, prompts, tasks)
-            await stack.client_life("in another thread")
-            await answers(stack, prompts)
+    await beside_each_other(stack, prompts, "in another thread", 3)
     await stack.client_life("made again")
     await answers(stack, prompts)
     await stack.client_life("looked at")
