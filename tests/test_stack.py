@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from harness.contract.capability import Capability
+from harness.contract.clock import monotonic
 from harness.contract.errors import Blame, NotOffered
 from harness.contract.messages import (
     START_DEADLINE_S,
@@ -127,6 +129,22 @@ async def test_every_bad_end_is_recorded_by_name(rigs, adapter: str, kind: str, 
     else:
         assert not rig.stack.alive
         assert before.left() == []
+
+
+async def test_a_call_without_time_names_the_call_that_took_it(rigs):
+    rig = await rigs("Hangs")
+
+    async def gives_up_late(stack: Stack) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(misbehave(stack), 0.7 * (stack._deadline - monotonic()))
+        await misbehave(stack)
+
+    error = (await rig.drive(gives_up_late, deadline_s=2)).end.error
+    assert error is not None
+    assert re.search(
+        r"next: look at generate first, which took \d+ s before that and raised Cancelled: the scenario gave up waiting; then read",
+        error.message,
+    ), error.message
 
 
 async def test_rows_of_a_batch_that_failed_are_not_the_next_scenarios(rigs):

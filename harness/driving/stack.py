@@ -300,6 +300,15 @@ class Stack(Calls):
             return _as_call_error(e)
         return None
 
+    def _took_longer(self, left_s: float) -> str:
+        """The longest earlier call of the scenario, if it took more time than was left for this one: the cause may lie there."""
+        calls = [e for e in self._events if isinstance(e, Call) and e.phase == "scenario"]
+        longest = max(calls, key=lambda call: call.ended_ns - call.started_ns, default=None)
+        if longest is None or (took_s := (longest.ended_ns - longest.started_ns) / 1e9) <= left_s:
+            return ""
+        how = "returned" if longest.error is None else f"raised {longest.error.kind}: {longest.error.message}"
+        return f"look at {longest.method} first, which took {took_s:.0f} s before that and {how}; then "
+
     def _abandon(self) -> None:
         """Remember this scenario's failed batches (SkyRL, RemoteInferenceClient: it does not cancel rows that wait for their turn
         or for a retry)."""
@@ -421,6 +430,8 @@ class Stack(Calls):
         try:
             answer = await self._host.call(method, request, left, raw)
         except Exception as e:
+            if isinstance(e, CallTimedOut):
+                e.next_step = f"{self._took_longer(left)}{e.next_step}"
             error = _as_call_error(e)
             raise
         except asyncio.CancelledError:
