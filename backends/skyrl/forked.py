@@ -12,6 +12,8 @@ import os
 import queue
 import time
 from multiprocessing import forkserver
+from multiprocessing.context import ForkProcess
+from pathlib import Path
 from typing import Any
 
 from backends.skyrl.release import installed
@@ -37,6 +39,16 @@ def wait_until_warm(deadline_s: float) -> None:
     if first.exitcode != 0:
         first.kill()
         raise StartFailed(f"the fork server has not imported vLLM after {deadline_s:.0f} s")
+
+
+class WithoutSockets(ForkProcess):
+    """A forked process that holds none of its parent's connections, as a spawned one: they end when the parent closes them."""
+
+    def run(self) -> None:
+        for descriptor in list(Path("/proc/self/fd").iterdir()):
+            if descriptor.is_socket():
+                os.close(int(descriptor.name))
+        super().run()
 
 
 class ForkedServers:

@@ -20,7 +20,7 @@ import httpx
 
 from backends.skyrl import endpoint, lives
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
-from backends.skyrl.forked import ForkedServers, warm_up
+from backends.skyrl.forked import ForkedServers, WithoutSockets, warm_up
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultProxy
 from backends.vllm import patches
@@ -253,6 +253,8 @@ class HttpStack(SkyRLStack):
             from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
             shipped.get_node_ip = lambda: "127.0.0.1"
+            if self.request.start == "fork":
+                shipped.multiprocessing = SimpleNamespace(Process=WithoutSockets)
             ie_cfg = self.cfg.generator.inference_engine
             arguments = build_router_args(ie_cfg, server_urls=urls or self._servers_of_client)
             self._router = shipped.VLLMRouter(arguments, log_path=str(self._router_logs))
