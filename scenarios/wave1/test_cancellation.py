@@ -124,16 +124,19 @@ async def a_caller_goes_from_a_queue(stack: Stack, prompts: Prompts, *, send: Se
     count = full * len(stack.servers) * (3 if at_engines else 2) // 2  # sessions do not fill servers evenly
     batch = stack.generate(prompts.unique(count), session_ids=sessions(count), label=OTHERS, **STAYS)
     others = asyncio.create_task(batch)
-    # Frozen at the first token: engines may be done with the first requests of a batch before the last arrive.
-    await stack.until(lambda seen: seen.tokens > 0, "the first token")
-    await stack.pause("keep")
     held = full * len(stack.servers)
-    await stack.until(
-        lambda seen: (
-            min(seen.servers.get(one, 0) for one in stack.servers) >= full if at_engines else seen.requests >= held
-        ),
-        f"{full} requests at each engine",
-    )
+    if (
+        at_engines
+    ):  # they may be done with the first requests of a batch before the last arrive, so they fill while frozen
+        await stack.until(lambda seen: seen.tokens > 0, "the first token")
+        await stack.pause("keep")
+        await stack.until(
+            lambda seen: min(seen.servers.get(one, 0) for one in stack.servers) >= full,
+            f"{full} requests at each engine",
+        )
+    else:  # the client sends the next as one ends
+        await stack.until(lambda seen: seen.requests >= held and seen.tokens > 0, f"{held} requests at the engines")
+        await stack.pause("keep")
     before = (await stack.in_flight()).requests
     caller = asyncio.create_task(send(stack, prompts, QUEUED))
     if at_engines:
