@@ -123,18 +123,13 @@ async def a_caller_goes_from_a_queue(stack: Stack, prompts: Prompts, *, send: Se
     at_engines = full == FULL["at_the_engine"]
     count = full * len(stack.servers) * (3 if at_engines else 2) // 2  # sessions do not fill servers evenly
     batch = stack.generate(prompts.unique(count), session_ids=sessions(count), label=OTHERS, **STAYS)
-    others = asyncio.create_task(batch)
-    held = full * len(stack.servers)
-    if (
-        at_engines
-    ):  # they may be done with the first requests of a batch before the last arrive, so they fill while frozen
-        await stack.until(lambda seen: seen.tokens > 0, "the first token")
+    if at_engines:  # frozen before they fill: no request ends before the last has come
         await stack.pause("keep")
-        await stack.until(
-            lambda seen: min(seen.servers.get(one, 0) for one in stack.servers) >= full,
-            f"{full} requests at each engine",
-        )
-    else:  # the client sends the next as one ends
+        others = asyncio.create_task(batch)
+        await stack.until(lambda seen: seen.requests >= count, f"{count} requests at the engines")
+    else:
+        others = asyncio.create_task(batch)
+        held = full * len(stack.servers)
         await stack.until(lambda seen: seen.requests >= held and seen.tokens > 0, f"{held} requests at the engines")
         await stack.pause("keep")
     before = (await stack.in_flight()).requests
