@@ -212,7 +212,7 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
             "9000",
         ),
         *("--topology", "remote", "--topology", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
-        *("--budget", "0.2", "--repeat", "3", "--no-twin", "--fresh", "--cuda-graphs", "--batch-invariant", "-vv"),
+        *("--budget", "0.2", "--repeat", "3", "--no-twin", "--fresh", "--bulk", "--cuda-graphs", "--batch-invariant", "-vv"),
         *("--", "-x", "--pdb"),
     )
     assert given["arguments"] == [
@@ -220,7 +220,7 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
         *(f"--target-python={tmp_path}/venv/bin/python", "--engine=cuda", "--start=fork", "--engines=4"),
         *("--topology=remote", "--topology=colocated", f"--model={tmp_path}/m", f"--run-dir={tmp_path}/r"),
         *(f"--ledger={tmp_path}/l.toml", "--budget=0.2", "--repeat=3", "--base-port=9000", "--no-twin", "--fresh"),
-        *("--cuda-graphs", "--batch-invariant", "-v", "-v", "-x", "--pdb"),
+        *("--bulk", "--cuda-graphs", "--batch-invariant", "-v", "-v", "-x", "--pdb"),
     ]
     assert Path.cwd() == tmp_path
 

@@ -57,6 +57,7 @@ async def test_death(stack, prompts):
     """Nowhere."""
     await stack.kill_server(stack.servers[0])
 '''
+BULK = SPOILS.replace("needs=[Capability.KILL_SERVER]", "bulk=True").replace("test_death", "test_many")
 PLAN = """
 [[task]]
 number = 0
@@ -269,6 +270,25 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
         "test_greedy[toy:legacy@disaggregated]",
         "test_death[toy:legacy@disaggregated]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "driven"),
+    [
+        ([], False),
+        (["-m", "wave1"], False),
+        (["--bulk"], True),
+        (["-k", "many or greedy"], True),
+        (["scenarios/wave1/test_bulk.py"], True),
+    ],
+)
+def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(project: pytest.Pytester, chosen, driven):
+    (project.path / "scenarios" / "wave1" / "test_bulk.py").write_text(BULK)
+    paths = [one for one in chosen if one.endswith(".py")] or ["scenarios"]
+    shown = project.runpytest_subprocess(*paths, *GIVEN, "--collect-only", "-q", *(one for one in chosen if one not in paths))
+    assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven
+    said = "left out: 1 scenarios that send hundreds of requests (--bulk adds them)"
+    assert (said in shown.outlines) == (not driven)
 
 
 def test_a_single_stack_is_compared_with_nothing_and_scenarios_have_the_mark_of_their_wave(project: pytest.Pytester):

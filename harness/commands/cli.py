@@ -181,6 +181,13 @@ def run(
             "values and pairs (default 1).",
         ),
     ] = None,
+    bulk: Annotated[
+        bool,
+        typer.Option(
+            "--bulk",
+            help="Also drive the scenarios that send hundreds of requests. Otherwise only those that -k chooses are driven.",
+        ),
+    ] = False,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
     base_port: Annotated[int | None, typer.Option(help="First port of the servers of the remote placement.")] = None,
     twin: Annotated[
@@ -223,7 +230,8 @@ def run(
       parity run --wave 1 --engine cuda --engines 4 --topology colocated --model ~/models/qwen
     A real model of 135 million parameters, on CPU:
       parity run --wave 1 --topology disaggregated --model smollm2
-    The scenarios that enumerate requests, a fifth of them for a first look, or five times as many over night:
+    With the scenarios that send hundreds of requests; these alone, a fifth of their cases, or five times as many over night:
+      parity run --wave 1 --bulk
       parity run --start fork -k bulk --budget 0.2
       parity run --start fork -k bulk --budget 5
     Stop at the first red, look around:
@@ -278,6 +286,7 @@ def run(
         *["--twin"] * twin,
         *["--no-twin"] * no_twin,
         *["--fresh"] * fresh,
+        *["--bulk"] * bulk,
         *["--cuda-graphs"] * cuda_graphs,
         *["--batch-invariant"] * batch_invariant,
         *["--colocate"] * colocate,

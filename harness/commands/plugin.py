@@ -149,6 +149,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "pairs (default 1). The report tells what was left out",
     )  # fmt: skip
     add(
+        "--bulk",
+        action="store_true",
+        help="also drive the scenarios that send hundreds of requests, which are driven otherwise only where -k or a name chooses",
+    )
+    add(
         "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
     )
     add(
@@ -194,7 +199,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[BASELINE] = _baseline(config)
     for wave in WAVES:
         config.addinivalue_line("markers", f"wave{wave}: scenarios of wave {wave} of the rollout plan (SkyRL #1014)")
-    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (choose by -k)")
+    config.addinivalue_line("markers", "bulk: scenarios that send hundreds of requests (--bulk)")
     config.pluginmanager.register(Parity(config), "parity-session")
 
 
@@ -276,6 +281,7 @@ class Parity:
         self._known = Ledger()
         self._targets: dict[str, Target] = {}
         self._selected: dict[Topology, list[str]] = {}
+        self._left_out: set[str] = set()
         self._starts: list[Start] = []
         self._logs: LogStream | None = None
 
@@ -287,8 +293,10 @@ class Parity:
 
         Scenarios that spoil a stack come last on it, since the next one waits for a fresh start.
         """
-        dropped = {item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None}
-        if dropped:  # scenarios that have no requested topology
+        bulk = set() if self._chooses() else {item for item in items if item.get_closest_marker("bulk") is not None}
+        self._left_out = {scenario.name for item in bulk if (scenario := declaration(getattr(item, "obj", None)))}
+        elsewhere = {item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None}
+        if dropped := bulk | elsewhere:  # those without a requested topology
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
@@ -307,6 +315,11 @@ class Parity:
             raise pytest.UsageError(str(e)) from e
         self._selected = _selected(mine)
         self._starts = self._outlook(mine)
+
+    def _chooses(self) -> bool:
+        """True if the command line chooses scenarios by name, or all."""
+        named = any("::" in argument or argument.endswith(".py") for argument in self._config.args)
+        return named or bool(self._config.getoption("keyword")) or self._config.getoption("--bulk")
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
         """The coming starts, in order. Scenarios whose required capabilities the target lacks start nothing."""
@@ -339,6 +352,8 @@ class Parity:
         said += [
             f"{seat} is up already, and is driven if it fits (--fresh: another one)" for seat in up if seat in seats
         ]
+        if self._left_out:
+            said.append(f"left out: {len(self._left_out)} scenarios that send hundreds of requests (--bulk adds them)")
         return said + (list(outlook.lines(real, self._options().engine, len(environments.list_gpus()))) if real else [])
 
     def _validate(self) -> None:
