@@ -22,7 +22,7 @@ PATIENCE_S = 1.0
 """A request that takes longer goes on beside the next ones. Each has a prompt of its own, so that none is taken for another."""
 MOST_LATE = 6
 """With more requests than these unanswered at a time a stack hangs: the rest is not asked."""
-LAST_S = 90.0
+LAST_S = 45.0
 """Time for the last answers. A client may ask again for half a minute."""
 
 
