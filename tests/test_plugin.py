@@ -285,7 +285,9 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
 def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(project: pytest.Pytester, chosen, driven):
     (project.path / "scenarios" / "wave1" / "test_bulk.py").write_text(BULK)
     paths = [one for one in chosen if one.endswith(".py")] or ["scenarios"]
-    shown = project.runpytest_subprocess(*paths, *GIVEN, "--collect-only", "-q", *(one for one in chosen if one not in paths))
+    shown = project.runpytest_subprocess(
+        *paths, *GIVEN, "--collect-only", "-q", *(one for one in chosen if one not in paths)
+    )
     assert ("test_many[toy:http@disaggregated]" in shown.stdout.str()) == driven
     said = "left out: 1 scenarios that send hundreds of requests (--bulk adds them)"
     assert (said in shown.outlines) == (not driven)
