@@ -109,10 +109,10 @@ def _gate(judgement: Judgement) -> str:
     run, counts, gate = judgement.run, count(judgement), judgement.gate
     answer = "**Yes**" if gate and gate.may_replace else "**No**"
     status = "✅ green" if judgement.exit_status == 0 else "❌ red"
-    pair = " → ".join(f"`{one_line(name)}`" for name in (run.baseline, run.candidate) if name)
+    pair = one_line(run.pair).replace(" → ", "` → `")
     lines = [
         "## Rollout parity\n",
-        f"{status} · {pair} · start {text(run.start)} · engine {text(run.computed)} · "
+        f"{status} · `{pair}` · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
     lines += [f"{text(said)}.\n" for said in earlier(judgement)]

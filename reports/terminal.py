@@ -77,11 +77,10 @@ def _line(*parts: str | tuple[str, str]) -> Text:
 
 def _head(judgement: Judgement) -> list[RenderableType]:
     run = judgement.run
-    pair = " → ".join(one_line(name) for name in (run.baseline, run.candidate) if name) or "no stacks"
     lines: list[RenderableType] = [
         Text(),
         _line(
-            (pair, "bold"),
+            (one_line(run.pair), "bold"),
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
