@@ -111,6 +111,29 @@ def _expert_map() -> None:
     shipped.forward_torch = forward_torch
 
 
+def _packed_at_use() -> None:
+    """Parameters keep the checkpoint's layout, and each step packs them for vLLM's own kernel."""
+    from typing import Any
+
+    from vllm._custom_ops import cpu_prepack_moe_weight
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    if getattr(CPUUnquantizedExperts, "_parity_packed_at_use", False):
+        return
+    CPUUnquantizedExperts._parity_packed_at_use = True
+    original = CPUUnquantizedExperts.apply
+
+    def process_weights_after_loading(self: Any, _layer: Any) -> None:
+        size = self.moe_config.intermediate_size_per_partition
+        assert self._padded_intermediate_size(self.moe_config) == size, "not written for padded experts"
+
+    def apply(self: Any, *, w1: Any, w2: Any, **given: Any) -> None:
+        original(self, w1=cpu_prepack_moe_weight(w1, self.isa), w2=cpu_prepack_moe_weight(w2, self.isa), **given)
+
+    CPUUnquantizedExperts.process_weights_after_loading = process_weights_after_loading
+    CPUUnquantizedExperts.apply = apply
+
+
 def _expert_map_of_modular_experts() -> None:
     """Each worker computes the part of its own experts. Those of others have weight 0 here: the sum over workers adds their parts."""
     from typing import Any
@@ -381,6 +404,12 @@ EXPERTS_ON_CPU = (
 """Applied in addition if the model is a mixture of experts."""
 
 MODULAR_EXPERTS_ON_CPU = (
+    Patch(
+        "experts-packed-at-use",
+        "vLLM packs experts for a CPU once, at load (unquantized_fused_moe_method.py:169): it reads those of a sync as if packed",
+        "vllm 0.30.0",
+        _packed_at_use,
+    ),
     Patch(
         "expert-map-of-modular-experts",
         "CPUUnquantizedExperts ignores which experts a worker holds",

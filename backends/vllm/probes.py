@@ -26,10 +26,10 @@ def tensor_digest(tensor: Any) -> str:
 
 def parity_digests(worker: Any) -> dict[str, str]:
     """parameter → digest, for every parameter of the model that this worker runs. Parameters of layers that vLLM wrapped for
-    adapters keep their original names."""
+    adapters keep their original names; vLLM 0.30 nests experts in a layer `routed_experts`, which is left out."""
     named = worker.model_runner.model.named_parameters()
     return {
-        name.replace(".base_layer.", "."): tensor_digest(parameter)
+        name.replace(".base_layer.", ".").replace(".experts.routed_experts.", ".experts."): tensor_digest(parameter)
         for name, parameter in named
         if not name.endswith(CACHE_SCALES)
     }
