@@ -526,7 +526,7 @@ def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | Non
     folder.extend(orders)
     finished = len(mine) - len(left)
     typer.echo(f"{folder.path}: {len(orders)} cells, {len(mine)} of them here, {finished} finished", err=True)
-    launch = child.COMMAND
+    launch = (*child.COMMAND, "--bulk")
     try:
         drive(folder, left, launch, console_progress(), lambda outcome: typer.echo(outcome.told, err=True))
     except KeyboardInterrupt:

@@ -258,7 +258,7 @@ class MatrixFolder:
         cell, began = order.cell, time.monotonic()
         self._set_aside(cell)
         log = self.cells / f"{cell.name}.log"
-        where = ["--stack", cell.target, "--wave", str(cell.wave), "--topology", cell.topology, "--bulk"]
+        where = ["--stack", cell.target, "--wave", str(cell.wave), "--topology", cell.topology]
         status = child.run([*launch, *where, "--run-dir", str(self.run_of(cell)), *order.arguments], log)
         found = Outcome(
             order=order,
