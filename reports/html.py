@@ -40,6 +40,7 @@ from reports.view import (
     sequence_tables,
     severities,
     source_trees,
+    stacks_of,
     tally,
     task_rows,
     trainings,
@@ -136,7 +137,7 @@ def environment() -> jinja2.Environment:
 def _environment(judgement: Judgement) -> jinja2.Environment:
     made = environment()
     made.filters["command"] = lambda verdict: reproduce.command(verdict, judgement.run)
-    made.globals |= {"MARK": MARK, "group": _group}
+    made.globals |= {"MARK": MARK, "group": _group, "stacks_of": stacks_of}
     return made
 
 

@@ -36,6 +36,7 @@ from reports.view import (
     repetition,
     severities,
     source_trees,
+    stacks_of,
     tally,
     task_rows,
     trainings,
@@ -109,10 +110,10 @@ def _gate(judgement: Judgement) -> str:
     run, counts, gate = judgement.run, count(judgement), judgement.gate
     answer = "**Yes**" if gate and gate.may_replace else "**No**"
     status = "✅ green" if judgement.exit_status == 0 else "❌ red"
-    pair = one_line(run.pair).replace(" → ", "` → `")
+    stacks = stacks_of(run, mark="`")
     lines = [
         "## Rollout parity\n",
-        f"{status} · `{pair}` · start {text(run.start)} · engine {text(run.computed)} · "
+        f"{status} · {stacks} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
     lines += [f"{text(said)}.\n" for said in earlier(judgement)]

@@ -33,6 +33,7 @@ from reports.view import (
     repetition,
     severities,
     source_trees,
+    stacks_of,
     tally,
     task_rows,
 )
@@ -80,7 +81,7 @@ def _head(judgement: Judgement) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(),
         _line(
-            (one_line(run.pair), "bold"),
+            (stacks_of(run), "bold"),
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]

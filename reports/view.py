@@ -23,12 +23,13 @@ from harness.records.verdict import (
     Judgement,
     NoiseFloor,
     Parity,
+    RunInfo,
     Severity,
     Verdict,
 )
 from harness.suite.coverage import Cell, Column, State, cell, columns, state_of, worst
 from harness.suite.plan import Bullet, Plan, Task
-from reports.text import many, number
+from reports.text import many, number, one_line
 
 GREEN = frozenset({Conformance.PASS, Parity.PARITY})
 LACKING = 5
@@ -120,6 +121,13 @@ def held_entries(judgement: Judgement) -> list[str]:
 def question(judgement: Judgement) -> str:
     """What the gate was asked."""
     return judgement.gate.question if judgement.gate is not None else "May one stack replace another?"
+
+
+def stacks_of(run: RunInfo, mark: str = "") -> str:
+    """ "baseline → candidate", or the stacks that were judged alone, each between two marks."""
+    compared = [run.baseline, run.candidate] if run.baseline and run.candidate else []
+    names = compared or dict.fromkeys(str(header.get("target")) for header in run.headers)
+    return (" → " if compared else ", ").join(f"{mark}{one_line(name)}{mark}" for name in names if name) or "no stack"
 
 
 def earlier(judgement: Judgement) -> list[str]:

@@ -212,18 +212,8 @@ def test_run_hands_over_each_option_and_paths_as_seen_from_here(
             "9000",
         ),
         *("--topology", "remote", "--topology", "colocated", "--model", "m", "--run-dir", "r", "--ledger", "l.toml"),
-        *(
-            "--budget",
-            "0.2",
-            "--repeat",
-            "3",
-            "--no-twin",
-            "--fresh",
-            "--bulk",
-            "--cuda-graphs",
-            "--batch-invariant",
-            "-vv",
-        ),
+        *("--budget", "0.2", "--repeat", "3", "--no-twin", "--fresh"),
+        *("--bulk", "--cuda-graphs", "--batch-invariant", "-vv"),
         *("--", "-x", "--pdb"),
     )
     assert given["arguments"] == [

@@ -293,6 +293,14 @@ def test_bulk_is_driven_where_it_is_chosen_and_left_out_in_words_otherwise(proje
     assert (said in shown.outlines) == (not driven)
 
 
+def test_bulk_that_has_no_place_in_this_run_is_not_said_to_be_left_out(project: pytest.Pytester):
+    (project.path / "scenarios" / "wave1" / "test_bulk.py").write_text(BULK)
+    elsewhere = [one for one in GIVEN if not one.startswith("--topology")]
+    shown = project.runpytest_subprocess("scenarios", *elsewhere, "--topology=colocated", "--collect-only", "-q")
+    assert "test_greedy[toy:http@colocated]" in shown.stdout.str()
+    assert "left out" not in shown.stdout.str()
+
+
 def test_a_single_stack_is_compared_with_nothing_and_scenarios_have_the_mark_of_their_wave(project: pytest.Pytester):
     shown = run(project, "--collect-only", "-q", "--stack", "toy:http", "--engines", "4", "-m", "wave1 and not wave2")
     ids = [line.partition("::")[2] for line in shown.outlines if "::" in line]

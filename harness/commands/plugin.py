@@ -293,10 +293,11 @@ class Parity:
 
         Scenarios that spoil a stack come last on it, since the next one waits for a fresh start.
         """
-        bulk = set() if self._chooses() else {item for item in items if item.get_closest_marker("bulk") is not None}
-        self._left_out = {scenario.name for item in bulk if (scenario := declaration(getattr(item, "obj", None)))}
-        elsewhere = {item for item in items if declaration(getattr(item, "obj", None)) and _place(item) is None}
-        if dropped := bulk | elsewhere:  # those without a requested topology
+        scenarios = {item: found for item in items if (found := declaration(getattr(item, "obj", None))) is not None}
+        elsewhere = {item for item in scenarios if _place(item) is None}  # those without a requested topology
+        bulk = {item for item in scenarios.keys() - elsewhere if scenarios[item].bulk and not self._chooses()}
+        self._left_out = {scenarios[item].name for item in bulk}
+        if dropped := bulk | elsewhere:
             self._config.hook.pytest_deselected(items=list(dropped))
             items[:] = [item for item in items if item not in dropped]
         mine = [item for item in items if _place(item) is not None]
@@ -305,7 +306,7 @@ class Parity:
         order = _in_order([_place(item) for item in mine])
 
         def at(item: pytest.Item) -> tuple[int, bool]:
-            place, scenario = _place(item), declaration(getattr(item, "obj", None))
+            place, scenario = _place(item), scenarios.get(item)
             return -1 if place is None else order.index(place), scenario is not None and scenario.once
 
         items.sort(key=at)

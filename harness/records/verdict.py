@@ -383,13 +383,6 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"target@topology" of each stack that did not start → why."""
 
     @property
-    def pair(self) -> str:
-        """ "baseline → candidate", or the stacks that were judged alone."""
-        if self.baseline and self.candidate:
-            return f"{self.baseline} → {self.candidate}"
-        return ", ".join(dict.fromkeys(str(header.get("target")) for header in self.headers)) or "no stack"
-
-    @property
     def computed(self) -> str:
         """The engines' arithmetic, such as "cuda, bfloat16, eager". If it differs, each variant names its stacks. Only the engine
         if nothing was recorded."""
