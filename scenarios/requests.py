@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from harness.contract.clock import monotonic
@@ -17,6 +18,12 @@ SPREAD = 16
 runs."""
 EVERYWHERE = ("disaggregated", "colocated", "remote")
 """Wherever two engines can live: topologies of `scenarios/topologies.toml`."""
+PATIENCE_S = 1.0
+"""A request that takes longer goes on beside the next ones. Each has a prompt of its own, so that none is taken for another."""
+MOST_LATE = 6
+"""With more requests than these unanswered at a time a stack hangs: the rest is not asked."""
+LAST_S = 45.0
+"""Time for the last answers. A client may ask again for half a minute."""
 
 
 def long(stack: Stack) -> dict[str, Any]:
@@ -45,3 +52,25 @@ async def until_idle(stack: Stack, within_s: float = 10.0) -> bool:
             return False
         await asyncio.sleep(0.05)
     return True
+
+
+async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at_once: int = 1) -> None:
+    """Each call, the next one when fewer than `at_once` are unanswered or `PATIENCE_S` are over. A stack that leaves `MOST_LATE` of
+    them unanswered for that long, or one at the end, is given up."""
+    asked: list[asyncio.Task[Any]] = []
+    waiting: set[asyncio.Task[Any]] = set()
+    hangs = False
+    for call in calls:
+        asked.append(asyncio.create_task(call))
+        waiting.add(asked[-1])
+        if len(waiting) >= at_once:
+            _, waiting = await asyncio.wait(waiting, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        if hangs := len(waiting) > at_once - 1 + MOST_LATE:
+            break
+    done, late = await asyncio.wait(asked, timeout=0 if hangs else LAST_S) if asked else (set(), set())
+    if late:
+        stack.give_up()
+    for task in late:
+        task.cancel()
+    for task in done:
+        task.result()

@@ -169,6 +169,7 @@ class SkyRLStack(VllmStack):
             await asyncio.to_thread(check_gpu)
         self.engine_model = await asyncio.to_thread(self._checkpoint)
         self.cfg = await asyncio.to_thread(self._configuration)
+        await asyncio.to_thread(self._runtime_environment)
         if request.start == "ray":
             await asyncio.to_thread(self._start_ray)
         await self._start_engines()
@@ -305,13 +306,17 @@ class SkyRLStack(VllmStack):
         one = self.request.topology.tensor_parallel * self.request.topology.pipeline_parallel == 1
         return "uni" if one and self.on_cpu else "mp"
 
-    def _start_ray(self) -> None:
-        import ray
+    def _runtime_environment(self) -> None:
+        """Set the variables that SkyRL's entry point gives to all of Ray's processes, for forked ones as well."""
         from skyrl.train.utils import utils
 
         if self.on_cpu:
             utils.peer_access_supported = lambda **_sizes: False
         os.environ |= utils.prepare_runtime_environment(self.cfg)
+
+    def _start_ray(self) -> None:
+        import ray
+
         workers = self.request.topology.world_size
         resources: dict[str, Any] = {"num_cpus": 2 * workers + 8}
         if self.on_cpu:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
-from harness.checks.errors import breaks, error_of
+from harness.checks.errors import breaks, error_of, unanswered
 from harness.checks.matching import assignment, queries
 from harness.contract.faults import ROWS, Fact
 from harness.records.argument_forms import ADMITTED, AS_IT_IS
@@ -24,20 +24,27 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     if not plain:
         return []
     usual = ran[plain[0].id]
+    late = unanswered(call for call in evidence.calls() if _formed(call))[1:]
     return [
-        (call, _effect(call, asked, ran.get(call.id), usual)) for call in evidence.calls() for asked in _formed(call)
+        (call, _effect(call, asked, ran.get(call.id), usual, untold=call in late))
+        for call in evidence.calls()
+        for asked in _formed(call)
     ]
 
 
 def _formed(call: Call) -> list[str]:
-    """The form that an argument of this call really got."""
+    """The form that an argument of this call really got. A call that nobody waited for any longer did not tell it."""
+    if call.label is not None and ": " in call.label and unanswered([call]):
+        return [call.label]
     return [raw.formed for raw in call.raw or () if raw.formed is not None and raw.formed == call.label]
 
 
-def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution) -> FieldEffect:
+def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution, *, untold: bool) -> FieldEffect:
     place, _, form = asked.rpartition(": ")
     kind, message, status = error_of(call)
-    if kind is None:
+    if untold:
+        effect = Effect.UNTOLD
+    elif kind is None:
         same = ran is not None and _meant(ran) == _meant(usual)
         effect = Effect.AS_USUAL if same else Effect.CHANGED
     elif breaks(kind, message, status):
@@ -57,16 +64,19 @@ REASONS = {
     Effect.BROKE: "{call}() answers {field} given {given} as a server error, without any name, or not in time",
     Effect.REFUSED_NAMELESS: "{call}() refuses {field} given {given}, which its annotation admits",
 }
+HANGS = "{call}() answers no more after {field} given {given}"
 
 
 def _judge(evidence: Evidence) -> Finding:
     found = effects(evidence)
     if not found:
         return untestable("the call with usual arguments failed, was not seen at an engine, or no form was asked for")
+    hanging = unanswered(call for call, _ in found)
     wrong = []
     for call, one in found:
         if one.effect in REASONS:
-            reason = REASONS[one.effect].format(call=one.call, field=one.field, given=one.given)
+            reason = HANGS if call in hanging and len(hanging) > 1 else REASONS[one.effect]
+            reason = reason.format(call=one.call, field=one.field, given=one.given)
             wrong.append((reason, {"call": call.id, "got": " ".join(map(str, error_of(call)))[:300]}))
     return msgspec.structs.replace(concluded(len(found), wrong), effects=[one for _, one in found])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from harness.checks.answers import select, short, trouble, unexpected
@@ -102,6 +103,11 @@ def error_of(call: Call) -> tuple[str | None, str, int | None]:
     if isinstance(body, dict) and is_error(body):
         return error_in(body)
     return None, "", None
+
+
+def unanswered(calls: Iterable[Call]) -> list[Call]:
+    """Those that the scenario gave up waiting for."""
+    return [call for call in calls if call.error is not None and call.error.kind == CANCELLED]
 
 
 def breaks(kind: str, message: str, status: int | None) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
 from harness.checks.echo import ENGINE_DEFAULTS, parameters
-from harness.checks.errors import breaks, error_of
+from harness.checks.errors import breaks, error_of, unanswered
 from harness.checks.matching import Row, assignment, queries, usual_prompts
-from harness.contract.errors import CANCELLED
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import CHOICES
 from harness.records.recording import Call, saying
@@ -39,17 +38,13 @@ def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     if not at_engine or _error(plain[0]) is not None:
         return []
     usual = at_engine[0].sampling_params, set(places(plain[0].result))
-    late = {call.id for call in _unanswered(cases)[1:]}
+    late = {call.id for call in unanswered(cases)[1:]}
     became = []
     for call in cases:
         field, _, kind = str(call.label).partition(": ")
         effect = Effect.UNTOLD if call.id in late else _effect(evidence, call, field, ran.get(call.id, []), usual)
         became.append((call, FieldEffect(call=call.method, field=field, given=kind, effect=effect)))
     return became
-
-
-def _unanswered(cases: Iterable[Call]) -> list[Call]:
-    return [call for call in cases if call.error is not None and call.error.kind == CANCELLED]
 
 
 NOTHING_ASKED = "the request without any further field failed or was not seen, or no field was asked for"
@@ -59,11 +54,11 @@ def _judge(evidence: Evidence) -> Finding:
     found = effects(evidence)
     if not found:
         return untestable(NOTHING_ASKED)
-    unanswered = _unanswered(call for call, _ in found)
+    hanging = unanswered(call for call, _ in found)
     wrong = []
     for call, one in found:
         if one.effect in REASONS:
-            reason = HANGS if call in unanswered and len(unanswered) > 1 else REASONS[one.effect]
+            reason = HANGS if call in hanging and len(hanging) > 1 else REASONS[one.effect]
             got = " ".join(map(str, _error(call) or ()))[:300]
             shown = {"call": call.id, "field": one.field, "given": one.given, "got": got}
             wrong.append((reason.format(call=call.method, field=one.field), shown))
@@ -175,7 +170,7 @@ def _judge_pairs(evidence: Evidence) -> Finding:
     pairs = [(call, one) for call, one in found if PAIR in one.field]
     if not pairs:
         return untestable(NOTHING_ASKED)
-    hangs = {call.id for call in _unanswered(call for call, _ in found)}
+    hangs = {call.id for call in unanswered(call for call, _ in found)}
     wrong = []
     for call, one in pairs:
         parts = list(zip(one.field.split(PAIR), one.given.split(PAIR), strict=True))

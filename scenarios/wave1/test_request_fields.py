@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
@@ -18,6 +17,7 @@ from harness.contract.errors import NotOffered
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
+from scenarios.requests import one_by_one
 
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
 INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
@@ -30,12 +30,6 @@ STREAMS = frozenset({"stream", "stream_options"})
 ORDER = 1
 """Seed of the order, in which records come last: they break most. Values of one field do not follow each other: after some server
 errors in a row a router takes the server for dead."""
-PATIENCE_S = 1.0
-"""A request that takes longer goes on beside the next ones. Each has a prompt of its own, so that none is taken for another."""
-MOST_LATE = 6
-"""With more requests than these unanswered at a time a stack hangs: the rest is not asked."""
-LAST_S = 90.0
-"""Time for the last answers. A client may ask again for half a minute."""
 
 AT_ONCE = 16
 """Requests in flight when pairs are asked for: their values are mild, so that few break anything."""
@@ -155,25 +149,12 @@ async def every_pair(stack: Stack, prompts: Prompts, *, send: Send, call: str, w
 
 
 async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_once: int = 1) -> None:
-    """Each case, the next one when fewer than `at_once` are unanswered or `PATIENCE_S` are over. Of several at once every third is a
-    batch. With `MOST_LATE` of them unanswered for that long the stack is given up."""
-    asked: list[asyncio.Task[Any]] = []
-    waiting: set[asyncio.Task[Any]] = set()
-    if not cases:
-        return
-    for number, case in enumerate(cases):
-        rows = 2 if at_once > 1 and number % 3 == 0 else 1
-        call = send(stack, prompts, rows)({**PARAMS, **case.values}, case.label)
-        asked.append(asyncio.create_task(offered(stack, call)))
-        waiting.add(asked[-1])
-        if len(waiting) >= at_once:
-            _, waiting = await asyncio.wait(waiting, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        if len(waiting) > at_once - 1 + MOST_LATE:
-            break
-    done, late = await asyncio.wait(asked, timeout=LAST_S if len(asked) == len(cases) else 0)
-    if late:
-        stack.give_up()
-    for task in late:
-        task.cancel()
-    for task in done:
-        task.result()
+    """Each case in a request. Of several at once every third is a batch."""
+    calls = (
+        offered(
+            stack,
+            send(stack, prompts, 2 if at_once > 1 and number % 3 == 0 else 1)({**PARAMS, **case.values}, case.label),
+        )
+        for number, case in enumerate(cases)
+    )
+    await one_by_one(stack, calls, at_once)

@@ -64,6 +64,17 @@ def test_what_became_of_a_form(label, became, server, effect):
     assert (found.status == "pass") == (effect in (Effect.AS_USUAL, Effect.REFUSED))
 
 
+def test_of_forms_that_were_never_answered_the_first_is_named():
+    gave_up = error("Cancelled", "the scenario gave up waiting")
+    labels = ("input_batch.prompt_token_ids[]: tuple", TUPLE, SUBCLASS)
+    scene = asked(*((label, gave_up, "") for label in labels))
+    for call in scene.calls[1:]:
+        scene.change(call, raw=[])
+    found = scene.judge(CALL_FORMS)
+    assert [one.effect for one in found.effects] == [Effect.BROKE, Effect.UNTOLD, Effect.UNTOLD]
+    assert found.reason == "generate() answers no more after input_batch.prompt_token_ids[] given tuple"
+
+
 def test_a_form_that_no_argument_got_is_not_judged():
     scene = asked((TUPLE, {}, "server-0"))
     scene.change(scene.calls[-1], raw=noted())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,17 @@ class Breaks(Interface):
         if isinstance(input_batch["prompt_token_ids"], tuple):
             self.fired += 1
             raise RuntimeError
+        return await super().generate(input_batch)
+
+
+@seeded("argument_form", "hangs", caught_by=["call_forms"])
+class Hangs(Interface):
+    """A tuple of prompts is never answered."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        if isinstance(input_batch["prompt_token_ids"], tuple):
+            self.fired += 1
+            await asyncio.Event().wait()
         return await super().generate(input_batch)
 
 
