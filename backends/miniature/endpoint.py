@@ -57,6 +57,10 @@ class Endpoint:
             return self.json(415, {"detail": said})
         return await self.posted(request)
 
+    async def configured(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request to host and port of the configuration: the address is there."""
+        return await self.http(request)
+
     async def posted(self, request: HttpRequest) -> HttpResponse:
         """Answer a request with a body in a form that the address reads."""
         body = self.read(request)

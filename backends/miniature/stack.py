@@ -245,7 +245,8 @@ class Miniature:
     async def http(self, request: HttpRequest) -> HttpResponse:
         self.endpoint.client = self.client
         if not request.server:
-            return await self.endpoint.http(request)
+            answer = self.endpoint.configured if request.configured else self.endpoint.http
+            return await answer(request)
         engine = next(engine for engine in self.engines if engine.name == request.server)
         return await self.endpoint.at_server(engine, request)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, exposed, gym, lora, release
+from backends.skyrl import endpoint, entry, exposed, gym, lora, release
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -281,6 +281,8 @@ class SkyRLStack(VllmStack):
             engine.distributed_executor_backend = self.executor
             engine.enable_return_routed_experts = self.returns_experts
             self.notes += [EXPERTS_NOTE] if self.returns_experts else []
+        if Capability.CONFIGURED_ADDRESS in self.capabilities():
+            endpoint.open_on_loopback(engine)
         extra: dict[str, Any] = {"max_model_len": request.max_model_len}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
@@ -307,7 +309,10 @@ class SkyRLStack(VllmStack):
         return "uni" if one and self.on_cpu else "mp"
 
     def _runtime_environment(self) -> None:
-        """Set the variables that SkyRL's entry point gives to all of Ray's processes, for forked ones as well."""
+        """Set the variables that SkyRL's entry point gives to all of Ray's processes, for forked ones as well. Imported after Ray's
+        start, the entry point would start actors for what its trainer registers."""
+        if self.as_shipped:
+            import skyrl.train.entrypoints.main_base  # noqa: F401 - for its effect
         from skyrl.train.utils import utils
 
         if self.on_cpu:
@@ -333,16 +338,25 @@ class SkyRLStack(VllmStack):
             **resources,
         )
 
-    def colocation_group(self) -> Any:
-        """The placement group that trainer and engines share, made as SkyRL's entry point makes it. None unless colocated."""
-        if not self.colocated:
-            return None
+    @property
+    def as_shipped(self) -> bool:
+        """True if SkyRL's entry point makes engines, router and client. Otherwise they are forked, without Ray."""
+        return self.request.start == "ray" or self.remote
+
+    def experiment(self) -> Any:
+        """SkyRL's entry point with this configuration."""
+        shares = self.colocated and not self.on_cpu and self.devices.workers_per_gpu > 1
+        return entry.experiment(self.cfg, self._group_on_shared_gpus if shares else None)
+
+    def _group_on_shared_gpus(self) -> Any:
+        """The placement group of engines that share GPUs with each other. SkyRL asks Ray for a whole one each."""
         from ray.util.placement_group import placement_group
         from skyrl.env_vars import SKYRL_RAY_PG_TIMEOUT_IN_S
         from skyrl.train.utils.utils import get_ray_pg_ready_with_timeout
 
-        share = 1.0 if self.on_cpu else self.devices.share
-        group = placement_group([{"GPU": share, "CPU": 1}] * self.request.topology.world_size, strategy="PACK")
+        group = placement_group(
+            [{"GPU": self.devices.share, "CPU": 1}] * self.request.topology.world_size, strategy="PACK"
+        )
         get_ray_pg_ready_with_timeout(group, timeout=SKYRL_RAY_PG_TIMEOUT_IN_S)
         if not self.release.resolved_placement:
             return group
@@ -370,6 +384,7 @@ class SkyRLStack(VllmStack):
         Only a mixture has experts, and only an environment with Megatron holds weights in Megatron's layout."""
         topology = self.request.topology
         lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
+        lacking |= {Capability.CONFIGURED_ADDRESS} if self.request.start == "fork" else frozenset()
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
         synced = Capability.QUANTIZED_SYNC in self.request.capabilities
         if topology.lora or (topology.quantization is not None and not synced):
@@ -425,6 +440,11 @@ class SkyRLStack(VllmStack):
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         raise NotImplementedError(request)
+
+    @property
+    def configured_address(self) -> str:
+        engine = self.cfg.generator.inference_engine
+        return f"http://{engine.http_endpoint_host}:{engine.http_endpoint_port}"
 
     async def health(self, _request: Empty) -> HealthResult:
         """`/health` of the data plane's address (SkyRL #899: "it should be true if at least one engine is healthy")."""

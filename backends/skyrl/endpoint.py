@@ -33,7 +33,7 @@ async def passed_on(client: httpx.AsyncClient, address: str, request: HttpReques
 
 
 def open_on_loopback(engine_cfg: Any) -> None:
-    """Configure the legacy client to start its endpoint on a free loopback port."""
+    """Configure the OpenAI address: a free loopback port."""
     [engine_cfg.http_endpoint_port] = ports.free(1)
     engine_cfg.http_endpoint_host = HOST
     engine_cfg.enable_http_endpoint = True

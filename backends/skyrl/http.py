@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, lives
+from backends.skyrl import endpoint, entry, lives
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.forked import ForkedServers, WithoutSockets, warm_up
 from backends.skyrl.remote import RemoteServers
@@ -134,13 +134,20 @@ class HttpStack(SkyRLStack):
             loopback = {"host": "127.0.0.1", "prometheus_host": "127.0.0.1"}
             policy = {} if self.request.router_policy is None else {"policy": self.request.router_policy}
             self.cfg.generator.inference_engine.router_init_kwargs = loopback | policy
+            self.cfg.trainer.log_path = str(self._router_logs)
             self.notes += [POLICY_NOTE.format(self.request.router_policy)] if policy else []
+        self._router_on_loopback()
         if self.remote:
             self._servers = RemoteServers(self.request, self.on_cpu, extended=self.release.extended_servers)
             self._urls = await self._servers.start()
             await self.list_what_lacks(self._servers, self.release.endpoints)
-            proxy = await asyncio.to_thread(self._start_router)
-        elif self.request.start == "fork":
+            self.cfg.generator.inference_engine.external_server_urls = self._urls
+        if self.as_shipped:
+            self.client = await asyncio.to_thread(self._client_as_shipped)
+            if self.colocated:
+                self.notes.append(entry.SLEEP_NOTE)
+                await self.client.wake_up()
+        else:
             topology = self.request.topology
             self._servers = ForkedServers(
                 self._cli_arguments(),
@@ -152,11 +159,8 @@ class HttpStack(SkyRLStack):
             )
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
-        else:
-            as_shipped = self._start_groups_as_shipped if self.release.own_groups else self._start_as_shipped
-            proxy = await asyncio.to_thread(as_shipped)
-        self.client = self._make_client(proxy)
-        self._single = self._make_single(proxy)
+            self.client = self._make_client(proxy)
+        self._single = self._make_single(self.client.proxy_url)
         # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
         # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -176,40 +180,65 @@ class HttpStack(SkyRLStack):
                 self.patches.append(CPU_EXECUTOR_PATCH)
         return arguments
 
-    def _start_as_shipped(self) -> str:
+    def _client_as_shipped(self) -> Any:
+        from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+
+        raw.watch(RemoteInferenceClient)
+        self._servers_on_loopback()
+        experiment = self.experiment()
+        slept = RemoteInferenceClient.sleep
+        RemoteInferenceClient.sleep = entry.given(slept, level=entry.SLEEP_LEVEL)
+        try:
+            with self._named_router():
+                client = experiment.get_inference_client()
+        finally:
+            RemoteInferenceClient.sleep = slept
+        self._router = experiment._inference_router
+        self._groups = [experiment._server_group] if self.release.own_groups else experiment._server_groups or []
+        self._groups = [group for group in self._groups if group is not None]
+        self._urls = list(client.server_urls)
+        client.model_name = self.request.model_path  # in 0.2.0 the twin's path, if engines are quantized
+        if hasattr(client, "active_lora_name"):
+            client.active_lora_name = None  # SkyRL's name for its adapter, also before it is loaded
+        return client
+
+    def _servers_on_loopback(self) -> None:
+        """Replace what SkyRL's entry point makes its servers of: their actor, and the arguments of vLLM's command line."""
         import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor as shipped
-        from skyrl.backends.skyrl_train.inference_servers.setup import create_inference_servers
+        from skyrl.train.entrypoints import main_base
 
         from backends.skyrl.actors import loopback_server_actor
 
         shipped.VLLMServerActor = loopback_server_actor()
-        with self._named_router():
-            setup = create_inference_servers(
-                self.cfg.generator.inference_engine,
-                self._cli_arguments(),
-                log_path=str(self._router_logs),
-                placement_group=self.colocation_group(),
-            )
-        self._router, self._groups, self._urls = setup.router, setup.server_groups or [], setup.server_urls
-        return str(setup.proxy_url)
+        arguments = self._cli_arguments()
+        if self.release.own_groups:
+            import skyrl.backends.skyrl_train.inference_servers.server_group as groups
 
-    def _start_groups_as_shipped(self) -> str:
-        """0.1.0: make the group and the router as SkyRL's entry point does (BasePPOExp._get_new_inference_client)."""
-        from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
+            main_base.build_vllm_cli_args = lambda _cfg: arguments
+            ours = {"server_actor_cls": shipped.VLLMServerActor, "start_port": ports.free(1)[0]}
+            groups.ServerGroup = entry.given(groups.ServerGroup, **ours)
+            return
+        from skyrl.backends.skyrl_train.inference_servers import setup
 
-        from backends.skyrl.actors import loopback_server_actor
+        for module in (main_base, setup):  # the former in 0.2.0, the latter from 0.3.0 on
+            module.build_vllm_cli_args = lambda _cfg: arguments
 
-        group = ServerGroup(
-            cli_args=self._cli_arguments(),
-            num_servers=self.request.topology.engines,
-            start_port=ports.free(1)[0],
-            placement_group=self.colocation_group(),
-            enable_dp=self.request.topology.data_parallel > 1,
-            server_actor_cls=loopback_server_actor(),
-        )
-        self._groups = [group]
-        self._urls = [info.url for info in group.start()]
-        return self._start_router()
+    def _router_on_loopback(self) -> None:
+        """Replace what makes SkyRL's router reachable from other machines."""
+        if self.release.own_router:
+            import skyrl.backends.skyrl_train.inference_servers.router as own
+
+            own.get_node_ip = lambda: "127.0.0.1"
+            config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
+            own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
+            shipped = own.InferenceRouter
+            own.InferenceRouter = lambda server_urls: shipped(server_urls, host="127.0.0.1", port=ports.free(1)[0])
+            return
+        import skyrl.backends.skyrl_train.inference_servers.vllm_router as router
+
+        router.get_node_ip = lambda: "127.0.0.1"
+        if self.request.start == "fork":
+            router.multiprocessing = SimpleNamespace(Process=WithoutSockets)
 
     def _start_tapped(self) -> str:
         """The router between fault taps: one in front of each server, for router and client, and one in front of the router."""
@@ -241,20 +270,14 @@ class HttpStack(SkyRLStack):
     def _start_router(self, urls: list[str] | None = None) -> str:
         """The router over servers that are already up, as SkyRL's entry point makes it for external_server_urls."""
         if self.release.own_router:
-            import skyrl.backends.skyrl_train.inference_servers.router as own
+            from skyrl.backends.skyrl_train.inference_servers.router import InferenceRouter
 
-            own.get_node_ip = lambda: "127.0.0.1"
-            config = functools.partial(own.uvicorn.Config, timeout_keep_alive=KEEP_ALIVE_S)
-            own.uvicorn = SimpleNamespace(Config=config, Server=own.uvicorn.Server)
-            self._router = own.InferenceRouter(urls or self._servers_of_client, host="127.0.0.1", port=ports.free(1)[0])
+            self._router = InferenceRouter(urls or self._servers_of_client)
             return str(self._router.start())
         with self._named_router():
             import skyrl.backends.skyrl_train.inference_servers.vllm_router as shipped
             from skyrl.backends.skyrl_train.inference_servers.utils import build_router_args
 
-            shipped.get_node_ip = lambda: "127.0.0.1"
-            if self.request.start == "fork":
-                shipped.multiprocessing = SimpleNamespace(Process=WithoutSockets)
             ie_cfg = self.cfg.generator.inference_engine
             arguments = build_router_args(ie_cfg, server_urls=urls or self._servers_of_client)
             self._router = shipped.VLLMRouter(arguments, log_path=str(self._router_logs))
@@ -431,8 +454,9 @@ class HttpStack(SkyRLStack):
         )
 
     async def http(self, request: HttpRequest) -> HttpResponse:
-        """Send the request to the data plane's address, the router, or to a server's own."""
+        """Send the request to the data plane's address, the router, to a server's own, or to the configured one."""
         address = self._named_urls()[request.server] if request.server else self.client.proxy_url
+        address = self.configured_address if request.configured else address
         return await endpoint.passed_on(self._direct, address, request)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, exposed, forked, lives, lora
+from backends.skyrl import endpoint, entry, exposed, forked, lives, lora
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, generation
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -47,13 +47,6 @@ ABORT_GRACE_PATCH = {
     "reason": f"ABORT_GENERATION_GRACE_PERIOD_SECONDS is {ABORT_GRACE_S} instead of 5: a tiny model is done after five seconds",
     "version": "skyrl 0.1.0",
 }
-
-SLEEP_LEVEL_AT_START = 1
-"""SkyRL's default, 2, discards the weights, because its trainer syncs before the first request. Scenarios begin at version 0."""
-SLEEP_NOTE = (
-    "SkyRL puts colocated engines to sleep as soon as they are up, at level 2; here at level 1, and the adapter wakes them: "
-    "scenarios begin with the checkpoint's weights"
-)
 
 
 class LegacyStack(SkyRLStack):
@@ -100,23 +93,43 @@ class LegacyStack(SkyRLStack):
         self.patches.append(ABORT_GRACE_PATCH)
 
     async def _start_engines(self) -> None:
-        if self.remote:
-            self._engines = await self._connect()
-        elif self.request.start == "fork":
-            self._engines = await asyncio.to_thread(self._engines_in_process)
-        else:
-            self._engines = await asyncio.to_thread(self._engines_as_shipped)
         engine_cfg = self.cfg.generator.inference_engine
         if self.request.start == "fork":
             self._endpoint = endpoint.InProcess()
             self.notes.append(endpoint.IN_PROCESS_NOTE)
+        if self.remote:
+            self._servers = RemoteServers(self.request, self.on_cpu)
+            self._urls = await self._servers.start()
+            await self.list_what_lacks(self._servers, ENDPOINTS)
+            engine_cfg.run_engines_locally = False
+            engine_cfg.remote_urls = [url.removeprefix("http://") for url in self._urls]
+        if self.as_shipped:
+            self.client = await asyncio.to_thread(self._client_as_shipped)
+            self._engines = self.client.engines
         else:
-            endpoint.open_on_loopback(engine_cfg)
-        self.client = await asyncio.to_thread(self._make_client, self._tapped(self._engines), engine_cfg)
+            self._engines = await asyncio.to_thread(self._engines_in_process)
+            self.client = await asyncio.to_thread(self._make_client, self._tapped(self._engines), engine_cfg)
         self._first = self.client
         if self.sleeps_at_start:
-            self.notes.append(SLEEP_NOTE)
+            self.notes.append(entry.SLEEP_NOTE)
             await self.client.wake_up()
+
+    def _client_as_shipped(self) -> Any:
+        import skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine as wrapped
+        import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
+        from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
+
+        from backends.skyrl.actors import probed_engine_actor
+
+        raw.watch(InferenceEngineClient)
+        shipped.AsyncVLLMRayActor = probed_engine_actor()
+        wrapped.create_ray_wrapped_inference_engines = entry.given(
+            wrapped.create_ray_wrapped_inference_engines,
+            inference_engine_enable_sleep=self.colocated and not self.on_cpu,
+            sleep_level=entry.SLEEP_LEVEL,
+            enforce_eager=self.cfg.generator.inference_engine.enforce_eager,
+        )
+        return self.experiment().get_inference_client()
 
     def _make_client(self, engines: list[Any], engine_cfg: Any) -> Any:
         from skyrl.backends.skyrl_train.inference_engines.inference_engine_client import InferenceEngineClient
@@ -145,62 +158,6 @@ class LegacyStack(SkyRLStack):
 
     def unbroken(self) -> None:
         self.client.engines = [tap.engine for tap in self.client.engines]
-
-    async def _connect(self) -> list[Any]:
-        from skyrl.backends.skyrl_train.inference_engines.remote_inference_engine import create_remote_inference_engines
-
-        self._servers = RemoteServers(self.request, self.on_cpu)
-        self._urls = await self._servers.start()
-        await self.list_what_lacks(self._servers, ENDPOINTS)
-        engines: list[Any] = create_remote_inference_engines(
-            urls=[url.removeprefix("http://") for url in self._urls],
-            model_name=self.request.model_path,
-            engine_backend="vllm",
-            tokenizer=self.tokenizer,
-            tensor_parallel_size=self.request.topology.tensor_parallel,
-            pipeline_parallel_size=self.request.topology.pipeline_parallel,
-            data_parallel_size=self.request.topology.data_parallel,
-            expert_parallel_size=self.cfg.generator.inference_engine.expert_parallel_size,
-        )
-        return engines
-
-    def _engines_as_shipped(self) -> list[Any]:
-        import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
-        from skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine import (
-            create_ray_wrapped_inference_engines,
-        )
-
-        from backends.skyrl.actors import probed_engine_actor
-
-        shipped.AsyncVLLMRayActor = probed_engine_actor()
-        engine = self.cfg.generator.inference_engine
-        added = {option: getattr(engine, option) for option in self.release.engine_options}
-        engines: list[Any] = create_ray_wrapped_inference_engines(
-            num_inference_engines=engine.num_engines,
-            tensor_parallel_size=engine.tensor_parallel_size,
-            pipeline_parallel_size=engine.pipeline_parallel_size,
-            data_parallel_size=engine.data_parallel_size,
-            expert_parallel_size=engine.expert_parallel_size,
-            model_dtype=engine.model_dtype,
-            pretrain=self.engine_model,
-            served_model_name=engine.served_model_name,
-            seed=self.cfg.trainer.seed,
-            vllm_v1_disable_multiproc=engine.vllm_v1_disable_multiproc,
-            enable_prefix_caching=engine.enable_prefix_caching,
-            enforce_eager=engine.enforce_eager,
-            shared_pg=self.colocation_group(),
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            inference_engine_enable_sleep=self.colocated and not self.on_cpu,
-            sleep_level=SLEEP_LEVEL_AT_START,
-            async_engine=engine.async_engine,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_num_seqs=engine.max_num_seqs,
-            tokenizer=self.tokenizer,
-            engine_init_kwargs=dict(engine.engine_init_kwargs),
-            **added,
-            **lora.engine_arguments(self.cfg),
-        )
-        return engines
 
     def _engines_in_process(self) -> list[Any]:
         """--start fork: hold the engines of the Ray actors in this process; the client sees no difference. Each data-parallel rank
@@ -315,7 +272,7 @@ class LegacyStack(SkyRLStack):
     def addresses(self, direct: httpx.AsyncClient) -> Sequence[probing.Address]:
         servers = [self.address(f"server-{index}", url, direct) for index, url in enumerate(self._urls)]
         if self._endpoint is None:
-            return [self.address("endpoint", self._endpoint_url, direct, data_plane=True), *servers]
+            return [self.address("endpoint", self.configured_address, direct, data_plane=True), *servers]
         return [
             probing.Address(
                 name="endpoint",
@@ -329,16 +286,12 @@ class LegacyStack(SkyRLStack):
 
     # --- data plane
 
-    @property
-    def _endpoint_url(self) -> str:
-        return f"http://{endpoint.HOST}:{self.cfg.generator.inference_engine.http_endpoint_port}"
-
     async def http(self, request: HttpRequest) -> HttpResponse:
         """SkyRL's HTTP endpoint (enable_http_endpoint)."""
         if self._endpoint is not None:
             return await self._endpoint.http(self.client, request)
         async with httpx.AsyncClient() as direct:
-            return await endpoint.passed_on(direct, self._endpoint_url, request)
+            return await endpoint.passed_on(direct, self.configured_address, request)
 
     def reads_configuration(self) -> Sequence[str]:
         return (

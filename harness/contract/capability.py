@@ -27,6 +27,8 @@ class Capability(StrEnum):
     """completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.completion."""
     HTTP_ENDPOINT = "http_endpoint"
     """http(): the stack's OpenAI address. SkyRL #1014, task 7; SkyRL, enable_http_endpoint."""
+    CONFIGURED_ADDRESS = "configured_address"
+    """http(configured=True): the configuration names host and port of the OpenAI address. SkyRL, http_endpoint_port."""
     SERVER_ADDRESSES = "server_addresses"
     """http(): each server has an address of its own, with its control calls. SkyRL #904: the control plane reaches every server."""
     HTTP_STREAMING = "http_streaming"

@@ -130,6 +130,8 @@ class HttpRequest(Message, frozen=True, kw_only=True):
     """How the body is sent: in a character encoding, or as compressed UTF-8. No header says so by itself."""
     server: str = ""
     """The server whose own address is asked, in place of the stack's."""
+    configured: bool = False
+    """True to ask host and port that the configuration names for the OpenAI address, whatever listens there."""
 
     @property
     def content(self) -> bytes:

@@ -76,6 +76,18 @@ async def test_completions_of_text(stack: Stack, prompts: Prompts) -> None:
 
 
 @scenario(
+    task=7,
+    promise="the OpenAI address is at host and port of the configuration",
+    needs={*ENDPOINT, Capability.CONFIGURED_ADDRESS},
+    checks=[ALL_COMPLETE, greedy(methods=("completion",))],
+)
+async def test_the_configured_address(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, generator.inference_engine: http_endpoint_host and http_endpoint_port."""
+    async with openai_client(stack, configured=True) as client:
+        await stack.attempt(complete(stack, client, prompts.one()))
+
+
+@scenario(
     task=7, promise="/v1/chat/completions answers conversations, many callers at once", needs=ENDPOINT, checks=CHAT
 )
 async def test_chat_completions(stack: Stack, prompts: Prompts) -> None:

@@ -58,6 +58,15 @@ class ErrorsSayNothing(Endpoint):
         return super().refused({"error": body["error"] | {"message": None}})
 
 
+@seeded("address_moves", caught_by=["all_complete"], corrupts=Fact.ANSWERS)
+class ElsewhereThanConfigured(Endpoint):
+    """Nothing listens at host and port of the configuration."""
+
+    async def configured(self, request: HttpRequest) -> HttpResponse:
+        self.fired += 1
+        raise ConnectionRefusedError(f"nothing listens where {request.path} was sent")
+
+
 @seeded("refusal_misleads", "server_error", caught_by=["errors.refused"])
 class RefusalBlamesServer(Endpoint):
     """A body without a model is refused as a fault of the server."""
