@@ -10,13 +10,13 @@ import msgspec
 
 from harness.checks import ties
 from harness.checks.base import Check, Evidence, Finding, concluded, kept, untestable
-from harness.checks.matching import Row, assignment, rows
+from harness.checks.matching import Row, assignment, queries, rows
 from harness.checks.tokens import RESHAPING
 from harness.checks.weights import MOVES_PARAMETERS
 from harness.contract.faults import Fact
 from harness.records.differing import parting
 from harness.records.recording import Call
-from harness.records.reference import Score, ScoreRequest, UnansweredQuery
+from harness.records.reference import Query, Score, ScoreRequest, UnansweredQuery
 
 BLOCK = 128
 """Tokens of a prefix-cache block on a CPU, the largest that vLLM uses: a longer prompt is cached on any engine."""
@@ -195,28 +195,59 @@ def _by_prompt(evidence: Evidence) -> dict[tuple[Any, ...], list[Answered]]:
     return found
 
 
+def _same_version(evidence: Evidence) -> Iterator[tuple[Answered, Answered]]:
+    """Each answer beside the first one of the same prompt, adapter and version."""
+    for answers in _by_prompt(evidence).values():
+        first: dict[int, Answered] = {}
+        for answer in answers:
+            if (before := first.setdefault(answer.version, answer)) is not answer:
+                yield before, answer
+
+
+def _otherwise(before: Answered, after: Answered) -> bool:
+    return before.row.tokens != after.row.tokens or before.row.finish_reason != after.row.finish_reason
+
+
+def _may_part(evidence: Evidence, before: Answered, after: Answered) -> bool:
+    """True if rounding may part two answers of equal length; never on repeatable engines."""
+    return (
+        not evidence.repeatable
+        and before.row.finish_reason == after.row.finish_reason
+        and len(before.row.tokens or ()) == len(after.row.tokens or ())
+    )
+
+
+def _ask_same_output(evidence: Evidence) -> Iterator[Query]:
+    yield from queries(evidence)
+    for pair in _same_version(evidence):
+        if _otherwise(*pair) and _may_part(evidence, *pair):
+            yield from (score_of(evidence, answer) for answer in pair)
+
+
 def _judge_same_output(evidence: Evidence) -> Finding:
     facts = 0
     wrong: list[tuple[str, dict[str, Any]]] = []
+    parted: list[Score] = []
     changes = [c for method in CHANGES_ANSWERS for c in evidence.calls(method) if c.error is None]
     between: set[int] = set()
-    for answers in _by_prompt(evidence).values():
-        first: dict[int, Row] = {}
-        for answer in answers:
-            row = answer.row
-            before = first.setdefault(answer.version, row)
-            if before is row:
+    for before, after in _same_version(evidence):
+        facts += 1
+        between |= {c.id for c in changes if before.row.call.started_ns < c.started_ns < after.row.call.ended_ns}
+        if not _otherwise(before, after):
+            continue
+        if _may_part(evidence, before, after):
+            scores = [evidence.reference.score(score_of(evidence, answer)) for answer in (before, after)]
+            if all(ties.parts_at(evidence, score) is None for score in scores):
+                parted += scores
                 continue
-            facts += 1
-            between |= {c.id for c in changes if before.call.started_ns < c.started_ns < row.call.ended_ns}
-            if before.tokens != row.tokens or before.finish_reason != row.finish_reason:
-                both = parting(before=before.tokens or (), after=row.tokens or ())
-                wrong.append(("a policy version answers otherwise the second time", {**_shown(answer), **both}))
+        both = parting(before=before.row.tokens or (), after=after.row.tokens or ())
+        wrong.append(("a policy version answers otherwise the second time", {**_shown(after), **both}))
     if not facts:
         return untestable("no prompt was answered twice by the same version")
     if not between and not wrong:
         return untestable(NOTHING_BETWEEN)
-    return concluded(facts, wrong, changes_between=len(between))
+    margin = ties.margin(evidence, parted) if parted else None
+    return concluded(facts, wrong, margin=margin, changes_between=len(between))
 
 
 SAME_VERSION_SAME_OUTPUT = Check(
@@ -226,6 +257,7 @@ SAME_VERSION_SAME_OUTPUT = Check(
     reads=Fact.ANSWERS | Fact.POLICY | Fact.ADAPTERS,
     source="architecture, idempotent sync and cold equality",
     judge=_judge_same_output,
+    queries=_ask_same_output,
 )
 
 

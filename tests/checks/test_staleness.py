@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.checks.staleness import FORCED_EFFECT, NOTHING_BETWEEN, SAME_VERSION_SAME_OUTPUT
+from harness.records.reference import Noise, NoiseRequest, Score, ScoreRequest
 from tests.checks.scene import Scene
 
 SHORT = [[10, 11], [20, 21]]
@@ -33,6 +34,24 @@ def test_the_same_version_answers_the_same(syncs):
     assert found.reason == "a policy version answers otherwise the second time"
     scene.generate(SHORT, tokens=[[1, 2, 3, 4, 5, 6]] * 2)
     assert [row for _, row in scene.judge(SAME_VERSION_SAME_OUTPUT).concerns] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "behind", "status"),
+    [("bfloat16", 0.3, "pass"), ("bfloat16", 0.5, "fail"), ("float32", 0.3, "fail")],
+    ids=["a near tie", "further than the noise", "float32 repeats itself"],
+)
+def test_rounding_may_part_two_answers_of_a_version(dtype, behind, status):
+    scene = Scene()
+    scene.reference.set(NoiseRequest(), Noise(numbers=5120, largest=0.2, rms=0.05, weights=0.3))
+    before = scene.generate(SHORT).result["response_ids"]
+    scene.sync(0)
+    scene.generate(SHORT, tokens=[before[0], [*before[1][:5], 63]])
+    score = Score(logprobs=[-1.0] * 6, ranks=[0] * 5 + [1], margins=[3.0] * 6, behind=(0.0,) * 5 + (behind,))
+    scene.reference.set(ScoreRequest(version=0, prompt=SHORT[1], tokens=[*before[1][:5], 63]), score)
+    about = {"model": {"name": "tiny", "sha256": "0" * 64, "dtype": dtype}}
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT, **about).status == status
+    assert scene.judge(SAME_VERSION_SAME_OUTPUT, **about, batch_invariant=True).status == "fail"
 
 
 def test_two_answers_with_nothing_between_them_show_nothing():
