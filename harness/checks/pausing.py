@@ -25,8 +25,10 @@ from harness.checks.base import (
     untestable,
 )
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries, rows
+from harness.checks.sampling import draws_repeat
+from harness.checks.tokens import RESHAPING
 from harness.contract.faults import ROWS, Fact
-from harness.records.differing import parting
+from harness.records.differing import common_prefix, parting
 from harness.records.recording import Call, Observation
 from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -230,32 +232,55 @@ def _different(evidence: Evidence) -> list[tuple[Row, Row]]:
     return [(a, b) for a, b in _pair(evidence) if a.tokens != b.tokens or a.finish_reason != b.finish_reason]
 
 
+def _reshaped(row: Row) -> bool:
+    """True if the row's greedy tokens need not be the model's own choices."""
+    return any(row.params.get(name) for name in RESHAPING)
+
+
+def _complete(row: Row, *, aborted: bool) -> bool:
+    """True if the row has the length that its finish reason asks for. `aborted`: True if it may have been cut short."""
+    if row.finish_reason == "length":
+        return len(row.tokens or ()) == row.params.get("max_tokens")
+    return row.finish_reason == "stop" or (aborted and row.finish_reason == "abort")
+
+
+def _parts_at(plain: Row, paused: Row, *, aborted: bool = False) -> int | None:
+    """The first token at which two complete rows differ: rounding may have decided there. None if one is cut off or they are equal."""
+    made = [row.tokens or () for row in (plain, paused)]
+    at = common_prefix(*made)
+    complete = all(_complete(row, aborted=aborted) for row in (plain, paused))
+    return at if complete and at < min(map(len, made)) else None
+
+
 def _scores(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> list[ScoreRequest]:
-    """The questions for the scores of both rows; none if a near tie cannot explain their difference. `aborted`: True if the paused
-    one may have been cut short."""
-    made, left = len(paused.tokens or ()), len(plain.tokens or ())
-    whole = plain.finish_reason == paused.finish_reason and made == left
-    partial = aborted and paused.finish_reason == "abort" and made <= left
-    if not (whole or partial) or not plain.prompt or any(row.params.get("temperature") != 0 for row in (plain, paused)):
+    """The questions for the scores of both greedy rows, up to the token at which they part if their choice is reshaped; none if a near
+    tie cannot explain their difference."""
+    both = (plain, paused)
+    at = _parts_at(*both, aborted=aborted)
+    if at is None or not plain.prompt or any(row.params.get("temperature") != 0 for row in both):
         return []
     return [
         ScoreRequest(
             version=evidence.version_at(row.call.started_ns),
             quantization=evidence.header.topology.quantization,
             prompt=list(row.prompt or ()),
-            tokens=list(row.tokens or ()),
-            routed=evidence.followed(row.routed),
+            tokens=list((row.tokens or ())[: at + 1 if _reshaped(row) else None]),
+            routed=[] if _reshaped(row) else evidence.followed(row.routed),
         )
-        for row in (plain, paused)
+        for row in both
     ]
 
 
 def _parted_at_a_tie(evidence: Evidence, plain: Row, paused: Row, *, aborted: bool = False) -> bool:
-    """True if the rows differ by rounding at a near tie, and each follows the model's greedy choice to its end. Always False on
-    batch-invariant engines, where both rows round alike."""
+    """True if the rows differ by rounding at a near tie, and each follows the model's greedy choice to its end. If their choice is
+    reshaped, only the two tokens at which they part are compared. Always False on batch-invariant engines, where both rows round
+    alike."""
     if evidence.header.batch_invariant:
         return False
     scores = [evidence.reference.score(asked) for asked in _scores(evidence, plain, paused, aborted=aborted)]
+    if scores and _reshaped(plain):
+        one, other = scores
+        return abs(one.logprobs[-1] - other.logprobs[-1]) < min(map(evidence.near, scores))
     return bool(scores) and all(ties.parts_at(evidence, score) is None for score in scores)
 
 
@@ -272,14 +297,22 @@ def _judge_same(evidence: Evidence) -> Finding:
 
 
 def same(evidence: Evidence, met: Callable[[Row], bool], otherwise: str) -> Finding:
-    """Judges if each "paused" row equals its "uninterrupted" one. Untestable (`otherwise`) if no pause `met` a paused row."""
-    pairs = list(_pair(evidence))
+    """Judges if each "paused" row equals its "uninterrupted" one; drawn ones together (`draws_repeat`), except on repeatable engines.
+    Untestable (`otherwise`) if no pause `met` a paused row, or only rows whose reshaped choices part at a near tie."""
+    pairs, different = list(_pair(evidence)), _different(evidence)
+    drawn = [] if evidence.repeatable else [pair for pair in pairs if pair[0].params.get("temperature") != 0]
+    margin = None
+    if any(pair in different for pair in drawn):
+        margin = draws_repeat([(a.tokens or (), b.tokens or ()) for a, b in drawn], evidence.noise.rms)
+        if margin.measured <= margin.bound:
+            different = [pair for pair in different if pair not in drawn or _parts_at(*pair) is None]
+    tied = [pair for pair in different if _parted_at_a_tie(evidence, *pair)]
     # Red even if no pause is known to have caught them: an answer that a pause changed may not match its execution.
-    wrong = [(DIFFERS, _shown(a, b)) for a, b in _different(evidence) if not _parted_at_a_tie(evidence, a, b)]
-    interrupted = sum(met(paused) for _, paused in pairs)
+    wrong = [(DIFFERS, _shown(*pair)) for pair in different if pair not in tied]
+    interrupted = sum(met(pair[1]) for pair in pairs if not (pair in tied and _reshaped(pair[0])))
     if not interrupted and not wrong:
         return untestable(otherwise)
-    return concluded(len(pairs), wrong, interrupted=interrupted)
+    return concluded(len(pairs), wrong, margin=margin, interrupted=interrupted)
 
 
 SAME_AS_UNINTERRUPTED = Check(

@@ -17,7 +17,7 @@ from harness.checks.pausing import (
     UNINTERRUPTED,
     WAITED,
 )
-from harness.records.reference import Score, ScoreRequest
+from harness.records.reference import Noise, NoiseRequest, Score, ScoreRequest
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene, without_observations
 
@@ -80,7 +80,8 @@ class Paused(Scene):
         self.calls.append(traces.call(method, request, started_ns=started, ended_ns=ended))
 
     def answered(self, response_ids, reasons):
-        self.change(self.answer, result={**self.answer.result, "response_ids": response_ids, "stop_reasons": reasons})
+        result = {**self.answer.result, "response_ids": response_ids, "stop_reasons": reasons}
+        self.answer = self.change(self.answer, result=result)
         return self
 
 
@@ -179,6 +180,52 @@ def test_rounding_may_decide_between_two_tokens_that_are_all_but_equal(margin, v
         score = Score(logprobs=[-1.0] * LENGTH, ranks=ranks, margins=margins)
         scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens), score)
     assert scene.judge(SAME_AS_UNINTERRUPTED).status == verdict
+
+
+def bfloat16(rms: float = 0.002) -> tuple[dict, Noise]:
+    return {"model": {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}}, Noise(largest=0.2, rms=rms)
+
+
+def under(scene: Paused, **params) -> tuple[list[int], list[int]]:
+    """Gives both calls of a scene these parameters, and the second one another 11th token. Returns that row's two answers."""
+    plain = scene.answers[1]
+    other = [*plain[:10], (plain[10] + 1) % 60, *plain[11:]]
+    for call in [call for call in scene.calls if call.label in {UNINTERRUPTED, PAUSED}]:
+        asked = {**call.request, "sampling_params": {**call.request["sampling_params"], **params}}
+        scene.answer = scene.change(call, request=asked)
+    scene.answered([scene.answers[0], other], ["length", "length"])
+    return plain, other
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.3, "pass"), (0.5, "fail")])
+def test_choices_that_are_reshaped_may_part_between_two_tokens_that_are_all_but_equal(apart, verdict):
+    about, noise = bfloat16()
+    scene = Paused()
+    scene.reference.set(NoiseRequest(), noise)
+    for tokens, last in zip(under(scene, allowed_token_ids=[*range(64)]), (-4.0, -4.0 - apart), strict=True):
+        numbers = [*[-1.0] * 10, last]
+        score = Score(logprobs=numbers, ranks=[9] * 11, margins=[1.0] * 11, behind=(3.0,) * 11)
+        scene.reference.set(ScoreRequest(version=0, prompt=PROMPTS[1], tokens=tokens[:11]), score)
+    found = scene.judge(SAME_AS_UNINTERRUPTED, **about)
+    assert found.status == verdict
+    assert verdict == "fail" or found.numbers["interrupted"] == 1, (
+        "a row that parts shows nothing of the pause after it"
+    )
+    assert scene.judge(SAME_AS_UNINTERRUPTED, **about, batch_invariant=True).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("rms", "verdict"), [(0.002, "pass"), (1e-9, "fail")], ids=["as seldom as noise explains", "more often"]
+)
+def test_rounding_may_change_a_draw(rms, verdict):
+    about, noise = bfloat16(rms)
+    scene = Paused()
+    scene.reference.set(NoiseRequest(), noise)
+    _, other = under(scene, temperature=1.0, seed=11)
+    found = scene.judge(SAME_AS_UNINTERRUPTED, **about)
+    assert (found.status, scene.judge(SAME_AS_UNINTERRUPTED).status) == (verdict, "fail")
+    scene.answered([scene.answers[0], other[:12]], ["length", "length"])
+    assert scene.judge(SAME_AS_UNINTERRUPTED, **about).status == "fail", "cut off"
 
 
 def test_aborted_answers():
