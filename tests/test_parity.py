@@ -334,6 +334,22 @@ def test_what_comes_after_a_token_at_which_rounding_decides_is_no_difference(beh
     assert (found.status, found.numbers.get("after_a_near_tie")) == (status, after)
 
 
+@pytest.mark.parametrize(
+    ("behind", "later", "status"),
+    [(0.5, 1, Parity.PARITY), (1.5, 1, Parity.UNTESTABLE), (0.5, 2, Parity.UNTESTABLE)],
+    ids=["after a near tie", "after another difference", "one side asks more"],
+)
+def test_a_turn_that_follows_an_answer_that_parted_needs_no_partner(behind, later, status):
+    scored([11, 12], 0.0)
+    scored([11, 13], behind * traces.NOISE.near)
+    sides = [
+        [answer([11, last]), *(traces.generate([[5, 6, 7, 11, last]], [[1]], params=GREEDY) for _ in range(turns))]
+        for last, turns in ((12, 1), (13, later))
+    ]
+    found = both(*sides)["calls.paired"]
+    assert (found.status, found.numbers.get("after_a_near_tie")) == (status, 2.0 if status == Parity.PARITY else None)
+
+
 def test_an_answer_that_ends_early_is_a_difference_whatever_the_tokens():
     scored([11, 12], 0.0)
     scored([11], 0.0)

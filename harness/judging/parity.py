@@ -24,7 +24,6 @@ from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
-from harness.judging.pairing import Pairing
 from harness.judging.sides import Comparison, Facet, lay_side_by_side
 from harness.machine.targets import released
 from harness.records.recording import Call, ScenarioTrace
@@ -235,7 +234,7 @@ def _facets(
     found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
     facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside) | effects.compare(*both)
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
-    verdicts.extend(_unpaired(about, found.pairing))
+    verdicts.extend(_unpaired(about, found))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found.errors))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
@@ -382,10 +381,21 @@ def _kind_of_place(call: Call | None, place: str) -> str:
     return call.method
 
 
-def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
+def _unpaired(about: _About, found: Comparison) -> list[Verdict]:
+    pairing = found.pairing
     alone = [("baseline", c) for c in pairing.left_only] + [("candidate", c) for c in pairing.right_only]
     if not alone:
         return []
+    if _follow_parted_answers(found):
+        return [
+            about(
+                PAIRED,
+                Parity.PARITY,
+                "requests differ only where they follow answers that part at a token at which rounding decides",
+                facts=len(pairing.pairs),
+                numbers={"after_a_near_tie": float(len(alone))},
+            )
+        ]
     methods = sorted({f"{call.method} ({role})" for role, call in alone})
     return [
         about(
@@ -401,6 +411,23 @@ def _unpaired(about: _About, pairing: Pairing) -> list[Verdict]:
             ],
         )
     ]
+
+
+def _follow_parted_answers(found: Comparison) -> bool:
+    """True if both sides have as many calls without a partner, of each method and label, and all begin after answers that parted
+    where rounding decides: a scenario asks a later turn with the side's own earlier answers."""
+    alone = (found.pairing.left_only, found.pairing.right_only)
+    parted = [pair for pair in found.pairing.pairs if pair[0].id in found.parted]
+    kinds = [Counter((call.method, call.label) for call in calls) for calls in alone]
+    return (
+        bool(parted)
+        and kinds[0] == kinds[1]
+        and all(
+            call.started_ns > min(answer.ended_ns for answer in answers)
+            for calls, answers in zip(alone, zip(*parted, strict=True), strict=True)
+            for call in calls
+        )
+    )
 
 
 def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exact: bool) -> list[Verdict]:

@@ -115,6 +115,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[tuple[Call, Call, tuple[str, ...]]]
     incomparable: int
     """Calls with log-probabilities on both sides, but without a common token to compare."""
+    parted: Parted
 
 
 def lay_side_by_side(
@@ -161,7 +162,14 @@ def lay_side_by_side(
         _logprobs(left, right, bound, numbers)
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
     _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
-    return Comparison(pairing=pairing, facets=dict(facets), logprobs=numbers, errors=errors, incomparable=incomparable)
+    return Comparison(
+        pairing=pairing,
+        facets=dict(facets),
+        logprobs=numbers,
+        errors=errors,
+        incomparable=incomparable,
+        parted=parted,
+    )
 
 
 def _after_a_death(call: Call, evidence: Evidence) -> bool:
