@@ -45,6 +45,7 @@ IDLE_SERVER = "a server had no request that the pause could stop"
 NO_PREFIX = "the tokens of an aborted request are no prefix of the uninterrupted run's"
 NO_REASON = 'a request cut short by pause(abort) does not say finish reason "abort"'
 NONE_ABORTED = "pause(abort) aborted none of the requests in flight"
+ALL_PARTED = "all requests in flight when the pause came part where rounding decides between two tokens"
 DIFFERS = "a greedy run with a pause in it differs from the run without"
 UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
 """Labels of the two compared calls: the same prompts without and with a pause."""
@@ -298,7 +299,7 @@ def _judge_same(evidence: Evidence) -> Finding:
 
 def same(evidence: Evidence, met: Callable[[Row], bool], otherwise: str) -> Finding:
     """Judges if each "paused" row equals its "uninterrupted" one; drawn ones together (`draws_repeat`), except on repeatable engines.
-    Untestable (`otherwise`) if no pause `met` a paused row, or only rows whose reshaped choices part at a near tie."""
+    Untestable (`otherwise`) if no pause `met` a paused row. A row whose reshaped choices part at a near tie shows nothing of it."""
     pairs, different = list(_pair(evidence)), _different(evidence)
     drawn = [] if evidence.repeatable else [pair for pair in pairs if pair[0].params.get("temperature") != 0]
     margin = None
@@ -309,9 +310,10 @@ def same(evidence: Evidence, met: Callable[[Row], bool], otherwise: str) -> Find
     tied = [pair for pair in different if _parted_at_a_tie(evidence, *pair)]
     # Red even if no pause is known to have caught them: an answer that a pause changed may not match its execution.
     wrong = [(DIFFERS, _shown(*pair)) for pair in different if pair not in tied]
-    interrupted = sum(met(pair[1]) for pair in pairs if not (pair in tied and _reshaped(pair[0])))
+    caught = [pair for pair in pairs if met(pair[1])]
+    interrupted = sum(not (pair in tied and _reshaped(pair[0])) for pair in caught)
     if not interrupted and not wrong:
-        return untestable(otherwise)
+        return untestable(ALL_PARTED if caught else otherwise)
     return concluded(len(pairs), wrong, margin=margin, interrupted=interrupted)
 
 

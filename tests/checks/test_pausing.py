@@ -7,6 +7,7 @@ import pytest
 
 from harness.checks.pausing import (
     ABORTED,
+    ALL_PARTED,
     FROZEN,
     HELD,
     IDLE_SERVER,
@@ -194,6 +195,10 @@ def under(scene: Paused, **params) -> tuple[list[int], list[int]]:
         asked = {**call.request, "sampling_params": {**call.request["sampling_params"], **params}}
         scene.answer = scene.change(call, request=asked)
     scene.answered([scene.answers[0], other], ["length", "length"])
+    steps = [s for s in scene.seen if s.kind == "step" and s.server == SERVERS[1] and s.at_ns > scene.answer.started_ns]
+    [name] = steps[10].data["tokens"]
+    changed = msgspec.structs.replace(steps[10], data={**steps[10].data, "tokens": {name: [other[10]]}})
+    scene.seen[scene.seen.index(steps[10])] = changed
     return plain, other
 
 
@@ -212,6 +217,11 @@ def test_choices_that_are_reshaped_may_part_between_two_tokens_that_are_all_but_
         "a row that parts shows nothing of the pause after it"
     )
     assert scene.judge(SAME_AS_UNINTERRUPTED, **about, batch_invariant=True).status == "fail"
+    if verdict == "pass":
+        scene.seen = [
+            s for s in scene.seen if s.kind == "control" or s.server == SERVERS[1] or s.at_ns < scene.answer.started_ns
+        ]
+        assert scene.judge(SAME_AS_UNINTERRUPTED, **about).reason == ALL_PARTED
 
 
 @pytest.mark.parametrize(
