@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.contract.messages import Dtype
 from harness.contract.topology import topology
 from harness.machine.progress import silent
 from harness.machine.targets import known
@@ -44,13 +45,14 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path, target: str = "miniature", *, repeat: int = 1) -> Iterator[Bench]:
+def bench(folder: Path, target: str = "miniature", *, repeat: int = 1, dtype: Dtype | None = None) -> Iterator[Bench]:
     """A session without recordings."""
     options = Options(
         baseline=target,
         candidate=target,
         stacks=[target],
         engine="cpu",
+        dtype=dtype,
         run_dir=folder,
         repeat=repeat,
         fault_taps=True,

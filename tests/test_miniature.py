@@ -38,6 +38,23 @@ def test_the_correct_miniatures_pass_a_scenario_of_every_check(tmp_path):
     assert not left
 
 
+@pytest.mark.parametrize(
+    ("name", "fault", "check"),
+    [
+        ("keep.test_a_cleared_cache_changes_no_answer", "tokens_lost_on_continuation/keep", "pause_changes_nothing"),
+        ("multi_turn.test_turns_in_batches", "turns_retokenized", "turns_keep_tokens"),
+        ("weight_sync.test_syncing_the_same_version_changes_nothing", "sync_not_idempotent/a_lot", "every_parameter"),
+        ("weight_sync.test_prefix_cache_is_fresh_after_a_sync", "stale_prefix_cache/every_server", "weight_history"),
+    ],
+)
+def test_16_bits_make_no_correct_stack_red_and_hide_no_large_fault(tmp_path, name, fault, check):
+    """Rounding differs from step to step, so a request may be answered otherwise the second time."""
+    with bench(tmp_path, dtype="bfloat16") as stack:
+        assert stack.red(name) == {}
+        stack.inject(fault)
+        assert check in stack.red(name)
+
+
 def test_the_two_miniatures_offer_all_there_is():
     one, other = (known(target).capabilities for target in TARGETS)
     assert {s.name for s in catalogue.declared().values() if not (s.needs <= one or s.needs <= other)} == set()

@@ -19,7 +19,7 @@ from backends.miniature import model, parameters, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
 from harness.contract.delays import delay_s
-from harness.contract.messages import ENGINE_PLACES, PauseMode
+from harness.contract.messages import ENGINE_PLACES, Dtype, PauseMode
 from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
@@ -94,6 +94,8 @@ class Request:
         self.reason: Literal["stop", "length", "abort"] | None = None
         self.node: model.Node | None = None
         """The network's node after all tokens so far; None until they are fed, or if they must be fed again."""
+        self.rounded: tuple[model.Node, NDArray[np.float64]] | None = None
+        """In 16 bits: the last node whose row was computed, and the row."""
         self.cached_tokens: int | None = None
         """Tokens of the prompt that came from the prefix cache when it was first read."""
         self.done: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
@@ -129,6 +131,7 @@ class Engine:
         max_model_len: int,
         quantization: str | None,
         seed: int,
+        dtype: Dtype = "float32",
         workers: Sequence[ExpertShard | None] = (None,),
     ) -> None:
         self.name = name
@@ -157,6 +160,8 @@ class Engine:
         self._requests = itertools.count(1)
         self._loads = itertools.count(1)
         self._free = random.Random(f"{name} {seed}")
+        self._dice = None if dtype == "float32" else np.random.default_rng([seed, *name.encode()])
+        """In 16 bits: how each step rounds. The same context rounds otherwise in the next one, as beside another batch."""
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._networks: dict[int, model.Network] = {}
@@ -386,7 +391,7 @@ class Engine:
         """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
         params = request.params
-        if params.get("temperature", 1.0) == 0 and not any(params.get(name) for name in RESHAPING):
+        if self._dice is None and params.get("temperature", 1.0) == 0 and not any(map(params.get, RESHAPING)):
             return request.node.best
         row = self.row(request)
         for token, bias in (params.get("logit_bias") or {}).items():
@@ -429,20 +434,26 @@ class Engine:
     def logprob(self, request: Request, token: int) -> float:
         """The log-probability of a chosen token, at temperature 1 (vLLM: logprobs are of the raw logits)."""
         assert request.node is not None
-        if token == request.node.best:
+        if self._dice is None and token == request.node.best:
             return min(0.0, request.node.logprob)
         return min(0.0, float(self.row(request)[token]))
 
     def row(self, request: Request) -> NDArray[np.float64]:
         """A copy of the log-probabilities of a request's next token, by token id (vocabulary)."""
         assert request.node is not None
-        return np.array(request.node.network.row(request.node), dtype=np.float64)
+        row = np.array(request.node.network.row(request.node), dtype=np.float64)
+        if self._dice is None:
+            return row
+        if request.rounded is None or request.rounded[0] is not request.node:
+            request.rounded = request.node, model.rounded(row, self._dice)
+        return request.rounded[1].copy()
 
     def prompt_rows(self, prompt: list[int]) -> list[model.Array]:
         """Log-probabilities of the token after each position of a prompt but the last, by token id (vocabulary)."""
         network = self.network(None)
         nodes = itertools.accumulate(prompt[:-1], network.feed, initial=network.root)
-        return [network.row(node) for node in itertools.islice(nodes, 1, None)]
+        rows = [network.row(node) for node in itertools.islice(nodes, 1, None)]
+        return rows if self._dice is None else [model.rounded(row, self._dice) for row in rows]
 
     def stops(self, request: Request) -> set[int]:
         return set(request.params.get("stop_token_ids") or ()) | (set() if request.params.get("ignore_eos") else {EOS})

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from backends.miniature import model, tokenizer, trainer
-from harness.contract.messages import FIRST_TRAINED, Description, Empty, Message, StartRequest
+from harness.contract.messages import FIRST_TRAINED, Description, Dtype, Empty, Message, StartRequest
 from harness.contract.vocabulary import Vocabulary
 from harness.records.reference import (
     DecodeRequest,
@@ -99,12 +99,13 @@ def _score(request: ScoreRequest, policies: str) -> Score:
         logprobs=chosen.tolist(),
         ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
         margins=(best[:, 0] - best[:, 1]).tolist(),
+        behind=tuple((best[:, 0] - chosen).tolist()),
     )
 
 
-@lru_cache(maxsize=1)
-def _noise() -> Noise:
-    """Differences between the engines' float32 network and the exact one, on random contexts."""
+@lru_cache(maxsize=2)
+def _noise(dtype: Dtype) -> Noise:
+    """Differences between the engines' network in this dtype and the exact one, on random contexts."""
     exact, rounded = _network(0, None, None, ""), model.Network(trainer.parameters(0, ""), np.float32)
     dice, moved, router = np.random.default_rng(0), [], 0.0
     for context in dice.integers(tokenizer.VOCABULARY.size, size=(NOISE_ROWS, NOISE_TOKENS)).tolist():
@@ -116,14 +117,22 @@ def _noise() -> Noise:
                 states.append(node.state)
             both.append(network.read(np.array(states)))
         (rows, _, margins), (others, _, other_margins) = both
-        moved.append(others - rows)
+        found = others if dtype == "float32" else [model.rounded(row, dice) for row in others]
+        moved.append(found - rows)
         router = max(router, float(np.abs(other_margins - margins).max()))
     every = np.array(moved, dtype=np.float64)
-    measured = Moved(numbers=every.size, largest=float(np.abs(every).max()), rms=float(np.sqrt((every**2).mean())))
+    sizes = np.abs(every)
+    measured = Moved(
+        numbers=every.size,
+        largest=float(sizes.max()),
+        rms=float(np.sqrt((every**2).mean())),
+        quarter=float(np.quantile(sizes, 0.25)),
+    )
     return Noise(
         numbers=measured.numbers,
         largest=measured.largest,
         rms=measured.rms,
+        quarter=measured.quarter,
         weights=measured.largest,
         router=router,
         measured={"reference": measured},
@@ -168,7 +177,7 @@ class MiniatureReference:
         return self._about_the_model(request)
 
     async def noise(self, _request: NoiseRequest) -> Noise:
-        return _noise()
+        return _noise(self._request.dtype)
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:
         return tokenizer.VOCABULARY

@@ -127,6 +127,7 @@ class Miniature:
                 max_model_len=request.max_model_len,
                 quantization=request.topology.quantization,
                 seed=request.seed,
+                dtype=request.dtype,
                 workers=_workers(request.topology, index),
             )
             for index in range(request.topology.engines * request.topology.data_parallel)

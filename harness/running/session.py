@@ -740,8 +740,8 @@ class Session:
         )
 
     def _dtype(self, model: Model) -> Dtype:
-        if self._inline:
-            return "float32"  # its numbers are exact
+        if self._inline and self.options.dtype in (None, "auto"):
+            return "float32"
         if self.options.dtype == "auto":
             return models.checkpoint_dtype(model.path)
         return self.options.dtype or DEFAULT_DTYPE[self.options.engine]
