@@ -167,11 +167,14 @@ def test_a_filter_that_is_one_too_wide_is_red():
 
 def test_a_filter_that_another_one_implies_proves_nothing():
     asked = {"top_k": 60, "top_p": 0.3}
-    assert found(within_filters(), filtered(under(**asked), **asked))[0] == "untestable"
+    margin = judge(within_filters(), filtered(under(**asked), **asked), reference=REFERENCE).margin
+    assert margin.weakest == "top_k dropped"
+    assert margin.faults[margin.weakest] < margin.bound
 
 
 def test_filters_that_leave_everything_prove_nothing():
-    assert found(within_filters(), filtered(freely, top_k=64))[0] == "untestable"
+    margin = judge(within_filters(), filtered(freely, top_k=64), reference=REFERENCE).margin
+    assert margin.faults[margin.weakest] < margin.bound
     assert found(within_filters(), filtered(freely))[0] == "untestable"
     assert found(within_filters())[0] == "untestable"
 
