@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from functools import cache
 
 import jsonschema
@@ -222,6 +223,19 @@ def test_what_cannot_be_swapped_is_refused_and_nothing_has_changed(module, funct
     assert (module.Client().add(2, 3), existing(1)) == (5, 11)
 
 
+def test_one_order_swaps_several_functions_or_none(module):
+    swapper = Swapper()
+    plus, times = (
+        {"module": "tiny_stack", "function": name, "source": mutated(of(name, operator), SOURCE)}
+        for name, operator in (PLUS, TIMES)
+    )
+    assert swapper.order({"swaps": [plus, times]})["swapped"] == 2
+    assert (module.Client().add(2, 3), module.Client.twice(3)) == (-1, 1.5)
+    refused = swapper.order({"swaps": [plus, {**times, "source": "def"}]})
+    assert (refused["swapped"], "does not compile" in refused["refused"]) == (0, True)
+    assert (module.Client().add(2, 3), module.Client.twice(3)) == (5, 6)
+
+
 def test_a_process_without_the_module_swaps_nothing():
     assert Swapper().swap("nowhere", "f", SOURCE) == 0
 
@@ -282,7 +296,7 @@ def test_every_process_that_listens_takes_the_order_also_forked_ones(tmp_path):
             "function": "Client.add",
             "source": mutated(of("Client.add", "swap_op"), SOURCE),
         }
-        answers = everywhere(tmp_path, {"watch": [], "swap": swap})
+        answers = everywhere(tmp_path, {"watch": [], "swaps": [swap]})
         assert sorted(a["swapped"] for a in answers) == [1, 1]
         assert len({a["pid"] for a in answers}) == 2
         running.stdin.write("\n")
@@ -293,7 +307,7 @@ def test_every_process_that_listens_takes_the_order_also_forked_ones(tmp_path):
 
 # --- judging
 
-A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
+A, B, C = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:3]
 
 
 def ended(
@@ -361,7 +375,9 @@ print(tiny_stack.Client().add(2, 3), tiny_stack.Client.twice(3), flush=True)
 
 def test_an_order_in_the_folder_is_in_force_from_the_import_on(module, tmp_path):
     source = mutated(of("Client.add", "swap_op"), SOURCE)
-    swaps.lay(tmp_path, {"watch": ["tiny_stack"], "swap": {"module": "tiny_stack", "function": "x", "source": source}})
+    swaps.lay(
+        tmp_path, {"watch": ["tiny_stack"], "swaps": [{"module": "tiny_stack", "function": "x", "source": source}]}
+    )
     said = subprocess.run(
         [sys.executable, "-c", FROM_THE_START, str(tmp_path)], capture_output=True, text=True, check=True, cwd=PROJECT
     )
@@ -396,6 +412,7 @@ class Tiny:
         interrupts: int = 0,
         runs_once: bool = False,
         starts_with: str = "",
+        right: Callable[[str, list[object]], bool] = lambda _, seen: seen in ([5], [5, 6]),
     ) -> None:
         self._module, self._swapper = module, Swapper()
         self._dies_of, self._flaky, self._interrupts = dies_of, flaky, interrupts
@@ -403,7 +420,9 @@ class Tiny:
         self._runs_once = runs_once
         self._starts_with = starts_with
         """Function of the client that only a start calls."""
+        self._right = right
         self._begins: Swap | None = None
+        self.orders: list[list[str]] = []
         self._fresh = True
         self._called: list[str] = []
         self.drives: list[str] = []
@@ -412,6 +431,7 @@ class Tiny:
 
     def swap(self, _seat, request: SwapRequest) -> SwapResult:
         self._lives = True
+        self.orders.append([one.function for one in request.swaps])
         answer = self._swapper.order(msgspec.to_builtins(request))
         if self._fresh and self._starts_with:
             self._called.append(f"tiny_stack:Client.{self._starts_with}")
@@ -440,7 +460,7 @@ class Tiny:
                 seen.append(self._module.Client.twice(3))
 
         asyncio.run(body(Stack()))
-        good = seen in ([5], [5, 6]) and self._begins is None and not (self._flaky and len(self.drives) > 2)
+        good = self._right(scenario.name, seen) and self._begins is None and not (self._flaky and len(self.drives) > 2)
         if self._dies_of and not good:
             self._lives = False
             died = [{"error": self._dies_of, "message": "the stack's 'engine' ended", "phase": "scenario"}]
@@ -470,13 +490,13 @@ def _two_scenarios(monkeypatch):
     monkeypatch.setattr(catalogue, "body", {A: first, B: second}.__getitem__)
 
 
-def proved(session, chosen, **request) -> MutantProof:
+def proved(session, chosen, *, names=None, **request) -> MutantProof:
     code = code_of({"tiny_stack": SOURCE}, [Equivalent(mutant="*:Client.name:*", reason="not shown")])
     told: list[str] = []
     proving = Proving(Request(stacks=("toy",), sample=0, seed=3, **request), code, chosen, "toy", told.append)
     topology = catalogue.declared()[A].driven_in(2)[0]
     try:
-        proving.drive(session, [(mutants.Seat(target="toy", topology=topology), (A, B))])
+        proving.drive(session, [(mutants.Seat(target="toy", topology=topology), names or (A, B))])
     except KeyboardInterrupt:
         proving.error = "interrupted"
     return proving.proof()
@@ -540,7 +560,7 @@ def test_the_error_of_a_scenario_that_ended_the_stack_is_not_hidden_by_the_swap_
     monkeypatch.setattr(catalogue, "body", lambda _: hangs)
     proving = Proving(Request(stacks=("toy",), sample=0, seed=3), code_of({}, []), [], "toy", print)
     seat = mutants.Seat(target="toy", topology=catalogue.declared()[A].driven_in(2)[0])
-    told = proving._under(Ended(None), seat, Swap(module="m", function="f", source=""), GREEN)
+    told = proving._under(Ended(None), seat, [Swap(module="m", function="f", source="")], GREEN)
     assert (told.refused, told.called) == ("", {})
 
 
@@ -567,11 +587,42 @@ def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module
 
 
 @pytest.mark.usefixtures("_two_scenarios")
-def test_a_mutant_whose_statement_ran_in_the_control_only_was_not_reached(module):
+@pytest.mark.parametrize("minutes", [None, 0.001])
+def test_a_mutant_whose_statement_ran_in_the_control_only_gets_a_start_of_its_own(module, minutes, monkeypatch):
     session = Tiny(module, runs_once=True)
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
-    proof = proved(session, [of(*PLUS)])
-    assert [(one.fate, one.reason, one.driven) for one in proof.judged] == [(Fate.UNREACHED, mutants.ONCE, 2)]
+    late = iter([False, False, False, True])
+    if minutes:
+        monkeypatch.setattr(Proving, "_late", property(lambda _: next(late, True)))
+    [judged] = proved(session, [of(*PLUS)], minutes=minutes).judged
+    if minutes:
+        assert (judged.fate, judged.reason, judged.driven) == (Fate.UNREACHED, mutants.ONCE, 2)
+    else:
+        assert (judged.fate, judged.started, judged.driven) == (Fate.KILLED, True, 3)
+
+
+def test_survivors_are_driven_together_and_apart_if_one_of_them_is_seen(module, monkeypatch):
+    bodies = {A: ("add",), B: ("twice",), C: ("add", "twice")}
+
+    def body(name):
+        async def calls(stack):
+            for call in bodies[name]:
+                await getattr(stack, call)()
+
+        return calls
+
+    monkeypatch.setattr(catalogue, "body", body)
+    monkeypatch.setattr(mutants, "ALONE_S", 0.0)
+    monkeypatch.setattr(Proving, "_in_order", lambda _self, _mutant, callers: list(callers))
+    session = Tiny(module, right=lambda name, seen: name != C or seen[0] == 5)
+    proof = proved(session, [of(*PLUS), of(*TIMES)], names=(A, B, C))
+    plus, times = proof.judged
+    assert (plus.fate, plus.scenario, plus.passed, plus.callers) == (Fate.KILLED, C, [A], 2)
+    assert (times.fate, times.passed, times.driven, times.callers) == (Fate.SURVIVED, [B, C], 2, 2)
+    assert session.drives[:3] == [A, B, C], "the control"
+    assert session.drives[3:6] == [A, B, C], "each alone, as far as its time goes, then both"
+    assert ["Client.add", "Client.twice"] in session.orders
+    assert proved(Tiny(module), [of(*PLUS), of(*TIMES)], names=(A, B, C), earlier=(proof,)).judged == [plus, times]
 
 
 @pytest.mark.usefixtures("_two_scenarios")

@@ -116,19 +116,20 @@ class Swapper:
         self._ran = ran
 
     def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one order. `watch`: modules whose functions are watched. `swap`: module, function and the whole changed source,
-        or None to put everything back. Answers the lines of functions ("module:name") that ran since the last order."""
+        """Carry out one order. `watch`: modules whose functions are watched. `swaps`: module, function and the whole changed source
+        of each function that gets other code. Answers the lines of functions ("module:name") that ran since the last order."""
         called: dict[str, list[int]] = {}
         for name, line in sorted(self._called):
             called.setdefault(name, []).append(line)
         self._ran = None
         self.put_back()
         answer: dict[str, Any] = {"pid": os.getpid(), "called": called, "swapped": 0, "refused": ""}
-        if (swap := order.get("swap")) is not None:
-            try:
-                answer["swapped"] = self.swap(swap["module"], swap["function"], swap["source"])
-            except Refused as e:
-                answer["refused"] = str(e)
+        try:
+            for swap in order.get("swaps", ()):
+                answer["swapped"] += self.swap(swap["module"], swap["function"], swap["source"])
+        except Refused as e:
+            self.put_back()
+            answer |= {"swapped": 0, "refused": str(e)}
         self.watch(order.get("watch", ()))
         return answer
 
@@ -186,9 +187,10 @@ class Swapper:
         live.sort(key=lambda one: one.__code__.co_firstlineno)
         if len(new) != len(live):
             raise Refused(f"{outer} is there {len(live)} times, and {len(new)} times in the source")
+        before = len(self._undo)
         for one, code in zip(live, new, strict=True):
             self._replace_all(one, code)
-        return len(self._undo)
+        return len(self._undo) - before
 
     def _replace_all(self, function: FunctionType, code: CodeType) -> None:
         old = function.__code__
@@ -244,7 +246,7 @@ class _FromTheStart(MetaPathFinder):
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._watched = set(order.get("watch", ()))
-        self._swap = order.get("swap") or {}
+        self._swap: Mapping[str, Any] = next(iter(order.get("swaps", ())), {})
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
         if name not in self._watched and name != self._swap.get("module"):

@@ -612,11 +612,12 @@ class Swap(Message, frozen=True, kw_only=True):
 
 
 class SwapRequest(Message, frozen=True, kw_only=True):
-    """Swap a function's code in every process of the stack; without a swap, all functions get their own code back."""
+    """Swap the code of functions in every process of the stack. All others get their own code back."""
 
     watch: list[str] = []
     """Modules whose functions are watched from now on."""
-    swap: Swap | None = None
+    swaps: list[Swap] = []
+    """Each of another function."""
 
 
 class SwapResult(Message, frozen=True, kw_only=True):

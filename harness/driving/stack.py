@@ -464,7 +464,7 @@ class Stack(Calls):
         return result.fired
 
     async def swap(self, request: SwapRequest) -> SwapResult:
-        """Swap a function's code, or put all code back, and learn which functions were called. Not recorded, like `inject`."""
+        """Swap the code of functions, put all others back, and learn which functions were called. Not recorded, like `inject`."""
         result: SwapResult = await self._host.call("swap", request, SWAP_DEADLINE_S)
         return result
 

@@ -48,8 +48,11 @@ LEAST_S = 8.0
 """Least deadline (seconds) of a scenario under a mutant."""
 SLOWER = 4.0
 """Deadline of a scenario under a mutant, in units of its time in the control."""
-MOST_S = 45.0
-"""Seconds of driving under a mutant that nothing has killed. A scenario that would take longer is left out, unless it is the first."""
+ALONE_S = 12.0
+"""Seconds of driving under one mutant that nothing has killed. A scenario that would take longer is left to the group, unless it is
+the first."""
+START_S = 45.0
+"""The same for a mutant with a start of its own, which no group drives."""
 MOST_ACCIDENTS = 3
 """Scenarios that may end by accident under a mutant before the next ones are left out."""
 ONCE = "its statement ran in the control, and not under it: once per start, such as what fills a cache"
@@ -116,6 +119,10 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     driven: int = 0
     """Scenarios that were driven under it."""
+    passed: list[str] = []
+    """Those of them that stayed as in the control while its statement ran."""
+    started: bool = False
+    """True if the stack was started with it."""
     callers: int = 0
     """Scenarios in which its statement runs."""
     fired: bool = False
@@ -411,17 +418,20 @@ class Proving:
         self._began = time.monotonic() - (earlier.seconds if earlier else 0.0)
         kept = {one.id: one for one in earlier.judged if one.driven or one.by} if earlier else {}
         self._mutants = {mutant.id: mutant for mutant in [*mutants, *(one for one in code.mutants if one.id in kept)]}
-        self._judged = {name: one for name, one in kept.items() if name not in request.mutants} | {
+        kept = {name: one for name, one in kept.items() if name not in request.mutants}
+        self._judged = {name: one for name, one in kept.items() if one.fate not in (Fate.SURVIVED, Fate.UNREACHED)} | {
             mutant.id: _judged(mutant, Fate.EQUIVALENT, reason=code.equivalent[mutant.id])
             for mutant in self._mutants.values()
             if mutant.id in code.equivalent and mutant.id not in request.mutants
         }
-        self._survived: dict[str, Judged] = {}
-        """Mutants that survived so far, or whose statement did not run, in the topologies driven."""
+        self._survived = {name: one for name, one in kept.items() if name not in self._judged}
+        """Mutants that survived so far, or whose statement did not run, in what was driven."""
+        self._sound = False
+        """True if nothing was driven under a mutant since a scenario was green without one."""
         self._control: list[Ran] = [one for one in earlier.control if one.green] if earlier else []
         self._before: dict[str, set[int]] = {n: {*lines} for n, lines in earlier.prepared.items()} if earlier else {}
         """Function → its lines that ran while a stack started, or in a clean room."""
-        self._seats: list[tuple[Seat, Baseline, list[Ran]]] = []
+        self._seats: dict[Seat, Controlled] = {}
         """Topologies with a control, and their green scenarios."""
         self._killers: dict[str, list[str]] = {}
         """Function → scenarios that killed a mutant of it, latest first."""
@@ -483,55 +493,113 @@ class Proving:
         self._drive_starts(session)
 
     def _drive_in(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
-        baseline, ran = self._drive_control(session, seat, names)
+        """Scenarios that send few requests first: each mutant alone, then the survivors together. Then those that send many."""
+        declared = catalogue.declared()
+        for bulk in (False, True):
+            some = [name for name in names if declared[name].bulk == bulk]
+            if some and self._late:
+                return
+            self._drive_control(session, seat, some)
+            if self._request.minutes is not None and self._ends is None:
+                self._ends = time.monotonic() + 60 * self._request.minutes
+            for mutant in [] if self._request.at_start else self._mutants.values():
+                callers = [one for one in self._seats[seat].ran if mutant.runs_in(one.called)]
+                if callers and mutant.id not in {**self._judged, **self._survived} and not self._late:
+                    self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers)))
+            self._drive_together(session, seat)
         self._left -= 1
-        if self._request.minutes is not None and self._ends is None:
-            self._ends = time.monotonic() + 60 * self._request.minutes
-        usable = [one for one in ran if one.green]
-        self._seats.append((seat, baseline, usable))
-        for mutant in [] if self._request.at_start else self._mutants.values():
-            callers = [one for one in usable if mutant.runs_in(one.called)]
-            if callers and mutant.id not in self._judged and not self._late:
-                self._settle(self._drive_mutant(session, seat, mutant, self._in_order(mutant, callers), baseline))
+
+    def _drive_together(self, session: Driver, seat: Seat) -> None:
+        """Drive each scenario under all survivors that have not passed it: once for all, and if it turns red, in halves."""
+        for one in sorted(self._seats[seat].ran, key=lambda one: one.seconds):
+            due = [
+                mutant
+                for mutant in map(self._mutants.__getitem__, self._due(Fate.SURVIVED))
+                if mutant.runs_in(one.called) and one.scenario not in self._survived[mutant.id].passed
+            ]
+            while due and not self._late:
+                group = list({mutant.place.partition(".<locals>.")[0]: mutant for mutant in due}.values())
+                due = [mutant for mutant in due if mutant not in group]
+                self._split(session, seat, group, one)
+
+    def _due(self, fate: Fate) -> list[str]:
+        return [name for name, one in self._survived.items() if one.fate == fate]
+
+    def _split(self, session: Driver, seat: Seat, group: list[Mutant], one: Ran) -> None:
+        """Drive a scenario under all mutants of the group, each of another function, and under each half if it is red."""
+        began = time.monotonic()
+        told = self._under(session, seat, [self._swap(mutant) for mutant in group], one)
+        if not told.refused and judge(told.verdicts, self._seats[seat].baseline) is None:
+            for mutant in group:
+                fired = mutant.runs_in(told.called)
+                self._settle(
+                    _judged(
+                        mutant,
+                        Fate.SURVIVED if fired else Fate.UNREACHED,
+                        reason="" if fired else ONCE,
+                        fired=fired,
+                        driven=1,
+                        passed=[one.scenario] if fired else [],
+                        seconds=(time.monotonic() - began) / len(group),
+                    ),
+                    quiet=True,
+                )
+        elif self._green_again(session, seat, one) is None:
+            return
+        elif len(group) > 1:
+            for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                self._split(session, seat, half, one)
+        else:
+            [mutant] = group
+            passed = self._survived[mutant.id].passed
+            others = [ran for ran in self._seats[seat].ran if mutant.runs_in(ran.called) and ran.scenario not in passed]
+            order = [one, *(ran for ran in self._in_order(mutant, others) if ran is not one)]
+            self._settle(self._drive_mutant(session, seat, mutant, order))
+
+    def _swap(self, mutant: Mutant) -> Swap:
+        source = mutated(mutant, self._code.sources[mutant.module])
+        return Swap(module=mutant.module, function=mutant.function, source=source)
 
     def _only_before(self, mutant: Mutant) -> bool:
         """True if the mutant's statement runs while a stack starts, or in a clean room, and in no scenario."""
         return mutant.runs_in(self._before) and not any(mutant.runs_in(one.called) for one in self._control)
 
     def _drive_starts(self, session: Driver) -> None:
-        """The mutants whose statement runs in no scenario, but before it: each gets a start of its own."""
-        due = [one for one in self._mutants.values() if one.id not in self._judged and self._only_before(one)]
-        usable = [one for one in self._seats if one[2]]
+        """The mutants whose statement runs in no scenario, but before it, or once per start: each gets a start of its own."""
+        done, once = {**self._judged, **self._survived}, self._due(Fate.UNREACHED)
+        due = [
+            one
+            for one in self._mutants.values()
+            if (one.id in once and not self._survived[one.id].started)
+            or (one.id not in done and self._only_before(one))
+        ]
+        usable = [seat for seat, controlled in self._seats.items() if controlled.ran]
         if not due or not usable or self._late:
             return
-        seat, baseline, ran = usable[0]
+        seat = usable[0]
         killed: list[Judged] = []
         for mutant in due:
             if self._late:
                 break
-            judged = self._drive_from_start(session, seat, mutant, ran, baseline)
+            judged = self._drive_from_start(session, seat, mutant)
             self._settle(judged)
             if judged.fate == Fate.KILLED and judged.scenario:
                 killed.append(judged)
         session.renew(seat)
-        by_name = {one.scenario: one for one in ran}
-        red = {
-            n for n in {one.scenario for one in killed} if not self._green_again(session, seat, by_name[n], baseline)
-        }
+        by_name = {one.scenario: one for one in self._seats[seat].ran}
+        red = {n for n in {one.scenario for one in killed} if self._green_again(session, seat, by_name[n]) is None}
         for one in killed:
             if one.scenario in red:
                 reason = f"{one.scenario} turned red without it too"
                 self._judged[one.id] = msgspec.structs.replace(one, fate=Fate.SKIPPED, reason=reason)
 
-    def _drive_from_start(
-        self, session: Driver, seat: Seat, mutant: Mutant, ran: Sequence[Ran], baseline: Baseline
-    ) -> Judged:
+    def _drive_from_start(self, session: Driver, seat: Seat, mutant: Mutant) -> Judged:
         """Start the stack with the mutant, and drive scenarios until one turns red."""
-        source = mutated(mutant, self._code.sources[mutant.module])
         began = time.monotonic()
-        session.renew(seat, Swap(module=mutant.module, function=mutant.function, source=source))
+        session.renew(seat, self._swap(mutant))
         watch = SwapRequest(watch=[mutant.module])
-        about: dict[str, object] = {"callers": len(ran)}
+        baseline, ran = self._seats[seat].baseline, self._seats[seat].ran
+        about: dict[str, object] = {"callers": len(ran), "started": True}
         try:
             said = session.swap(seat, watch)
         except StackError as e:
@@ -543,7 +611,7 @@ class Proving:
         found: tuple[Ran, Kill] | None = None
         up = time.monotonic()
         for one in self._in_order(mutant, ran):
-            if accidents == MOST_ACCIDENTS or (driven and time.monotonic() - up + one.seconds > MOST_S):
+            if accidents == MOST_ACCIDENTS or (driven and time.monotonic() - up + one.seconds > START_S):
                 break
             scenario = catalogue.declared()[one.scenario]
             scenario = msgspec.structs.replace(scenario, deadline_s=_deadline_s(scenario, one))
@@ -562,24 +630,29 @@ class Proving:
         one, kill = found
         return _judged(mutant, kill.fate, by=kill.by, scenario=one.scenario, reason=kill.reason, **about)
 
-    def _settle(self, judged: Judged) -> None:
+    def _settle(self, judged: Judged, *, quiet: bool = False) -> None:
+        callers = sum(self._mutants[judged.id].runs_in(one.called) for one in self._control if one.green)
         earlier = self._survived.pop(judged.id, None)
         if earlier is not None:
-            survived = Fate.SURVIVED if earlier.fate == Fate.SURVIVED else judged.fate
+            survived = Fate.SURVIVED in (earlier.fate, judged.fate)
             judged = msgspec.structs.replace(
                 judged,
-                fate=survived if judged.fate == Fate.UNREACHED else judged.fate,
+                fate=Fate.SURVIVED if survived and judged.fate == Fate.UNREACHED else judged.fate,
+                reason="" if survived else judged.reason,
                 driven=judged.driven + earlier.driven,
-                callers=judged.callers + earlier.callers,
+                passed=[*earlier.passed, *judged.passed],
                 fired=judged.fired or earlier.fired,
-                seconds=judged.seconds + earlier.seconds,
+                started=judged.started or earlier.started,
+                seconds=round(judged.seconds + earlier.seconds, 1),
             )
+        judged = msgspec.structs.replace(judged, callers=callers or judged.callers)
         again = judged.fate in (Fate.SURVIVED, Fate.UNREACHED)
         (self._survived if again else self._judged)[judged.id] = judged
         by = f" by {judged.seen}" if judged.by else ""
-        self._tell(
-            f"{judged.id}: {judged.fate}{by} ({judged.driven} of {judged.callers} scenarios, {judged.seconds:.1f} s)"
-        )
+        if not quiet:
+            self._tell(
+                f"{judged.id}: {judged.fate}{by} ({judged.driven} of {judged.callers} scenarios, {judged.seconds:.1f} s)"
+            )
 
     def _in_order(self, mutant: Mutant, callers: Sequence[Ran]) -> list[Ran]:
         """Scenarios that killed mutants of this function first, then those with most untried checks per second.
@@ -605,7 +678,8 @@ class Proving:
         for name, lines in said.called.items():
             self._before.setdefault(name, set()).update(lines)
 
-    def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> tuple[Baseline, list[Ran]]:
+    def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
+        """Drive the scenarios without a mutant, those of an earlier run excepted. Adds them to `_seats`."""
         verdicts: list[Verdict] = []
         found: list[tuple[str, float, dict[str, list[int]]]] = []
         request = SwapRequest(watch=self._watch)
@@ -649,33 +723,33 @@ class Proving:
         self._control += new
         ran = [*known, *new]
         baseline.red |= {(one.scenario, check): reason for one in known for check, reason in one.reds.items()}
+        here_so_far = self._seats.setdefault(seat, Controlled(baseline=baseline, ran=[]))
+        here_so_far.baseline.red |= baseline.red
+        here_so_far.ran.extend(one for one in ran if one.green)
         self._tell(
             f"{seat.name}: control: {len(ran)} scenarios in {sum(one.seconds for one in ran):.0f} s, "
             f"{sum(not one.green for one in ran)} of them red: {', '.join(one.scenario for one in ran if not one.green) or 'none'}"
         )
-        return baseline, ran
 
-    def _drive_mutant(
-        self, session: Driver, seat: Seat, mutant: Mutant, callers: Sequence[Ran], baseline: Baseline
-    ) -> Judged:
-        began = time.monotonic()
-        swap = Swap(
-            module=mutant.module, function=mutant.function, source=mutated(mutant, self._code.sources[mutant.module])
-        )
+    def _drive_mutant(self, session: Driver, seat: Seat, mutant: Mutant, callers: Sequence[Ran]) -> Judged:
+        baseline = self._seats[seat].baseline
+        began, sound = time.monotonic(), self._sound
         driven, fired, accidents = 0, False, 0
+        passed: list[str] = []
         found: tuple[Ran, Kill] | None = None
         for ran in callers:
             if accidents == MOST_ACCIDENTS:
                 break
-            if driven and time.monotonic() - began + ran.seconds > MOST_S:
+            if driven and time.monotonic() - began + ran.seconds > ALONE_S:
                 continue
-            told = self._under(session, seat, swap, ran)
+            told = self._under(session, seat, [self._swap(mutant)], ran)
             if told.refused:
                 return _judged(mutant, Fate.SKIPPED, reason=told.refused, callers=len(callers))
             driven += 1
             fired |= mutant.runs_in(told.called) or not told.lives
             kill = judge(told.verdicts, baseline)
             if kill is None:
+                passed += [ran.scenario] if mutant.runs_in(told.called) else []
                 continue
             if kill.fate == Fate.KILLED:
                 found = ran, kill
@@ -683,14 +757,17 @@ class Proving:
             found, accidents = found or (ran, kill), accidents + 1
             if not told.lives:
                 break
-        ran, kill = found or (callers[0], None)
-        again = self._green_again(session, seat, ran, baseline)
-        about = {"driven": driven, "callers": len(callers), "fired": fired, "seconds": time.monotonic() - began}
-        if kill is None:
+        about: dict[str, object] = {"driven": driven, "passed": passed, "callers": len(callers), "fired": fired}
+        if found is None:
             fate, reason = (Fate.SURVIVED, "") if fired else (Fate.UNREACHED, ONCE)
-            return _judged(mutant, fate, reason=reason, **about)
-        if again is None:
+            return _judged(mutant, fate, reason=reason, seconds=time.monotonic() - began, **about)
+        ran, kill = found
+        starts = self._green_again(session, seat, ran)
+        about["seconds"] = time.monotonic() - began
+        if starts is None:
             return _judged(mutant, Fate.SKIPPED, reason=f"{ran.scenario} turned red without it too", **about)
+        if starts and not sound:  # an earlier mutant may have left the stack red
+            return self._drive_mutant(session, seat, mutant, callers)
         judged = _judged(mutant, kill.fate, by=kill.by, scenario=ran.scenario, reason=kill.reason, **about)
         if judged.fate == Fate.KILLED:
             self._remember(judged)
@@ -701,9 +778,10 @@ class Proving:
         killers = self._killers.setdefault(killed.function, [])
         killers[:] = [killed.scenario, *(one for one in killers if one != killed.scenario)]
 
-    def _under(self, session: Driver, seat: Seat, swap: Swap, ran: Ran) -> Told:
-        """Drive a scenario under the swap."""
-        request = SwapRequest(watch=[swap.module], swap=swap)
+    def _under(self, session: Driver, seat: Seat, swaps: list[Swap], ran: Ran) -> Told:
+        """Drive a scenario under the swaps."""
+        self._sound = False
+        request = SwapRequest(watch=sorted({one.module for one in swaps}), swaps=swaps)
         body = catalogue.body(ran.scenario)
         said: list[SwapResult] = []
 
@@ -729,17 +807,26 @@ class Proving:
             lives=session.living(seat),
         )
 
-    def _green_again(self, session: Driver, seat: Seat, ran: Ran, baseline: Baseline) -> bool | None:
-        """The canary: the scenario without a mutant. If it is red, once more on a fresh stack. None if it stays red."""
-        for _ in range(2):
+    def _green_again(self, session: Driver, seat: Seat, ran: Ran) -> int | None:
+        """The canary: the scenario without a mutant. If it is red, once more on a fresh stack. Answers how many starts it needed to
+        be green; None if it stays red."""
+        scenario, body = catalogue.declared()[ran.scenario], catalogue.body(ran.scenario)
+        for starts in range(2):
             session.swap(seat, SwapRequest())
-            if (
-                judge(session.drive(catalogue.declared()[ran.scenario], seat, catalogue.body(ran.scenario)), baseline)
-                is None
-            ):
-                return True
+            if judge(session.drive(scenario, seat, body), self._seats[seat].baseline) is None:
+                self._sound = True
+                return starts
             session.renew(seat)
         return None
+
+
+@final
+class Controlled(msgspec.Struct, frozen=True, kw_only=True):
+    """The control of a topology."""
+
+    baseline: Baseline
+    ran: list[Ran]
+    """Its green scenarios."""
 
 
 @final
@@ -781,7 +868,7 @@ def seats_of(request: Request, target: Target) -> list[tuple[Seat, tuple[str, ..
     able = [
         scenario
         for scenario in catalogue.matching(request.expression, catalogue.declared().values())
-        if scenario.needs <= target.capabilities and not scenario.once
+        if scenario.needs <= target.capabilities and not scenario.spoils
     ]
     seats: dict[Seat, list[str]] = {}
     for scenario in able:

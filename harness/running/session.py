@@ -651,7 +651,7 @@ class Session:
         return before + fired
 
     def swap(self, seat: Seat, request: SwapRequest) -> SwapResult:
-        """Swap a function's code in the processes of `seat`, or put all code back. Needs `Options.code_swaps`.
+        """Swap the code of functions in the processes of `seat`, and put all others back. Needs `Options.code_swaps`.
 
         A dead stack is restarted first, however often it died, and the next clean room syncs the weights. Raises StackError if the
         stack cannot be started or does not swap code.
@@ -673,7 +673,7 @@ class Session:
     def renew(self, seat: Seat, swap: Swap | None = None) -> None:
         """End the seat's stack. The next scenario gets a fresh start, and later ones, with this code of a function."""
         if self.options.code_swaps is not None:
-            self._first_order = SwapRequest(watch=self.options.code_swaps.watch, swap=swap)
+            self._first_order = SwapRequest(watch=self.options.code_swaps.watch, swaps=[swap] if swap else [])
         if self._seat == seat:
             self._bury(seat)
 
