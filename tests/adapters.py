@@ -42,6 +42,7 @@ class Toy:
     """Correct, greedy only, one server. `processes` are those that it reports as necessary."""
 
     processes: dict[str, int] = {}  # noqa: RUF012 - replaced, never changed
+    code = "tests"
 
     def __init__(self):
         self.reference = traces.FakeReference(vocab_size=512)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,6 +21,7 @@ from harness.contract.capability import Capability
 from harness.contract.errors import Blame, CallFailed, CallTimedOut, NotOffered, StackDied, StackError, StartFailed
 from harness.contract.messages import Empty, GenerateRequest, Generation, HealthResult, KillServerRequest, StartRequest
 from harness.contract.topology import Topology
+from harness.driving.host import place_in
 from harness.driving.process import HostProcess, as_stack_error, read_answer
 from tests.adapters import TRIGGER
 from tests.leftovers import Footprint, footprint
@@ -92,13 +94,21 @@ async def test_calls_do_not_wait_for_each_other(hosts: MakeHost):
     hanging.cancel()
 
 
-async def test_what_the_stack_raises_is_told_with_kind_status_and_trace(hosts: MakeHost):
+async def test_what_the_stack_raises_is_told_with_kind_status_place_and_trace(hosts: MakeHost):
     host = await up(hosts("Raises"))
     error = await failure(host)
     assert isinstance(error, CallFailed)
     assert (error.kind, error.detail, error.status, error.blame) == ("Refused", "not like this", 418, Blame.STACK)
+    assert re.fullmatch(r"tests/adapters\.py:\d+ in misbehave: raise .+", error.place)
     assert "in misbehave" in error.log_tail
     await host.call("generate", GENERATE, 60)  # it goes on
+
+
+async def test_an_adapters_own_frames_are_no_place_of_the_stack():
+    frames = [("/e/site-packages/skyrl/client.py", "generate"), ("/p/backends/skyrl/http.py", "generate")]
+    lines = [f'  File "{file}", line 7, in {name}\n    return x[0]\n           ~^^^' for file, name in frames]
+    assert place_in("\n".join(lines), "skyrl") == "skyrl/client.py:7 in generate: return x[0]"
+    assert place_in(lines[1], "skyrl") == place_in(lines[0], "") == ""
 
 
 async def test_what_is_not_offered_has_one_error(hosts: MakeHost):

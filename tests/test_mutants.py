@@ -312,9 +312,9 @@ A, B, C = sorted(name for name in catalogue.declared() if name.startswith("order
 
 def ended(
     error: str, message: str = "missing argument: 'n'", *, phase: str = "scenario", status: str = "fail",
-    blame: Blame = Blame.STACK, http: int | None = None,
+    blame: Blame = Blame.STACK, http: int | None = None, place: str = "",
 ):  # fmt: skip
-    evidence = [{"error": error, "message": message, "status": http, "phase": phase}]
+    evidence = [{"error": error, "message": message, "status": http, "phase": phase, "place": place}]
     return verdict(
         A, "tokens", status, f"could not be driven: {error}", cause=Cause.NOT_DRIVEN, evidence=evidence, blame=blame
     )
@@ -360,6 +360,10 @@ def test_a_check_or_a_failed_call_kills_and_a_crash_of_everything_is_an_accident
 )
 def test_a_failed_call_names_the_matter_if_its_error_says_what_is_wrong(error, message, http, named):
     assert mutants.names_the_matter(ended(error, message, http=http)) is named
+    by_place = named or error not in mutants.NAMELESS
+    assert (
+        mutants.names_the_matter(ended(error, message, http=http, place="tiny_stack.py:19 in add: a + b")) is by_place
+    )
 
 
 FROM_THE_START = """

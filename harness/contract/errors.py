@@ -102,13 +102,17 @@ class NotOffered(StackError):
 
 
 class CallFailed(StackError):
-    """The stack raised. `kind` is the exception's class name on the stack's side, `status` an HTTP status if it had one."""
+    """The stack raised. `kind` is the exception's class name on the stack's side, `status` an HTTP status if it had one, `place`
+    where in the stack's own code it was raised."""
 
-    def __init__(self, kind: str, message: str, *, status: int | None = None, log_tail: str = "") -> None:
+    def __init__(
+        self, kind: str, message: str, *, status: int | None = None, place: str = "", log_tail: str = ""
+    ) -> None:
         super().__init__(f"{kind}: {message}", log_tail=log_tail)
         self.kind = kind
         self.detail = message
         self.status = status
+        self.place = place
 
 
 class CallTimedOut(StackError):

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -60,6 +61,8 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     message: str
     status: int | None = None
+    place: str = ""
+    """Where the stack's own code raised it, or called what did; empty if it did not."""
     trace: str = ""
     blame: Blame | None = None
     next_step: str = ""
@@ -79,8 +82,15 @@ def _cause(error: BaseException) -> BaseException:
     return cause if isinstance(cause, BaseException) else error
 
 
-def reply_to(error: BaseException, trace: str) -> ErrorReply:
-    """The reply for an exception of the adapter."""
+def place_in(trace: str, code: str) -> str:
+    """The innermost place in the package `code` that a traceback shows: file, line, function and statement. Empty without one.
+    Adapters (``backends/<package>``) are not part of the package."""
+    found = re.findall(rf'File "\S*(?<!backends)/({code}/\S+)", line (\d+), in (\S+)\n +(.+)', trace) if code else []
+    return "{}:{} in {}: {}".format(*found[-1]) if found else ""
+
+
+def reply_to(error: BaseException, trace: str, code: str = "") -> ErrorReply:
+    """The reply for an exception of the adapter. `code` is the package of the stack's own code."""
     if isinstance(error, NotOffered):
         return ErrorReply(error="NotOffered", kind="NotOffered", message=error.capability)
     if isinstance(error, StackError):
@@ -95,7 +105,12 @@ def reply_to(error: BaseException, trace: str) -> ErrorReply:
         )
     cause = _cause(error)
     return ErrorReply(
-        error="CallFailed", kind=type(cause).__name__, message=str(cause)[:4000], status=_status_of(cause), trace=trace
+        error="CallFailed",
+        kind=type(cause).__name__,
+        message=str(cause)[:4000],
+        status=_status_of(cause),
+        place=place_in(trace, code),
+        trace=trace,
     )
 
 
@@ -133,7 +148,7 @@ class Host:
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
             trace = traceback.format_exc()
             print(f"[host] {method} failed\n{trace}", file=self._log, flush=True)
-            return {"error": reply_to(e, trace)}
+            return {"error": reply_to(e, trace, getattr(self._adapter, "code", ""))}
         if isinstance(checked, Description):
             self._guard(checked)
         return {"result": checked}

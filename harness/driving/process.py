@@ -89,7 +89,9 @@ def as_stack_error(reply: ErrorReply, log: Path) -> StackError:
             error.blame = reply.blame or kind.blame
             return error
         case _:
-            return CallFailed(reply.kind, reply.message, status=reply.status, log_tail=reply.trace[-4000:])
+            return CallFailed(
+                reply.kind, reply.message, status=reply.status, place=reply.place, log_tail=reply.trace[-4000:]
+            )
 
 
 class Supervisor(Protocol):

@@ -585,7 +585,9 @@ def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:
 def _as_call_error(error: BaseException) -> CallError:
     match error:
         case CallFailed():
-            return CallError(kind=error.kind, message=error.detail, status=error.status, blame=error.blame)
+            return CallError(
+                kind=error.kind, message=error.detail, status=error.status, place=error.place, blame=error.blame
+            )
         case HarnessError():
             return CallError(kind=type(error).__name__, message=str(error), blame=error.blame)
         case _:

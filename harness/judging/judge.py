@@ -150,7 +150,15 @@ def _not_driven(trace: ScenarioTrace) -> Finding:
         facts=0,
         reason=f"could not be driven: {error.said}",
         cause=Cause.NOT_DRIVEN,
-        evidence=[{"error": error.kind, "message": error.message, "status": error.status, **_last_call(trace)}],
+        evidence=[
+            {
+                "error": error.kind,
+                "message": error.message,
+                "status": error.status,
+                **({"place": error.place} if error.place else {}),
+                **_last_call(trace),
+            }
+        ],
         blame=blame,
     )
 

@@ -364,7 +364,8 @@ def _missed(verdict: Verdict) -> bool:
 
 def names_the_matter(ended: Verdict, phases: tuple[str, ...] = ("scenario",)) -> bool:
     """True if the error that ended a scenario says what is wrong: a call of the scenario failed on the stack's side, and its error
-    has an HTTP status, or a message that names something (an argument, a key, a server, the call that hangs).
+    has an HTTP status, a message that names something (an argument, a key, a server, the call that hangs), or the place in the
+    stack's own code that raised it.
 
     False for a stack that died or was late as a whole, an error without a message, and an error of the clean room, which is the
     harness's own use of the stack. It counts among the `phases` of a mutant that is in the stack from its start.
@@ -374,7 +375,7 @@ def names_the_matter(ended: Verdict, phases: tuple[str, ...] = ("scenario",)) ->
         ended.status == Conformance.FAIL
         and error.get("phase") in phases
         and error.get("error") not in NAMELESS
-        and (error.get("status") is not None or bool(NAMES.search(error.get("message") or "")))
+        and (error.get("status") is not None or bool(error.get("place") or NAMES.search(error.get("message") or "")))
     )
 
 
@@ -392,6 +393,7 @@ def judge(verdicts: Iterable[Verdict], baseline: Baseline, phases: tuple[str, ..
     if ended:
         error = ended[0].evidence[0] if ended[0].evidence else {}
         reason = f"{ended[0].reason}: {error.get('message', '')}"[:300]
+        reason += f" ({place})" if (place := error.get("place")) else ""
         return Kill(
             fate=Fate.KILLED if names_the_matter(ended[0], phases) else Fate.ACCIDENT, by=[DRIVEN], reason=reason
         )

@@ -73,6 +73,8 @@ class CallError(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     message: str
     status: int | None = None
+    place: str = ""
+    """File, line, function and statement of the stack's own code that raised it; empty if it is not known."""
     blame: str = "stack"
 
     @property
