@@ -684,6 +684,15 @@ def test_what_was_judged_before_an_interrupt_is_kept(module):
 
 
 @pytest.mark.usefixtures("_two_scenarios")
+def test_a_control_that_was_interrupted_is_continued(module):
+    first = proved(Tiny(module, interrupts=1), [of(*PLUS)])
+    assert [one.scenario for one in first.control] == [A]
+    session = Tiny(module)
+    assert proved(session, [of(*PLUS)], earlier=(first,)).score == 1.0
+    assert session.drives[0] == B
+
+
+@pytest.mark.usefixtures("_two_scenarios")
 def test_a_resumed_run_drives_neither_the_control_nor_what_was_judged(module, tmp_path):
     first = proved(Tiny(module, interrupts=4), [of(*PLUS), of(*TIMES)])
     run = MutantRun(run_id="r", created_at="now", command="parity prove", outcome="interrupted", proofs=[first])

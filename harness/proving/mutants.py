@@ -681,33 +681,45 @@ class Proving:
             self._before.setdefault(name, set()).update(lines)
 
     def _drive_control(self, session: Driver, seat: Seat, names: Sequence[str]) -> None:
-        """Drive the scenarios without a mutant, those of an earlier run excepted. Adds them to `_seats`."""
+        """Drive the scenarios without a mutant, those of an earlier run excepted. Adds them to `_seats`, also if it is interrupted."""
         verdicts: list[Verdict] = []
         found: list[tuple[str, float, dict[str, list[int]]]] = []
-        request = SwapRequest(watch=self._watch)
         known = [one for one in self._control if one.topology == seat.topology.name and one.scenario in names]
-        for name in [name for name in names if name not in {one.scenario for one in known}]:
-            said = session.swap(seat, request)
-            self._ran_before(said)
-            if refused := said.refused:
-                self._tell(f"{seat.name}: {refused}: its code is not changed")
-            seconds: list[float] = []
-            body = catalogue.body(name)
+        try:
+            for name in [name for name in names if name not in {one.scenario for one in known}]:
+                here, took, called = self._watched(session, seat, name)
+                if not any(v.status == Conformance.MISSING for v in here):
+                    verdicts += here
+                    found.append((name, took, called))
+        finally:
+            self._keep(seat, known, verdicts, found)
 
-            async def watched(
-                stack: Stack, body: Callable[[Stack], Awaitable[None]] = body, began: list[float] = seconds
-            ) -> None:
-                self._ran_before(await stack.swap(request))
-                began.append(time.monotonic())
-                await body(stack)
+    def _watched(self, session: Driver, seat: Seat, name: str) -> tuple[list[Verdict], float, dict[str, list[int]]]:
+        """Drive a scenario of the control. Answers its verdicts, its seconds after the clean room, and the lines that ran in them."""
+        request = SwapRequest(watch=self._watch)
+        said = session.swap(seat, request)
+        self._ran_before(said)
+        if said.refused:
+            self._tell(f"{seat.name}: {said.refused}: its code is not changed")
+        began: list[float] = []
+        body = catalogue.body(name)
 
-            here = session.drive(catalogue.declared()[name], seat, watched)
-            if any(v.status == Conformance.MISSING for v in here):
-                continue
-            took = time.monotonic() - seconds[-1] if seconds else 0.0
-            called = session.swap(seat, request).called if seconds and session.living(seat) else {}
-            verdicts += here
-            found.append((name, took, called))
+        async def watched(stack: Stack) -> None:
+            self._ran_before(await stack.swap(request))
+            began.append(time.monotonic())
+            await body(stack)
+
+        verdicts = session.drive(catalogue.declared()[name], seat, watched)
+        took = time.monotonic() - began[-1] if began else 0.0
+        return verdicts, took, session.swap(seat, request).called if began and session.living(seat) else {}
+
+    def _keep(
+        self,
+        seat: Seat,
+        known: list[Ran],
+        verdicts: list[Verdict],
+        found: Sequence[tuple[str, float, dict[str, list[int]]]],
+    ) -> None:
         explained_verdicts, _ = ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())
         baseline = Baseline(explained_verdicts)
         red = {(v.scenario) for v in explained_verdicts if v.red}
@@ -725,9 +737,9 @@ class Proving:
         self._control += new
         ran = [*known, *new]
         baseline.red |= {(one.scenario, check): reason for one in known for check, reason in one.reds.items()}
-        here_so_far = self._seats.setdefault(seat, Controlled(baseline=baseline, ran=[]))
-        here_so_far.baseline.red |= baseline.red
-        here_so_far.ran.extend(one for one in ran if one.green)
+        so_far = self._seats.setdefault(seat, Controlled(baseline=baseline, ran=[]))
+        so_far.baseline.red |= baseline.red
+        so_far.ran.extend(one for one in ran if one.green)
         self._tell(
             f"{seat.name}: control: {len(ran)} scenarios in {sum(one.seconds for one in ran):.0f} s, "
             f"{sum(not one.green for one in ran)} of them red: {', '.join(one.scenario for one in ran if not one.green) or 'none'}"
