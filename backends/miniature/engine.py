@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -169,6 +169,7 @@ class Engine:
         self.extensions: list[str] = []
         """Classes with which the stack extended the worker's class."""
         self.transport: Literal["broadcast", "ipc"] = "broadcast"
+        self.settings: dict[str, str] = {}
         self.version = 0
         self.syncs = 0
         self.weight_label = "default"
@@ -567,6 +568,10 @@ class Engine:
     def placed(self, *, colocated: bool) -> None:
         """Set the transport: colocated engines read weights from the trainer's memory (IPC), others get a broadcast."""
         self.transport = "ipc" if colocated else "broadcast"
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Take the stack's settings."""
+        self.settings = dict(settings)
 
     def hold(self, held: model.Parameters) -> None:
         """Replace the engine's parameters."""

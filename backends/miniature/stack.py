@@ -134,6 +134,7 @@ class Miniature:
         ]
         for engine in self.engines:
             engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
+            engine.configure(self._configured())
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
         raw.watch(parts.interface)
@@ -359,12 +360,22 @@ class Miniature:
         return WorkersResult(
             servers={
                 engine.name: [
-                    WorkerDescription(rank=rank, extensions=engine.extensions, transport=engine.transport)
+                    WorkerDescription(
+                        rank=rank,
+                        extensions=engine.extensions,
+                        transport=engine.transport,
+                        settings=engine.settings,
+                    )
                     for rank in range(len(engine.workers))
                 ]
                 for engine in self.engines
-            }
+            },
+            configured=self._configured(),
         )
+
+    def _configured(self) -> dict[str, str]:
+        request = self.request
+        return {"dtype": request.dtype, "max_model_len": str(request.max_model_len)}
 
     async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
         """Workers of the same rank share a simulated device across servers."""

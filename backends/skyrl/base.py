@@ -23,6 +23,7 @@ from backends.skyrl.remote import RemoteServers
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
+from backends.vllm.probes import SETTINGS
 from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
@@ -301,6 +302,17 @@ class SkyRLStack(VllmStack):
                 self.notes.append(SHARED_GPU_NOTE.format(self.devices.workers_per_gpu))
         engine.engine_init_kwargs = extra
         return cfg
+
+    def configured(self) -> dict[str, str]:
+        engine = self.cfg.generator.inference_engine
+        told = {
+            "model": self.cfg.trainer.policy.model.path,
+            "dtype": engine.model_dtype,
+            "enable_expert_parallel": engine.expert_parallel_size > 1,
+            "max_model_len": engine.engine_init_kwargs["max_model_len"],
+        }
+        same = SETTINGS.keys() - told.keys()
+        return {name: str(value) for name, value in (told | {name: getattr(engine, name) for name in same}).items()}
 
     @property
     def executor(self) -> str:

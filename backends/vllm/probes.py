@@ -6,6 +6,7 @@ The adapter calls them by vLLM's `collective_rpc`. All but `parity_forget_adapte
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from typing import Any
 
@@ -55,9 +56,26 @@ def parity_whoami(worker: Any, name: str) -> dict[str, Any]:
     }
 
 
+SETTINGS = {
+    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "data_parallel_size": "parallel_config.data_parallel_size",
+    "enable_expert_parallel": "parallel_config.enable_expert_parallel",
+    "model": "model_config.model",
+    "dtype": "model_config.dtype",
+    "max_model_len": "model_config.max_model_len",
+    "enforce_eager": "model_config.enforce_eager",
+    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
+    "enable_prefix_caching": "cache_config.enable_prefix_caching",
+    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
+    "max_num_seqs": "scheduler_config.max_num_seqs",
+}
+"""Argument of an engine → its place in vLLM's configuration."""
+
+
 def parity_worker(worker: Any) -> dict[str, Any]:
     """How weights reach the worker (`WorkerDescription`): the classes outside vLLM among its bases, and the transport of its
-    receiver, which is SkyRL's or vLLM's own."""
+    receiver, which is SkyRL's or vLLM's own. And the settings of its engine."""
     extensions = [
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in type(worker).__mro__
@@ -65,7 +83,9 @@ def parity_worker(worker: Any) -> dict[str, Any]:
     ]
     receiver = getattr(worker, "_weight_receiver", None) or getattr(worker, "weight_transfer_engine", None)
     transport = None if receiver is None else "ipc" if "ipc" in type(receiver).__name__.lower() else "broadcast"
-    return {"rank": int(worker.rank), "extensions": extensions, "transport": transport}
+    read = {name: operator.attrgetter(path)(worker.vllm_config) for name, path in SETTINGS.items()}
+    settings = {name: str(value).removeprefix("torch.") for name, value in read.items()}
+    return {"rank": int(worker.rank), "extensions": extensions, "transport": transport, "settings": settings}
 
 
 def parity_device_memory(worker: Any) -> dict[str, Any]:

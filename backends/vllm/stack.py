@@ -245,7 +245,12 @@ class VllmStack:
         return DigestsResult(servers=await self.on_workers("parity_digests"))
 
     async def workers(self, _request: Empty) -> WorkersResult:
-        return msgspec.convert({"servers": await self.on_workers("parity_worker")}, WorkersResult)
+        servers = await self.on_workers("parity_worker")
+        return msgspec.convert({"servers": servers, "configured": self.configured()}, WorkersResult)
+
+    def configured(self) -> dict[str, str]:
+        """The settings that the stack was told to start its engines with, by their names in `backends.vllm.probes.SETTINGS`."""
+        return {}
 
     async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
         return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, DeviceMemoryResult)

@@ -370,18 +370,21 @@ class DigestsResult(Message, frozen=True, kw_only=True):
 
 
 class WorkerDescription(Message, frozen=True, kw_only=True):
-    """How one worker takes weights (out of band). `extensions` are the full names of the classes that extend its class (vLLM,
-    worker_extension_cls). `transport` is how weights reach the worker; None before the first sync is prepared."""
+    """How one worker takes weights and runs (out of band). `extensions` are the full names of the classes that extend its class
+    (vLLM, worker_extension_cls). `transport` is how weights reach the worker; None before the first sync is prepared. `settings`
+    are those that its engine runs with."""
 
     rank: int
     extensions: list[str] = []
     transport: Literal["broadcast", "ipc"] | None = None
+    settings: dict[str, str] = {}
 
 
 class WorkersResult(Message, frozen=True, kw_only=True):
-    """server → its workers."""
+    """server → its workers. `configured` are the settings that the stack was told to start its engines with."""
 
     servers: dict[str, list[WorkerDescription]]
+    configured: dict[str, str] = {}
 
 
 class WorkerMemory(Message, frozen=True, kw_only=True):
