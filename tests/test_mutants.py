@@ -494,8 +494,8 @@ def _two_scenarios(monkeypatch):
     monkeypatch.setattr(catalogue, "body", {A: first, B: second}.__getitem__)
 
 
-def proved(session, chosen, *, names=None, **request) -> MutantProof:
-    code = code_of({"tiny_stack": SOURCE}, [Equivalent(mutant="*:Client.name:*", reason="not shown")])
+def proved(session, chosen, *, names=None, excluded=(), **request) -> MutantProof:
+    code = code_of({"tiny_stack": SOURCE}, [Equivalent(mutant="*:Client.name:*", reason="not shown")], excluded)
     told: list[str] = []
     proving = Proving(Request(stacks=("toy",), sample=0, seed=3, **request), code, chosen, "toy", told.append)
     topology = catalogue.declared()[A].driven_in(2)[0]
@@ -657,6 +657,21 @@ def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module,
     assert [*proof.prepared] == ["tiny_stack:Client._private"]
     assert session.renewed == 2, "with the mutant, and without it for the scenario that turned red"
     assert session._begins is None
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_a_survivor_whose_statement_a_start_runs_too_gets_a_start_of_its_own(module):
+    session = Tiny(module, starts_with="add")
+    session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
+    [judged] = proved(session, [of(*PLUS)]).judged
+    assert (judged.fate, judged.started, judged.driven) == (Fate.KILLED, True, 3)
+
+
+@pytest.mark.usefixtures("_two_scenarios")
+def test_mutants_of_excluded_functions_are_not_reached(module):
+    excluded = [mutants.Excluded(function="*:Client.add", reason="only a GPU calls it")]
+    [judged] = proved(Tiny(module), [of(*PLUS)], excluded=excluded).judged
+    assert (judged.fate, judged.reason, judged.driven) == (Fate.UNREACHED, "only a GPU calls it", 0)
 
 
 @pytest.mark.usefixtures("_two_scenarios")

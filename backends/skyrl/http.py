@@ -98,6 +98,8 @@ class HttpStack(SkyRLStack):
         self._left_behind: list[Any] = []
         self._threads: list[lives.Thread] = []
         self._leftovers = lives.Leftovers()
+        self._closed = False
+        """True if a scenario has closed the client."""
         self._hops: list[FaultProxy] = []
         """Taps before, and behind, the second router; empty until a scenario breaks a hop."""
         self._hop_router: Any = None
@@ -551,10 +553,13 @@ class HttpStack(SkyRLStack):
         self._leftovers.watch(asyncio.get_running_loop())
         match request.life:
             case "made again":
-                self._left_behind.append(self.client)
-                self.client = self._made_again()
+                self._left_behind += (
+                    [] if self._closed else [self.client]
+                )  # a closed one is dropped: it has to leave nothing
+                self.client, self._closed = self._made_again(), False
             case "closed":
                 await self.client.teardown()
+                self._closed = True
             case "collected":
                 self.client = self._made_again()
             case "in another thread" | "in two loops":

@@ -137,8 +137,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class Excluded(msgspec.Struct, frozen=True, kw_only=True):
-    """Public functions that no scenario can run: they need a CUDA device, a configuration that SkyRL's entry points do not make, or
-    have no caller."""
+    """Public functions that no scenario can use: they need a CUDA device, a configuration that SkyRL's entry points do not make, or
+    have no caller. Their mutants count as not reached, also where the probe of exposed routes enters them."""
 
     function: str
     """Pattern of their names ("module:name")."""
@@ -173,6 +173,8 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     """Functions of the public path."""
     prepared: dict[str, list[int]]
     """Function → its lines that run while the stack starts, or in a clean room."""
+    begun: dict[str, list[int]] = {}
+    """The same, only while it starts."""
     excluded: dict[str, str] = {}
     """Function of the public path that no scenario can run → reason (`Excluded`)."""
     seconds: float = 0.0
@@ -426,6 +428,12 @@ class Proving:
             for mutant in self._mutants.values()
             if mutant.id in code.equivalent and mutant.id not in request.mutants
         }
+        self._judged |= {
+            mutant.id: _judged(mutant, Fate.UNREACHED, reason=one.reason)
+            for mutant in self._mutants.values()
+            for one in code.excluded
+            if fnmatchcase(mutant.place, one.function) and mutant.id not in request.mutants
+        }
         self._survived = {name: one for name, one in kept.items() if name not in self._judged}
         """Mutants that survived so far, or whose statement did not run, in what was driven."""
         self._sound = False
@@ -433,6 +441,8 @@ class Proving:
         self._control: list[Ran] = [one for one in earlier.control if one.green] if earlier else []
         self._before: dict[str, set[int]] = {n: {*lines} for n, lines in earlier.prepared.items()} if earlier else {}
         """Function → its lines that ran while a stack started, or in a clean room."""
+        self._begun: dict[str, set[int]] = {n: {*lines} for n, lines in earlier.begun.items()} if earlier else {}
+        """The same, only while a stack started."""
         self._seats: dict[Seat, Controlled] = {}
         """Topologies with a control, and their green scenarios."""
         self._killers: dict[str, list[str]] = {}
@@ -459,6 +469,7 @@ class Proving:
             control=self._control,
             public=self._code.public,
             prepared={name: sorted(lines) for name, lines in sorted(self._before.items())},
+            begun={name: sorted(lines) for name, lines in sorted(self._begun.items())},
             excluded={
                 name: one.reason
                 for one in self._code.excluded
@@ -567,14 +578,16 @@ class Proving:
         return mutant.runs_in(self._before) and not any(mutant.runs_in(one.called) for one in self._control)
 
     def _drive_starts(self, session: Driver) -> None:
-        """The mutants whose statement runs in no scenario, but before it, or once per start: each gets a start of its own."""
-        done, once = {**self._judged, **self._survived}, self._due(Fate.UNREACHED)
-        due = [
-            one
-            for one in self._mutants.values()
-            if (one.id in once and not self._survived[one.id].started)
-            or (one.id not in done and self._only_before(one))
-        ]
+        """The mutants whose statement runs before a scenario or once per start, and that no scenario has seen: each gets a start of
+        its own."""
+
+        def is_due(mutant: Mutant) -> bool:
+            earlier = self._survived.get(mutant.id)
+            if earlier is None:
+                return mutant.id not in self._judged and self._only_before(mutant)
+            return not earlier.started and (earlier.fate == Fate.UNREACHED or mutant.runs_in(self._begun))
+
+        due = [mutant for mutant in self._mutants.values() if is_due(mutant)]
         usable = [seat for seat, controlled in self._seats.items() if controlled.ran]
         if not due or not usable or self._late:
             return
@@ -699,6 +712,8 @@ class Proving:
         request = SwapRequest(watch=self._watch)
         said = session.swap(seat, request)
         self._ran_before(said)
+        for function, lines in said.called.items():
+            self._begun.setdefault(function, set()).update(lines)
         if said.refused:
             self._tell(f"{seat.name}: {said.refused}: its code is not changed")
         began: list[float] = []

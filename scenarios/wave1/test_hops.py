@@ -18,7 +18,7 @@ STATUSES = (400, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
 BODIES: tuple[Literal["json", "html", "text", "empty", "cut"], ...] = ("json", "html", "text", "empty", "cut")
 FAULTS: tuple[dict[str, Any], ...] = (
     *({"status": status} for status in STATUSES),
-    *({"status": status, "body": body} for status in (422, 500) for body in BODIES),
+    *({"status": status, "body": body} for status in (400, 422, 500) for body in BODIES),
     *({"status": status, "moment": "after"} for status in (400, 500, 503)),
     {"connection": "closed"},
     *({"connection": how, "moment": "after"} for how in ("closed", "reset", "torn")),
