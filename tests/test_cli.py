@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import types
 from pathlib import Path
@@ -393,3 +395,14 @@ def test_doctor_ends_red_only_on_what_keeps_a_run_from_working(
     monkeypatch.setattr(doctor, "examine", lambda *_: found)
     assert parity(monkeypatch, "doctor") == status
     assert "next: free some" in capsys.readouterr().out
+
+
+def test_a_second_sigterm_does_not_interrupt_what_the_first_one_began():
+    kept = []
+    with cli._terminable():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        kept.append("results")
+    assert kept == ["results"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -746,9 +747,15 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up."""
+    """SIGTERM acts like Ctrl-C, so that worktrees and stacks are cleaned up. A second one is ignored: timeout(1) sends two."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
     # In a script's background SIGINT is ignored, and runs that are started here would inherit that.
-    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {signal.SIGTERM: terminate, signal.SIGINT: signal.default_int_handler}
+    before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
     try:
         yield
     finally:
