@@ -134,6 +134,16 @@ def test_a_reader_that_is_gone_has_a_name():
         [*census.read_by(["no_such_module"])]
 
 
+def test_options_name_the_value_of_each_engine_that_differs():
+    found = census.options(
+        [{"engine.seed": "7", "engine.dtype": "'half'"}, {"engine.seed": "8", "engine.dtype": "'half'"}]
+    )
+    assert [(o.name, o.kind, o.default) for o in found] == [
+        ("engine.dtype", "option", "'half'"),
+        ("engine.seed", "option", "7, 8"),
+    ]
+
+
 # --- comparing
 
 
@@ -189,6 +199,21 @@ def test_an_entry_explains_its_change_and_only_as_what_it_is():
     other = compare(offers("pause"), {}, [entry(How.DEFAULT, "pause")])
     assert [change.name for change in other.unexplained] == ["pause"]
     assert other.stale == ["pause"]
+
+
+def test_an_option_with_another_value_is_a_change_and_one_that_another_vllm_lacks_is_none():
+    ours = {
+        o.name: o
+        for o in census.options([{"engine.seed": "7", "engine.old": "1"}, {"engine.seed": "8", "engine.old": "1"}])
+    }
+    theirs = {o.name: o for o in census.options([{"engine.seed": "7"}, {"engine.seed": "7"}])}
+    found = compare(ours, theirs, [])
+    assert [(change.name, change.how, change.baseline, change.candidate) for change in found.unexplained] == [
+        ("engine.seed", How.DEFAULT, "engine.seed = 7, 8", "engine.seed = 7")
+    ]
+    seeds = entry(How.DEFAULT, "engine.seed")
+    assert compare(theirs, theirs, [seeds]).stale == ["engine.seed"]
+    assert compare({}, {}, [seeds]).stale == [], "a recording of an earlier harness has no options"
 
 
 def test_a_renamed_method_keeps_its_arguments_under_the_new_name():

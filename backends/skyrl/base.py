@@ -10,7 +10,7 @@ import asyncio
 import functools
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -529,14 +529,15 @@ class SkyRLStack(VllmStack):
         raise NotImplementedError
 
     async def census(self, _request: Empty) -> CensusResult:
-        return await asyncio.to_thread(self._census)
+        engines = await self.on_workers("parity_options")
+        return await asyncio.to_thread(self._census, [ranks[0] for ranks in engines.values()])
 
-    def _census(self) -> CensusResult:
+    def _census(self, engines: Sequence[Mapping[str, str]]) -> CensusResult:
         from skyrl.backends.skyrl_train import weight_sync
 
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
-        return census.of(self.client, types=vars(weight_sync), keys=keys)
+        return census.of(self.client, types=vars(weight_sync), keys=[*keys, *census.options(engines)])
 
     async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
         described = await self._describe()

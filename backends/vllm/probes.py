@@ -5,15 +5,23 @@ The adapter calls them by vLLM's `collective_rpc`. All but `parity_forget_adapte
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
 import operator
 import os
+import re
 from typing import Any
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """Environment variable of every process of an engine. The adapter sets it to "1" or "0"."""
 CACHE_SCALES = ("attn._k_scale", "attn._q_scale", "attn._v_scale", "attn._prob_scale")
 """Parameters that quantized engines define for a quantized cache. No engine here has one, so no checkpoint or sync sets them."""
+PLACES = re.compile(
+    r"_.*|model|tokenizer|served_model_name|distributed_executor_backend|worker_.*cls|mamba_ssm_cache_dtype"
+    r"|.*_(port|ip|addr(ess)?|path|dir|rank|id|token)"
+)
+"""Options that name a place, a process or a secret, that `parity_worker` tells, or that the harness or vLLM chooses for a CPU."""
 
 
 def tensor_digest(tensor: Any) -> str:
@@ -88,6 +96,21 @@ def parity_worker(worker: Any) -> dict[str, Any]:
     return {"rank": int(worker.rank), "extensions": extensions, "transport": transport, "settings": settings}
 
 
+def parity_options(worker: Any) -> dict[str, str]:
+    """What this engine runs with, as text that is the same from start to start: "engine.seed" → its value, for every option of vLLM's
+    `EngineArgs`. Not vLLM's environment variables: SkyRL's entry point sets those of both stacks (prepare_runtime_environment)."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    options = {field.name for field in dataclasses.fields(EngineArgs)}
+    parts = [part for part in vars(worker.vllm_config).values() if hasattr(part, "__dict__")]
+    found = {name: value for part in parts for name, value in vars(part).items() if name in options}
+    return {
+        f"engine.{name}": repr(value.value if isinstance(value, enum.Enum) else value)
+        for name, value in found.items()
+        if isinstance(value, bool | int | float | str | enum.Enum | None) and not PLACES.fullmatch(name)
+    }
+
+
 def parity_device_memory(worker: Any) -> dict[str, Any]:
     """Memory of the worker's device (`harness.contract.messages.WorkerMemory`), and the part that vLLM's sleep mode manages."""
     import torch
@@ -119,4 +142,5 @@ def install() -> None:
     WorkerBase.parity_forget_adapters = parity_forget_adapters
     WorkerBase.parity_whoami = parity_whoami
     WorkerBase.parity_worker = parity_worker
+    WorkerBase.parity_options = parity_options
     WorkerBase.parity_device_memory = parity_device_memory

@@ -473,7 +473,7 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
     canaries: dict[str, bool]
 
 
-OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key"]
+OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key", "option"]
 
 
 class Offer(Message, frozen=True, kw_only=True):
@@ -482,7 +482,8 @@ class Offer(Message, frozen=True, kw_only=True):
     name: str
     """"generate", "generate(input_batch)", "PauseMode.KEEP"; a configuration key by its path. "client" is the client's constructor."""
     kind: OfferKind
-    """A field is one of a type that the client's methods name. An exception is raised by the client's own code."""
+    """A field is one of a type that the client's methods name. An exception is raised by the client's own code. An option is one
+    of vLLM's, with the value that the engines run with under this configuration."""
     form: str = ""
     """Of a method "async", "sync", "async generator" or "generator"; of a parameter how it is given (`inspect.Parameter.kind`)."""
     type: str = ""

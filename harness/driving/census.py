@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, is_typeddict
 
@@ -47,6 +47,13 @@ def keys(configuration: type, path: str, read: Iterable[str]) -> Iterator[Offer]
         name = offer.name.partition(".")[2]
         if name in wanted:
             yield msgspec.structs.replace(offer, name=f"{path}.{name}", kind="key")
+
+
+def options(engines: Sequence[Mapping[str, str]]) -> Iterator[Offer]:
+    """What the engines run with: option → value of each engine. Engines that differ are listed in their order."""
+    for name in sorted({name for engine in engines for name in engine}):
+        values = [engine.get(name, "nothing") for engine in engines]
+        yield Offer(name=name, kind="option", default=values[0] if len({*values}) == 1 else ", ".join(values))
 
 
 def read_by(readers: Iterable[str]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from harness.records.verdict import Change, How
 
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
+OPTION = "engine."
+"""Begin of an option's name."""
 Offers = Mapping[str, Offer]
 """Name → what is offered under it."""
 
@@ -95,6 +97,8 @@ def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Fo
     changes = [*filter(None, judged), *_required(baseline, candidate, renamed)]
     explained = [_explained(change, by_name.get(change.name)) for change in changes]
     used = {change.name for change in explained if change.do}
+    if not any(offer.kind == "option" for offer in baseline.values()):
+        used |= {name for name in by_name if name.startswith(OPTION)}  # an earlier recording tells no options
     return Found(same=judged.count(None), changes=explained, stale=[name for name in by_name if name not in used])
 
 
@@ -112,6 +116,8 @@ def _lost(
         owner = name.partition("(")[0]
         at = renamed.get(name) or renamed.get(owner, owner) + name.removeprefix(owner)
         theirs = candidate.get(at)
+        if theirs is None and ours.kind == "option":
+            continue  # of vLLM's release, not of the stack
         if theirs is None and owner != name and renamed.get(owner, owner) not in candidate:
             continue
         how = How.RENAMED if name in renamed else _how(ours, theirs)
