@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import types
 
 import msgspec
 import pytest
@@ -127,6 +128,16 @@ def test_configuration_keys_are_those_that_the_code_reads(tmp_path, monkeypatch)
         ("generator.inference_engine.rows", None),
         ("generator.inference_engine.mode", "<Mode.KEEP: 'keep'>"),
     ]
+
+
+def test_keys_outside_the_section_for_engines_are_named_by_their_path(tmp_path, monkeypatch):
+    (tmp_path / "its_entry.py").write_text(
+        "def start(self, cfg):\n    cfg.generator.inference_engine.rows\n    return self.cfg.trainer.model.rows, cfg.generator.rope\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    sections = {"trainer": types.SimpleNamespace(model=Batch([])), "generator": types.SimpleNamespace(rope=1.0)}
+    found = census.others(types.SimpleNamespace(**sections), ["its_entry"])
+    assert [key.name for key in found] == ["generator.rope", "trainer.model.rows"], "sections are no keys"
 
 
 def test_a_reader_that_is_gone_has_a_name():

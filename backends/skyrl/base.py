@@ -537,7 +537,8 @@ class SkyRLStack(VllmStack):
 
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
-        return census.of(self.client, types=vars(weight_sync), keys=[*keys, *census.options(engines)])
+        others = census.others(self.cfg, self.reads_configuration())
+        return census.of(self.client, types=vars(weight_sync), keys=[*keys, *others, *census.options(engines)])
 
     async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
         described = await self._describe()

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import importlib.util
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OLD_NAMES = re.compile(r"\b(Dict|List|Tuple|Set|Type)\b(?=\[)")
 _CONFIGURATION = ("ie_cfg", "inference_engine", "inference_engine_cfg", "engine_cfg")
 """Names under which code holds an engine's configuration."""
+_ENGINES = "generator.inference_engine"
+_PATH = re.compile(r"(?:self\.)?cfg\.((?:generator|trainer)\.[\w.]+)")
+"""A key of the whole configuration, by its path."""
 
 
 def of(client: Any, *, types: Mapping[str, Any], keys: Iterable[Offer] = ()) -> CensusResult:
@@ -59,6 +63,21 @@ def options(engines: Sequence[Mapping[str, str]]) -> Iterator[Offer]:
 def read_by(readers: Iterable[str]) -> Iterator[str]:
     """Fields of an engine's configuration that this source code reads. A reader is a module, or "module:Class.function" of it.
     The code is read and not imported."""
+    for node in _loads(readers):
+        holder = ast.unparse(node.value)
+        if holder.rpartition(".")[2] in _CONFIGURATION:
+            yield node.attr
+
+
+def others(configuration: Any, readers: Iterable[str]) -> Iterator[Offer]:
+    """Keys of the configuration outside its section for engines that this source code reads by their whole path."""
+    read = {found[1] for node in _loads(readers) if (found := _PATH.fullmatch(ast.unparse(node)))}
+    for path in sorted(path for path in read if not path.startswith(_ENGINES)):
+        if not dataclasses.is_dataclass(operator.attrgetter(path)(configuration)):
+            yield Offer(name=path, kind="key")
+
+
+def _loads(readers: Iterable[str]) -> Iterator[ast.Attribute]:
     for reader in readers:
         module, _, place = reader.partition(":")
         spec = importlib.util.find_spec(module)
@@ -67,11 +86,9 @@ def read_by(readers: Iterable[str]) -> Iterator[str]:
         tree: ast.AST = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         for name in filter(None, place.split(".")):
             tree = next(node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == name)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                holder = ast.unparse(node.value)
-                if holder.rpartition(".")[2] in _CONFIGURATION:
-                    yield node.attr
+        yield from (
+            node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        )
 
 
 def _methods(client: Any) -> Iterator[Offer]:
