@@ -224,7 +224,10 @@ def test_an_option_with_another_value_is_a_change_and_one_that_another_vllm_lack
     ]
     seeds = entry(How.DEFAULT, "engine.seed")
     assert compare(theirs, theirs, [seeds]).stale == ["engine.seed"]
-    assert compare({}, {}, [seeds]).stale == [], "a recording of an earlier harness has no options"
+    rope = entry(How.GONE, "generator.rope_scaling", "generator.inference_engine.backend")
+    assert compare({}, {}, [seeds, rope]).stale == ["generator.inference_engine.backend"], (
+        "an earlier harness told neither"
+    )
 
 
 def test_a_renamed_method_keeps_its_arguments_under_the_new_name():

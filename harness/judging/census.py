@@ -7,6 +7,7 @@ red. So is an entry whose change is not there.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import final
@@ -22,8 +23,8 @@ from harness.records.verdict import Change, How
 
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
-OPTION = "engine."
-"""Begin of an option's name."""
+_LATER = re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+")
+"""Names that a census has since it tells the engines' options."""
 Offers = Mapping[str, Offer]
 """Name → what is offered under it."""
 
@@ -98,7 +99,7 @@ def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Fo
     explained = [_explained(change, by_name.get(change.name)) for change in changes]
     used = {change.name for change in explained if change.do}
     if not any(offer.kind == "option" for offer in baseline.values()):
-        used |= {name for name in by_name if name.startswith(OPTION)}  # an earlier recording tells no options
+        used |= {name for name in by_name if _LATER.fullmatch(name)}  # a recording of an earlier harness
     return Found(same=judged.count(None), changes=explained, stale=[name for name in by_name if name not in used])
 
 
