@@ -98,7 +98,7 @@ def parity_worker(worker: Any) -> dict[str, Any]:
 
 def parity_options(worker: Any) -> dict[str, str]:
     """What this engine runs with, as text that is the same from start to start: "engine.seed" → its value, for every option of
-    vLLM's `EngineArgs`. Not vLLM's environment variables: SkyRL's entry point sets those of both stacks (prepare_runtime_environment)."""
+    vLLM's `EngineArgs`. Not vLLM's environment variables: SkyRL's prepare_runtime_environment() sets those of both stacks."""
     from vllm.engine.arg_utils import EngineArgs
 
     options = {field.name for field in dataclasses.fields(EngineArgs)}
