@@ -5,68 +5,12 @@ so that a fault without effect is not mistaken for one that the checks missed. N
 say where (one server), when (under load, the second time) and how much (a little).
 """
 
-from backends.miniature.faults import (
-    adapters,
-    cancellation,
-    endpoint,
-    ends,
-    exposure,
-    fields,
-    forms,
-    gym,
-    hops,
-    http_fields,
-    interface,
-    labels,
-    lives,
-    logprobs,
-    memory,
-    pausing,
-    requests,
-    results,
-    routing,
-    sampling,
-    settings,
-    slow,
-    staleness,
-    text,
-    training,
-    transfer,
-    waiting,
-    weights,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from backends.miniature.faults.registry import FAULTS, RETRY_FAULTS, parts
 
-__all__ = [
-    "FAULTS",
-    "RETRY_FAULTS",
-    "adapters",
-    "cancellation",
-    "endpoint",
-    "ends",
-    "exposure",
-    "fields",
-    "forms",
-    "gym",
-    "hops",
-    "http_fields",
-    "interface",
-    "labels",
-    "lives",
-    "logprobs",
-    "memory",
-    "parts",
-    "pausing",
-    "requests",
-    "results",
-    "routing",
-    "sampling",
-    "settings",
-    "slow",
-    "staleness",
-    "text",
-    "training",
-    "transfer",
-    "waiting",
-    "weights",
-]
+__all__ = ["FAULTS", "RETRY_FAULTS", "parts"]
+
+for _module in iter_modules(__path__):  # each registers its faults
+    import_module(f"{__name__}.{_module.name}")
