@@ -64,6 +64,28 @@ Profile = Annotated[
         help=f"What the step from baseline to candidate needs: {PROFILES}. scenarios/profiles.toml says what each asks for.",
     ),
 ]
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")]
+Waves = Annotated[
+    list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable; default all).")
+]
+Matching = Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")]
+Topologies = Annotated[
+    list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
+]
+Pythons = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable; TARGET=PATH is for one target)."
+    ),
+]
+Checkouts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[TARGET=]PATH",
+        help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
 
 
@@ -97,10 +119,8 @@ def common(
 @app.command()
 def run(
     *,
-    wave: Annotated[
-        list[int] | None, typer.Option(min=1, max=6, help="Only this wave's scenarios (repeatable).")
-    ] = None,
-    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    wave: Waves = None,
+    k: Matching = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -108,23 +128,12 @@ def run(
             help=f"Default {BASELINE}. An earlier run stands for the stack that it recorded with a twin: nothing of it is started.",
         ),
     ] = None,
-    candidate: Annotated[str | None, typer.Option(help=f"Default {CANDIDATE}.")] = None,
+    candidate: Annotated[str | None, typer.Option(metavar="TARGET", help=f"Default {CANDIDATE}.")] = None,
     stack: Annotated[
-        list[str] | None, typer.Option(help="Judge only this stack, compare nothing (repeatable).")
+        list[str] | None, typer.Option(metavar="TARGET", help="Judge only this stack, compare nothing (repeatable).")
     ] = None,
-    python: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TARGET=]PATH", help="Interpreter of local: targets (repeatable; TARGET=PATH is for one target)."
-        ),
-    ] = None,
-    checkout: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TARGET=]PATH",
-            help="Git working tree of local: targets (repeatable). Their environment is made from what the tree pins.",
-        ),
-    ] = None,
+    python: Pythons = None,
+    checkout: Checkouts = None,
     router: Annotated[
         str | None,
         typer.Option(
@@ -157,9 +166,7 @@ def run(
     engines: Annotated[
         int | None, typer.Option(min=1, help="Engines of each stack, if the topology sets no number (default 2).")
     ] = None,
-    topology: Annotated[
-        list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
-    ] = None,
+    topology: Topologies = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -169,9 +176,7 @@ def run(
             "otherwise.",
         ),
     ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
-    ] = None,
+    run_dir: RunDir = None,
     profile: Profile = None,
     ledger: Annotated[Path | None, typer.Option(help="Known divergences, in place of the project's.")] = None,
     budget: Annotated[
@@ -366,11 +371,11 @@ def up(
         idle_s=idle * 60,
         reuse=True,
         record=False,
-        command=shlex.join(["parity", *sys.argv[1:]]),
+        command=_typed(),
     )
     options.check()
     with _terminable():
-        session = Session(options, console_progress(), tell=lambda line: typer.echo(line, err=True))
+        session = Session(options, console_progress(), tell=_told)
         try:
             session.keep(seat)
         except KeyboardInterrupt:
@@ -421,17 +426,13 @@ def drive_matrix(
     stack: Annotated[
         list[str] | None, typer.Option(help="A column, in this order (repeatable). With --from: default all.")
     ] = None,
-    topology: Annotated[
-        list[str] | None, typer.Option(help="Only this topology (repeatable; default all): see `parity topologies`.")
-    ] = None,
-    wave: Annotated[
-        list[int] | None, typer.Option(min=1, max=6, help="Only this wave (repeatable; default all).")
-    ] = None,
-    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
+    topology: Topologies = None,
+    wave: Waves = None,
+    k: Matching = None,
     start: Annotated[StartChoice | None, typer.Option(help="As in `parity run`.")] = None,
     engine: Annotated[EngineChoice | None, typer.Option(help="As in `parity run`.")] = None,
-    python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
-    checkout: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    python: Pythons = None,
+    checkout: Checkouts = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
     ] = None,
@@ -478,7 +479,6 @@ def drive_matrix(
     from harness.commands import matrix
     from harness.machine.progress import console_progress
     from harness.machine.targets import of_local
-    from harness.records.run_folder import new_run_dir
     from harness.running.matrix import MatrixFolder, plan
 
     _check_targets(stack or [], python or (), checkout or ())
@@ -488,7 +488,7 @@ def drive_matrix(
         raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
     if not (rest if from_runs else stack):
         raise UsageError("the matrix has no column", next_step="name targets with --stack, or runs after --from")
-    whole = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    whole = _folder(run_dir)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
     own = {"--ledger", "--stack", "--baseline", "--candidate", "--wave", "--topology", "--run-dir", "--checkout"}
@@ -510,7 +510,7 @@ def drive_matrix(
             _drive_cells(folder, orders, shard, again=again)
         found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
         target = out.expanduser().absolute() if out is not None else whole
-        made, page = matrix.write(found, target, shlex.join(["parity", *sys.argv[1:]]))
+        made, page = matrix.write(found, target, _typed())
     typer.echo("\n".join(matrix.summary(made)))
     typer.echo(f"page: {page}")
     raise typer.Exit(made.exit_status)
@@ -541,8 +541,8 @@ def bench_stacks(
     *,
     baseline: Annotated[str, typer.Option(metavar="TARGET")] = BASELINE,
     candidate: Annotated[str, typer.Option(metavar="TARGET")] = CANDIDATE,
-    python: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
-    checkout: Annotated[list[str] | None, typer.Option(metavar="[TARGET=]PATH", help="As in `parity run`.")] = None,
+    python: Pythons = None,
+    checkout: Checkouts = None,
     topology: Annotated[str, typer.Option(help="Where engines live: see `parity topologies`.")] = "disaggregated",
     engine: Engine = "auto",
     start: Annotated[StartChoice, typer.Option(help="As in `parity run`.")] = "ray",
@@ -569,9 +569,7 @@ def bench_stacks(
     slowdown: Annotated[
         str | None, typer.Option(metavar="NAME", help="Make the candidate slow on purpose: does the bench see it?")
     ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
-    ] = None,
+    run_dir: RunDir = None,
 ) -> None:
     """Is the candidate slower than the baseline? Both are up at once and take turns; each row is a verdict with a stated error.
 
@@ -611,7 +609,7 @@ def bench_stacks(
         run_dir=run_dir and run_dir.expanduser().absolute(),
         target_python=of_local("--python", python or ()),
         checkouts=of_local("--checkout", checkout or ()),
-        command=shlex.join(["parity", *sys.argv[1:]]),
+        command=_typed(),
         record=False,
     )
     order = Order(
@@ -626,7 +624,7 @@ def bench_stacks(
         slowdown=slowdown,
     )
     with _interruptible():  # finished pairs are kept
-        made, folder = bench(order, console_progress(), lambda line: typer.echo(line, err=True))
+        made, folder = bench(order, console_progress(), _told)
         page = write_all(made, folder)["bench.html"]
     show(made, page=page)
     raise typer.Exit(made.exit_status)
@@ -647,9 +645,7 @@ def bisect(
     bad: Annotated[str, typer.Option(metavar="REV", help="A later commit at which it is red.")] = "HEAD",
     check: Annotated[str, typer.Option(metavar="CHECK", help="The check, as reports name it.")],
     target: Kind = "local:http",
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the steps' runs and logs (default: a new one in .parity/runs).")
-    ] = None,
+    run_dir: RunDir = None,
 ) -> None:
     """Name the commit that turned a check red. All other options are those of `parity run`: they select what is driven.
 
@@ -667,11 +663,10 @@ def bisect(
     """
     from harness.commands.trees import judge_of, state_of
     from harness.machine.progress import console_progress
-    from harness.records.run_folder import new_run_dir
     from harness.running.bisect import bisect as find
 
     _check_targets([target], checkout=[str(checkout)])
-    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    folder = _folder(run_dir)
     tree = Path(state_of(target, checkout.expanduser().absolute()).path)
     judge = judge_of(target, check, context.args, folder, console_progress())
     with _interruptible():
@@ -693,9 +688,7 @@ def pr(
     base: Annotated[str, typer.Option(metavar="REV", help="Branch or commit that the change is for.")],
     target: Kind = "local:http",
     comment: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the Markdown comment here.")] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
-    ] = None,
+    run_dir: RunDir = None,
 ) -> None:
     """Compare a working tree with the commit where it left REV, and write the Markdown comment for its pull request.
 
@@ -711,10 +704,9 @@ def pr(
     import shutil
 
     from harness.commands.trees import run_pair, state_of
-    from harness.records.run_folder import new_run_dir
 
     _check_targets([target], checkout=[str(checkout)])
-    folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+    folder = _folder(run_dir)
     written = folder / "report.md"
     if written.exists():
         raise UsageError(f"{folder} holds a run already", next_step="give another --run-dir, or none")
@@ -772,10 +764,8 @@ def prove(
     fault: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only faults whose id or name matches (repeatable).")
     ] = None,
-    k: Annotated[str | None, typer.Option("-k", metavar="EXPR", help="Only scenarios whose name matches.")] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")
-    ] = None,
+    k: Matching = None,
+    run_dir: RunDir = None,
     start: Annotated[StartChoice, typer.Option(help="How real stacks are started.")] = "fork",
     dtype: Annotated[DtypeChoice | None, typer.Option(help="Dtype of the real stacks (as in `parity run`).")] = None,
     cuda_graphs: CudaGraphs = False,
@@ -830,28 +820,32 @@ def prove(
     killed by exactly the checks that it names, every check is killed by a fault, and the correct stacks are green; 1 something is
     red, or Ctrl-C; 2 a named error. Mutants: 0 if the instrument worked and all were driven, whatever the score.
     """
+    import random
+
     from harness.machine.environments import detect_engine
 
+    on = _fixed(engine) or detect_engine()
+    where = run_dir and run_dir.expanduser().absolute()
+    _check_targets(stack or [])
     if mutants or mutant:
         raise typer.Exit(
             _prove_mutants(
-                stack or [],
+                resume,
+                stacks=tuple(stack or ()),
                 sample=mutants or 0,
-                ids=mutant or [],
-                seed=seed,
+                seed=random.randrange(2**32) if seed is None else seed,
                 minutes=minutes,
-                expression=k or "",
-                topologies=topology or [],
+                mutants=tuple(mutant or ()),
                 at_start=at_start,
-                resume=resume,
-                run_dir=run_dir,
+                expression=k or "",
+                topologies=tuple(topology or ()),
+                run_dir=where,
                 start=start,
-                engine=_fixed(engine) or detect_engine(),
+                engine=on,
             )
         )
     from harness.proving.prove import MINIATURES, Request, plans
 
-    _check_targets(stack or [])
     if readme and (fault or k or dtype == "auto"):
         raise UsageError(
             "the README shows whole runs only, in a dtype that has a name",
@@ -861,61 +855,30 @@ def prove(
         stacks=tuple(stack or MINIATURES),
         faults=tuple(fault or ()),
         expression=k or "",
-        run_dir=run_dir and run_dir.expanduser().absolute(),
+        run_dir=where,
         start=start,
-        engine=_fixed(engine) or detect_engine(),
+        engine=on,
         dtype=dtype,
         cuda_graphs=cuda_graphs,
         batch_invariant=batch_invariant,
         ledger=beside_ledger,
         jobs=jobs,
-        command=shlex.join(["parity", *sys.argv[1:]]),
+        command=_typed(),
     )
     raise typer.Exit(_prove(request, plans(request), readme=readme))
 
 
-def _prove_mutants(
-    stacks: Sequence[str],
-    *,
-    sample: int,
-    ids: Sequence[str],
-    seed: int | None,
-    minutes: float | None,
-    expression: str,
-    topologies: Sequence[str],
-    at_start: bool,
-    resume: Path | None,
-    run_dir: Path | None,
-    start: StartChoice,
-    engine: Literal["cpu", "cuda"],
-) -> int:
+def _prove_mutants(resume: Path | None, **asked: Any) -> int:
     """Drive mutants, write the reports, show the summary. Returns the exit status."""
-    import random
-
     from harness.machine.progress import console_progress
     from harness.proving.mutants import Request, prove_mutants
     from reports import mutants
 
-    _check_targets(stacks)
-    if not stacks:
+    if not asked["stacks"]:
         raise UsageError("--mutants needs a stack", next_step="add --stack; `parity targets` lists them")
-    request = Request(
-        stacks=tuple(stacks),
-        sample=sample,
-        seed=random.randrange(2**32) if seed is None else seed,
-        minutes=minutes,
-        mutants=tuple(ids),
-        at_start=at_start,
-        earlier=tuple(mutants.read(resume)) if resume else (),
-        expression=expression,
-        topologies=tuple(topologies),
-        run_dir=run_dir and run_dir.expanduser().absolute(),
-        start=start,
-        engine=engine,
-        command=shlex.join(["parity", *sys.argv[1:]]),
-    )
+    request = Request(earlier=tuple(mutants.read(resume)) if resume else (), command=_typed(), **asked)
     with _terminable():  # finished results are written
-        finished = prove_mutants(request, console_progress(), lambda line: typer.echo(line, err=True))
+        finished = prove_mutants(request, console_progress(), _told)
     report = mutants.write_all(finished.run, finished.folder)
     typer.echo("\n".join(line for proof in finished.run.proofs for line in mutants.summary(proof)))
     typer.echo(f"report: {report}")
@@ -1032,12 +995,7 @@ def setup(
     *,
     engine: Engine = "auto",
     python: Annotated[Path | None, typer.Option(metavar="PATH", help="Python 3.12 to make them with.")] = None,
-    checkout: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TARGET=]PATH", help="Git working tree of local: targets (repeatable), as in `parity run`."
-        ),
-    ] = None,
+    checkout: Checkouts = None,
     recreate: Annotated[bool, typer.Option("--recreate", help="Remove them first.")] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Also make this model: smollm2.")] = None,
     download: Annotated[
@@ -1200,14 +1158,10 @@ def compare(
 
 @app.command()
 def report(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
-    ],
+    runs: Runs,
     *,
     merge: Annotated[bool, typer.Option("--merge", help="Merge the runs into one, judge it and report it.")] = False,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write the merged run (default: a new folder in .parity/runs).")
-    ] = None,
+    run_dir: RunDir = None,
     all_pictures: Annotated[bool, typer.Option("--all-pictures", help="A timeline of every scenario.")] = False,
     readme: Annotated[bool, typer.Option("--readme", help="Put the plan's table into README.md.")] = False,
     profile: Profile = None,
@@ -1223,12 +1177,11 @@ def report(
       parity report 20261121-1500 --readme
       parity report --merge shards/wave-1 shards/wave-2 --run-dir whole
     """
-    from harness.records.run_folder import new_run_dir
     from harness.suite.plan import load_plan
     from reports import plan_figures
 
     if merge:
-        folder = run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
+        folder = _folder(run_dir)
         judgement = _merged([run_folder(name) for name in runs], folder, profile, all_pictures=all_pictures)
     elif len(runs) > 1 or run_dir is not None:
         raise UsageError(
@@ -1249,9 +1202,7 @@ def report(
 
 @app.command(name="ledger")
 def used_entries(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="A run's folder, or its name below .parity/runs.")
-    ],
+    runs: Runs,
     all_driven: Annotated[
         bool, typer.Option("--all", help="The runs cover everything: an entry about nothing that they judged is red.")
     ] = False,
@@ -1324,6 +1275,22 @@ def run_folder(run: str) -> Path:
         f"the latest are {', '.join(path.name for path in there)}" if there else "none has been made yet: `parity run`"
     )
     raise UsageError(f"there is no run {run!r}", next_step=named)
+
+
+def _typed() -> str:
+    """The command as it was typed."""
+    return shlex.join(["parity", *sys.argv[1:]])
+
+
+def _told(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _folder(run_dir: Path | None) -> Path:
+    """Where a command writes: into this folder, or else into a new one."""
+    from harness.records.run_folder import new_run_dir
+
+    return run_dir.expanduser().absolute() if run_dir is not None else new_run_dir(PROJECT)
 
 
 def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:

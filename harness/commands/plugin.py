@@ -13,16 +13,17 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
 from fixtures.prompts import Prompts
 from harness import PROJECT
+from harness.commands import cli
 from harness.contract import topology as topology_table
 from harness.contract.errors import HarnessError, UsageError
-from harness.contract.messages import Dtype
 from harness.contract.topology import DEFAULT_ENGINES, Topology
 from harness.driving import models
 from harness.judging import ledger
@@ -66,108 +67,42 @@ class Duel(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.baseline}~{self.candidate}@{self.topology.name}"
 
 
+COMMANDS_OWN = {"wave", "k", "router", "router_policy", "verbose", "pytest_arguments"}
+"""Parameters of `parity run` that reach pytest in another way."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of `parity run`, which hands them on. `--python` is `--target-python` here."""
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
-    add = group.addoption
     baseline, candidate = default_pair()
-    add(
-        "--baseline", default=baseline, metavar="TARGET|RUN",
-        help=f"stack to compare with, or an earlier run that recorded it with its twin (default {baseline})",
-    )  # fmt: skip
-    add("--candidate", default=candidate, metavar="TARGET", help=f"stack to judge (default {candidate})")
-    add(
-        "--stack",
-        action="append",
-        default=[],
-        metavar="TARGET",
-        help="judge only this stack; repeatable; no comparison",
-    )
-    add(
-        "--engine",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="vLLM for CPU or CUDA (default: cuda if nvidia-smi lists a GPU)",
-    )
-    add("--start", choices=("ray", "fork"), default="ray", help="as SkyRL ships it, or forked in seconds (development)")
-    add(
-        "--engines", type=int, default=DEFAULT_ENGINES, metavar="N",
-        help=f"engines of each stack, if the topology sets no number (default {DEFAULT_ENGINES})",
-    )  # fmt: skip
-    add(
-        "--topology", action="append", default=[], choices=topology_table.names(),
-        help="only this topology; repeatable (default: all that the scenarios name)",
-    )  # fmt: skip
-    add(
-        "--model", metavar="PATH",
-        help="checkpoint folder, or smollm2 (SmolLM2-135M-Instruct, fetched and converted once). Default: a tiny model, made on "
-        "first use. Topologies for one architecture take the model if it has that architecture",
-    )  # fmt: skip
-    add("--run-dir", type=Path, metavar="PATH", help="where recordings and report go (default .parity/runs/<run id>)")
-    add(
-        "--target-python", action="append", default=[], metavar="[TARGET=]PATH",
-        help="interpreter of local targets; repeatable; TARGET=PATH is for one target",
-    )  # fmt: skip
-    add(
-        "--checkout", action="append", default=[], metavar="[TARGET=]PATH",
-        help="git working tree of local targets, whose environment is made from what it pins; repeatable",
-    )  # fmt: skip
-    add(
-        "--reference-python",
-        type=Path,
-        metavar="PATH",
-        help="interpreter of the oracle (default: an environment of its own)",
-    )
-    add(
-        "--dtype", choices=("auto", *get_args(Dtype)),
-        help="dtype of the engines (default: float32 on CPU, bfloat16 on CUDA; auto: the checkpoint's)",
-    )  # fmt: skip
-    add(
-        "--cuda-graphs",
-        action="store_true",
-        help="compile the model and replay CUDA graphs, on --engine cuda (default: eager)",
-    )
-    add(
-        "--batch-invariant",
-        action="store_true",
-        help="answers do not depend on the rest of the batch, on --engine cuda: equal calls must give equal tokens",
-    )
-    add(
-        "--colocate",
-        action="store_true",
-        help="drive disaggregated scenarios on colocated engines, which one GPU can hold",
-    )
-    add(
-        "--repeat",
-        type=int,
-        default=1,
-        metavar="N",
-        help="drive each scenario N times (default 1; baseline at least 2)",
-    )
-    add(
-        "--budget", type=float, default=1.0, metavar="SHARE",
-        help="how much of what scenarios enumerate is driven (fields, pairs, forms, hops, sequences): 0.2 a fifth, 5 more values and "
-        "pairs (default 1). The report tells what was left out",
-    )  # fmt: skip
-    add(
-        "--bulk",
-        action="store_true",
-        help="also drive the scenarios that send hundreds of requests, which are driven otherwise only where -k or a name chooses",
-    )
-    add(
-        "--base-port", type=int, metavar="PORT", help="first port of the remote placement's servers (default: any free)"
-    )
-    add(
-        "--twin", action="store_true",
-        help="with --stack: drive each scenario a second time, so that the recording can be a --baseline later",
-    )  # fmt: skip
-    add("--no-twin", action="store_true", help="do not drive the baseline a second time to measure its noise")
-    add("--fresh", action="store_true", help="start every stack for this run, also if one of `parity up` would fit")
-    add(
-        "--profile", metavar="NAME",
-        help="what the step from baseline to candidate needs, by scenarios/profiles.toml (default: by what the candidate is to the "
-        "baseline)",
-    )  # fmt: skip
-    add("--ledger", type=Path, metavar="PATH", help="known divergences (default scenarios/known_divergences.toml)")
+    defaults = {
+        "baseline": baseline,
+        "candidate": candidate,
+        "engine": "auto",
+        "start": "ray",
+        "engines": DEFAULT_ENGINES,
+    }
+    defaults |= {"repeat": 1, "budget": 1.0}
+    for name, hint in get_type_hints(cli.run, include_extras=True).items():
+        if name in COMMANDS_OWN or name == "return":
+            continue
+        declared, option = get_args(hint)
+        kind = next((one for one in get_args(declared) if one is not NoneType), declared)
+        given: dict[str, Any] = {"help": option.help}
+        if kind is bool:
+            given["action"] = "store_true"
+        else:
+            choices = (
+                topology_table.names()
+                if name == "topology"
+                else get_args(kind)
+                if get_origin(kind) is Literal
+                else None
+            )
+            given |= {"default": defaults.get(name), "metavar": option.metavar, "choices": choices}
+            several = {"action": "append", "default": []}
+            given |= several if get_origin(kind) is list else {"type": kind} if kind in (int, float, Path) else {}
+        group.addoption("--target-python" if name == "python" else f"--{name.replace('_', '-')}", **given)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads its options in the same hook
