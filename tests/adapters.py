@@ -17,17 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from harness.contract import messages
 from harness.contract.errors import StartFailed
-from harness.contract.messages import (
-    Description,
-    DigestsResult,
-    Empty,
-    Generation,
-    HealthResult,
-    InFlightResult,
-    ObserveResult,
-    ServerDescription,
-)
 from harness.contract.vocabulary import TINY
 from harness.records.reference import ExpectedDigests, Text, Tokens
 from tests import traces
@@ -58,17 +49,17 @@ class Toy:
         return self.description()
 
     def description(self):
-        return Description(
+        return messages.Description(
             target=self.request.target,
             topology=self.request.topology,
             start=self.request.start,
             capabilities=[],
-            servers=[ServerDescription(name="server-0")],
+            servers=[messages.ServerDescription(name="server-0")],
             processes=self.processes,
         )
 
     async def teardown(self, _request):
-        return Empty()
+        return messages.Empty()
 
     async def generate(self, request):
         if TRIGGER in request.prompt_token_ids:
@@ -76,7 +67,7 @@ class Toy:
             await self.misbehave()
             self.live -= 1
         made = [self.run(prompt, request.sampling_params) for prompt in request.prompt_token_ids]
-        return Generation(
+        return messages.Generation(
             response_ids=made, responses=[traces.decode(m) for m in made], stop_reasons=["length"] * len(made)
         )
 
@@ -93,14 +84,14 @@ class Toy:
         """The misbehaviour of a faulty adapter."""
 
     async def digests(self, _request):
-        return DigestsResult(servers={"server-0": [DIGESTS]})
+        return messages.DigestsResult(servers={"server-0": [DIGESTS]})
 
     async def observe(self, _request):
         seen, self.seen = self.seen, []
-        return ObserveResult(observations=seen)
+        return messages.ObserveResult(observations=seen)
 
     async def in_flight(self, _request):
-        return InFlightResult(requests=self.live, tokens=0, servers={})
+        return messages.InFlightResult(requests=self.live, tokens=0, servers={})
 
 
 class Tells(Toy):
@@ -182,7 +173,7 @@ class Lies(Toy):
 
     async def generate(self, request):
         if TRIGGER in request.prompt_token_ids:
-            return HealthResult(healthy=True)
+            return messages.HealthResult(healthy=True)
         return await super().generate(request)
 
 
@@ -235,7 +226,7 @@ class LosesServers(LosesEngine):
 
     async def kill_server(self, _request):
         self.engine.kill()
-        return Empty()
+        return messages.Empty()
 
 
 class NeverClean(Toy):

@@ -7,31 +7,17 @@ from pathlib import Path
 import pytest
 
 from harness.contract.errors import RecordingError
+from harness.records import reference
 from harness.records.book import Book
-from harness.records.reference import (
-    DecodeRequest,
-    EncodeRequest,
-    ExpectedDigests,
-    ExpectedDigestsRequest,
-    Next,
-    NextRequest,
-    Refusal,
-    RenderRequest,
-    Score,
-    ScoreRequest,
-    Text,
-    Tokens,
-    UnansweredQuery,
-)
 
-SCORE = Score(logprobs=[-0.5], ranks=[0], margins=[1.5])
+SCORE = reference.Score(logprobs=[-0.5], ranks=[0], margins=[1.5])
 ASKED = [
-    (ScoreRequest(version=1, prompt=[1, 2], tokens=[3]), SCORE),
-    (NextRequest(version=0, prompt=[1]), Next(logprobs=[-0.1, -2.3])),
-    (ExpectedDigestsRequest(version=2), ExpectedDigests(digests={"weight": "ab:2x2:float32"})),
-    (RenderRequest(messages=[{"role": "user", "content": "hé"}]), Tokens(tokens=[7, 8])),
-    (DecodeRequest(tokens=[7], skip_special_tokens=True), Text(text="h")),
-    (EncodeRequest(text="h", add_special_tokens=False), Tokens(tokens=[7])),
+    (reference.ScoreRequest(version=1, prompt=[1, 2], tokens=[3]), SCORE),
+    (reference.NextRequest(version=0, prompt=[1]), reference.Next(logprobs=[-0.1, -2.3])),
+    (reference.ExpectedDigestsRequest(version=2), reference.ExpectedDigests(digests={"weight": "ab:2x2:float32"})),
+    (reference.RenderRequest(messages=[{"role": "user", "content": "hé"}]), reference.Tokens(tokens=[7, 8])),
+    (reference.DecodeRequest(tokens=[7], skip_special_tokens=True), reference.Text(text="h")),
+    (reference.EncodeRequest(text="h", add_special_tokens=False), reference.Tokens(tokens=[7])),
 ]
 
 
@@ -47,9 +33,9 @@ def path(tmp_path: Path) -> Path:
 def test_every_kind_of_answer_is_read_back_typed(path: Path):
     book = Book.load(path)
     assert book.model_sha256 == "model-hash"
-    assert book.score(ScoreRequest(version=1, prompt=[1, 2], tokens=[3])) == SCORE
-    assert book.next(NextRequest(version=0, prompt=[1])).logprobs == [-0.1, -2.3]
-    assert book.expected_digests(ExpectedDigestsRequest(version=2)) == {"weight": "ab:2x2:float32"}
+    assert book.score(reference.ScoreRequest(version=1, prompt=[1, 2], tokens=[3])) == SCORE
+    assert book.next(reference.NextRequest(version=0, prompt=[1])).logprobs == [-0.1, -2.3]
+    assert book.expected_digests(reference.ExpectedDigestsRequest(version=2)) == {"weight": "ab:2x2:float32"}
     assert book.render([{"role": "user", "content": "hé"}]) == [7, 8]
     assert book.decode([7], skip_special_tokens=True) == "h"
     assert book.encode("h", add_special_tokens=False) == [7]
@@ -58,16 +44,16 @@ def test_every_kind_of_answer_is_read_back_typed(path: Path):
 def test_what_was_never_asked_is_no_answer(path: Path):
     book = Book.load(path)
     for ask in (
-        lambda: book.score(ScoreRequest(version=0, prompt=[1, 2], tokens=[3])),
+        lambda: book.score(reference.ScoreRequest(version=0, prompt=[1, 2], tokens=[3])),
         lambda: book.decode([7], skip_special_tokens=False),
-        lambda: Book.empty().next(NextRequest(version=0, prompt=[1])),
+        lambda: Book.empty().next(reference.NextRequest(version=0, prompt=[1])),
     ):
-        with pytest.raises(UnansweredQuery):
+        with pytest.raises(reference.UnansweredQuery):
             ask()
 
 
 def test_only_what_is_missing_is_asked_again_and_each_query_once(path: Path):
-    new = NextRequest(version=3, prompt=[9])
+    new = reference.NextRequest(version=3, prompt=[9])
     assert Book.load(path).missing([ASKED[0][0], new, new, ASKED[1][0]]) == [new]
 
 
@@ -105,10 +91,10 @@ def test_a_line_that_is_no_answer_is_named(path: Path):
 
 def test_a_question_that_the_oracle_failed_to_answer_says_why(tmp_path):
     path = tmp_path / "reference.jsonl"
-    query = ScoreRequest(version=0, prompt=[1], tokens=[2])
+    query = reference.ScoreRequest(version=0, prompt=[1], tokens=[2])
     with Book.create(path, "sha") as book:
-        book.add(query, Refusal(reason="ValueError: no such token"))
+        book.add(query, reference.Refusal(reason="ValueError: no such token"))
         assert book.missing([query]) == []
     for one in (book, Book.load(path)):
-        with pytest.raises(UnansweredQuery, match="ValueError: no such token"):
+        with pytest.raises(reference.UnansweredQuery, match="ValueError: no such token"):
             one.score(query)

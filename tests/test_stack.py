@@ -12,19 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.clock import monotonic
 from harness.contract.errors import Blame, NotOffered
-from harness.contract.messages import (
-    START_DEADLINE_S,
-    Description,
-    DigestsResult,
-    Empty,
-    Generation,
-    InFlightResult,
-    ObserveResult,
-    StartRequest,
-)
 from harness.contract.topology import Topology
 from harness.driving.process import HostProcess
 from harness.driving.stack import CLEAN_ROOM_PASSES, START_GRACE_S, Stack
@@ -64,7 +55,7 @@ async def rigs(tmp_path: Path, short_grace: None) -> AsyncIterator[Callable[...,
     async def make(adapter: str = "Toy") -> Rig:
         logs = tmp_path / "logs"
         host = HostProcess(python=Path(sys.executable), adapter=f"tests.adapters:{adapter}", variables={}, logs=logs)
-        start = StartRequest(
+        start = messages.StartRequest(
             target="toy", topology=Topology(), model_path="", scratch=str(host.scratch), logs=str(logs)
         )
         stack = Stack(host, start)
@@ -339,15 +330,15 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
 
         async def call(self, method: str, _request: Any, _deadline_s: float, _raw: Any = None) -> Any:
             return (
-                Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
+                messages.Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
                 if method == "generate"
-                else Empty()
+                else messages.Empty()
             )
 
-    request = StartRequest(target="toy", topology=Topology(), model_path="", scratch="", logs="")
+    request = messages.StartRequest(target="toy", topology=Topology(), model_path="", scratch="", logs="")
     about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
     stack = Stack(Host(), request)
-    stack.description = Description(**about, capabilities=[Capability.LORA])
+    stack.description = messages.Description(**about, capabilities=[Capability.LORA])
     with pytest.raises(NotOffered, match="adapter_by_name"):
         await stack.generate([[1]], lora_adapter="policy")
     await stack.generate([[1]])
@@ -360,7 +351,7 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
         await stack.load_lora_adapter("other", 1)
     with pytest.raises(NotOffered, match="unload_adapter"):
         await stack.unload_lora_adapter("policy")
-    stack.description = Description(**about, capabilities=list(Capability))
+    stack.description = messages.Description(**about, capabilities=list(Capability))
     await stack.load_lora_adapter("other", 1)
     await stack.generate([[1]])
 
@@ -390,19 +381,21 @@ async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_
             about = {"target": "toy", "topology": Topology(), "start": "fork", "servers": []}
             match method:
                 case "start":
-                    return Description(**about, capabilities=[])
+                    return messages.Description(**about, capabilities=[])
                 case "observe":
-                    return ObserveResult(observations=[])
+                    return messages.ObserveResult(observations=[])
                 case "in_flight":
-                    return InFlightResult(requests=0, tokens=0, servers={})
+                    return messages.InFlightResult(requests=0, tokens=0, servers={})
                 case "digests":
-                    return DigestsResult(servers={})
+                    return messages.DigestsResult(servers={})
                 case "generate":
-                    return Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
+                    return messages.Generation(response_ids=[[1]], responses=None, stop_reasons=["stop"])
             raise AssertionError(method)
 
     async def asked(model_path: Path) -> dict[str, float]:
-        request = StartRequest(target="toy", topology=Topology(), model_path=str(model_path), scratch="", logs="")
+        request = messages.StartRequest(
+            target="toy", topology=Topology(), model_path=str(model_path), scratch="", logs=""
+        )
         stack = Stack(Host(), request)
         await stack.start(console_progress())
         recorder = Recorder(model_path.with_suffix(".jsonl")).open(traces.header(target="toy"))
@@ -417,7 +410,7 @@ async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_
         with (folder / "model.safetensors").open("wb") as file:
             file.truncate(size)
     short, long = await asked(tiny), await asked(large)
-    assert short["start"] == pytest.approx(START_DEADLINE_S["cpu"] + START_GRACE_S, abs=1)
+    assert short["start"] == pytest.approx(messages.START_DEADLINE_S["cpu"] + START_GRACE_S, abs=1)
     assert long["start"] - short["start"] == pytest.approx(99.8)
     assert long["digests"] - short["digests"] == pytest.approx(CLEAN_ROOM_PASSES * 99.8, abs=1)
 
@@ -428,7 +421,7 @@ async def test_a_large_checkpoint_has_longer_deadlines_before_the_engines_speed_
 async def test_scenarios_ask_less_of_a_model_that_is_slow_on_a_cpu(tmp_path, size, engine, tokens):
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(size)
-    request = StartRequest(
+    request = messages.StartRequest(
         target="toy", topology=Topology(), model_path=str(tmp_path), scratch="", logs="", engine=engine
     )
     assert requests.long(Stack(object(), request))["max_tokens"] == tokens

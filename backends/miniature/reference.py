@@ -14,25 +14,7 @@ import numpy as np
 from backends.miniature import model, tokenizer, trainer
 from harness.contract.messages import FIRST_TRAINED, Description, Dtype, Empty, Message, StartRequest
 from harness.contract.vocabulary import Vocabulary
-from harness.records.reference import (
-    DecodeRequest,
-    EncodeRequest,
-    ExpectedDigests,
-    ExpectedDigestsRequest,
-    Experts,
-    ExpertsRequest,
-    Moved,
-    Next,
-    NextRequest,
-    Noise,
-    NoiseRequest,
-    RenderRequest,
-    Score,
-    ScoreRequest,
-    Text,
-    Tokens,
-    Weights,
-)
+from harness.records import reference
 
 NOISE_ROWS, NOISE_TOKENS = 8, 512
 """Contexts, and tokens per context. Rounding grows with the context, so it is as long as a conversation of several turns."""
@@ -46,7 +28,7 @@ def _network(version: int, adapter: int | None, quantization: str | None, polici
 
 
 def _read(
-    weights: Weights, tokens: list[int], policies: str, cached: Sequence[tuple[int, int]] = ()
+    weights: reference.Weights, tokens: list[int], policies: str, cached: Sequence[tuple[int, int]] = ()
 ) -> tuple[model.Network, model.Array]:
     """The network, and its state after each token (positions × hidden). `cached` as in `ScoreRequest`."""
     states, node, at = [], None, 0
@@ -66,36 +48,36 @@ def _read(
 
 
 @lru_cache(maxsize=16_384)
-def _answer(raw: bytes, kind: type[Weights], policies: str) -> Message:
+def _answer(raw: bytes, kind: type[reference.Weights], policies: str) -> Message:
     """The answer to a question about the model, cached because the same question comes again under every fault. `policies` is the
     folder of trained versions; empty for all other versions."""
     request = msgspec.json.decode(raw, type=kind)
     match request:
-        case ScoreRequest():
+        case reference.ScoreRequest():
             return _score(request, policies)
-        case NextRequest():
+        case reference.NextRequest():
             network, states = _read(request, request.prompt, policies)
-            return Next(logprobs=network.read(states[-1:])[0][0].tolist())
-        case ExpertsRequest():
+            return reference.Next(logprobs=network.read(states[-1:])[0][0].tolist())
+        case reference.ExpertsRequest():
             network, states = _read(request, request.tokens, policies)
             _, chosen, margins = network.through_the_layers(states)
-            return Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
-        case ExpectedDigestsRequest():
+            return reference.Experts(indices=chosen.tolist(), margins=margins.tolist(), count=model.EXPERTS)
+        case reference.ExpectedDigestsRequest():
             held = model.quantize(trainer.parameters(request.version, policies), request.quantization)
             shard = model.shard(held, request.tensor_parallel, request.rank, request.experts)
-            return ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in shard.items()})
+            return reference.ExpectedDigests(digests={name: model.digest(tensor) for name, tensor in shard.items()})
         case _:
             raise TypeError(f"no question about the model: {request}")
 
 
-def _score(request: ScoreRequest, policies: str) -> Score:
+def _score(request: reference.ScoreRequest, policies: str) -> reference.Score:
     if not request.tokens:
-        return Score(logprobs=[], ranks=[], margins=[])
+        return reference.Score(logprobs=[], ranks=[], margins=[])
     network, states = _read(request, (request.prompt + request.tokens)[:-1], policies, request.cached)
     rows, _, _ = network.read(states[len(request.prompt) - 1 :])
     chosen = rows[np.arange(len(request.tokens)), request.tokens]
     best = -np.partition(-rows, 1, axis=1)[:, :2]
-    return Score(
+    return reference.Score(
         logprobs=chosen.tolist(),
         ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
         margins=(best[:, 0] - best[:, 1]).tolist(),
@@ -104,7 +86,7 @@ def _score(request: ScoreRequest, policies: str) -> Score:
 
 
 @lru_cache(maxsize=2)
-def _noise(dtype: Dtype) -> Noise:
+def _noise(dtype: Dtype) -> reference.Noise:
     """Differences between the engines' network in this dtype and the exact one, on random contexts."""
     exact, rounded = _network(0, None, None, ""), model.Network(trainer.parameters(0, ""), np.float32)
     dice, moved, router = np.random.default_rng(0), [], 0.0
@@ -122,13 +104,13 @@ def _noise(dtype: Dtype) -> Noise:
         router = max(router, float(np.abs(other_margins - margins).max()))
     every = np.array(moved, dtype=np.float64)
     sizes = np.abs(every)
-    measured = Moved(
+    measured = reference.Moved(
         numbers=every.size,
         largest=float(sizes.max()),
         rms=float(np.sqrt((every**2).mean())),
         quarter=float(np.quantile(sizes, 0.25)),
     )
-    return Noise(
+    return reference.Noise(
         numbers=measured.numbers,
         largest=measured.largest,
         rms=measured.rms,
@@ -159,34 +141,34 @@ class MiniatureReference:
     async def teardown(self, _request: Empty) -> None:
         """Nothing runs that would have to be stopped."""
 
-    def _about_the_model(self, request: Weights | ExpectedDigestsRequest) -> Message:
+    def _about_the_model(self, request: reference.Weights | reference.ExpectedDigestsRequest) -> Message:
         versions = [request.version, *(version for _, version in getattr(request, "cached", ()))]
         policies = self._request.policies if max(versions) >= FIRST_TRAINED else ""
         return _answer(msgspec.json.encode(request), type(request), policies)
 
-    async def score(self, request: ScoreRequest) -> Message:
+    async def score(self, request: reference.ScoreRequest) -> Message:
         return self._about_the_model(request)
 
-    async def next(self, request: NextRequest) -> Message:
+    async def next(self, request: reference.NextRequest) -> Message:
         return self._about_the_model(request)
 
-    async def experts(self, request: ExpertsRequest) -> Message:
+    async def experts(self, request: reference.ExpertsRequest) -> Message:
         return self._about_the_model(request)
 
-    async def expected_digests(self, request: ExpectedDigestsRequest) -> Message:
+    async def expected_digests(self, request: reference.ExpectedDigestsRequest) -> Message:
         return self._about_the_model(request)
 
-    async def noise(self, _request: NoiseRequest) -> Noise:
+    async def noise(self, _request: reference.NoiseRequest) -> reference.Noise:
         return _noise(self._request.dtype)
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:
         return tokenizer.VOCABULARY
 
-    async def render(self, request: RenderRequest) -> Tokens:
-        return Tokens(tokens=tokenizer.render(request.messages))
+    async def render(self, request: reference.RenderRequest) -> reference.Tokens:
+        return reference.Tokens(tokens=tokenizer.render(request.messages))
 
-    async def decode(self, request: DecodeRequest) -> Text:
-        return Text(text=tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))
+    async def decode(self, request: reference.DecodeRequest) -> reference.Text:
+        return reference.Text(text=tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))
 
-    async def encode(self, request: EncodeRequest) -> Tokens:
-        return Tokens(tokens=tokenizer.encode(request.text))
+    async def encode(self, request: reference.EncodeRequest) -> reference.Tokens:
+        return reference.Tokens(tokens=tokenizer.encode(request.text))

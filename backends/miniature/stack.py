@@ -19,62 +19,8 @@ from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
+from harness.contract import messages
 from harness.contract.capability import Capability
-from harness.contract.messages import (
-    BreakHopRequest,
-    BreakHopResult,
-    CensusResult,
-    ClientLifeRequest,
-    ClientLifeResult,
-    DelayRequest,
-    Description,
-    DetokenizeRequest,
-    DetokenizeResult,
-    DeviceMemoryResult,
-    DigestsResult,
-    Empty,
-    GenerateRequest,
-    Generation,
-    GymOutput,
-    GymRequest,
-    HealthResult,
-    HttpRequest,
-    HttpResponse,
-    InFlightResult,
-    InjectRequest,
-    InjectResult,
-    IsPausedResult,
-    KillServerRequest,
-    LoadLoraRequest,
-    ObserveRequest,
-    ObserveResult,
-    OpenAIRequest,
-    OpenAIResponse,
-    PauseRequest,
-    ProbeSecurityResult,
-    RequestSchemasResult,
-    ResetPrefixCacheRequest,
-    RolloutRequest,
-    SampleRequest,
-    ServerDescription,
-    SleepRequest,
-    StalenessRequest,
-    StartRequest,
-    SyncCountResult,
-    SyncWeightsRequest,
-    TokenizeRequest,
-    TokenizeResult,
-    TrainedRequest,
-    TrainRequest,
-    TrainResult,
-    UnloadLoraRequest,
-    WakeUpRequest,
-    WeightLabelsResult,
-    WorkerDescription,
-    WorkerMemory,
-    WorkersResult,
-    WorldSizeResult,
-)
 from harness.contract.topology import Placement, Topology
 from harness.driving import census, probing, raw
 from harness.records.reference import ExpertShard
@@ -99,7 +45,7 @@ class Miniature:
     parts: ClassVar[Parts] = Parts()
 
     def __init__(self) -> None:
-        self.request: StartRequest
+        self.request: messages.StartRequest
         self.engines: list[Engine] = []
         self.router: Router
         self.client: Client
@@ -111,10 +57,10 @@ class Miniature:
 
     # --- lifecycle
 
-    async def start(self, request: StartRequest) -> Description:
+    async def start(self, request: messages.StartRequest) -> messages.Description:
         self.request = request
         self._build(self.parts)
-        return await self.describe(Empty())
+        return await self.describe(messages.Empty())
 
     def _build(self, parts: Parts) -> None:
         """Replace all parts by new instances of these classes."""
@@ -151,14 +97,14 @@ class Miniature:
         self.trainer.policies = request.policies
         self.trainer.engines = self.engines
 
-    async def describe(self, _request: Empty) -> Description:
+    async def describe(self, _request: messages.Empty) -> messages.Description:
         request = self.request
-        return Description(
+        return messages.Description(
             target=request.target,
             topology=request.topology,
             start=request.start,
             capabilities=sorted(frozenset(request.capabilities) - self._not_here()),
-            servers=[ServerDescription(name=engine.name) for engine in self.engines],
+            servers=[messages.ServerDescription(name=engine.name) for engine in self.engines],
             packages={"numpy": np.__version__},
         )
 
@@ -175,7 +121,7 @@ class Miniature:
         }
         return frozenset(capability for capability, here in offered.items() if not here)
 
-    async def teardown(self, _request: Empty) -> None:
+    async def teardown(self, _request: messages.Empty) -> None:
         await self.interface.teardown()
 
     def dead(self) -> str | None:
@@ -184,14 +130,14 @@ class Miniature:
 
     # --- breaking it
 
-    async def request_schemas(self, _request: Empty) -> RequestSchemasResult:
+    async def request_schemas(self, _request: messages.Empty) -> messages.RequestSchemasResult:
         bodies = {"type": "object", "properties": PARAMETERS}
         params = {"type": "object", "properties": {name: one for name, one in PARAMETERS.items() if name != "n"}}
-        return RequestSchemasResult(
+        return messages.RequestSchemasResult(
             calls={"generate": params, "sample": params, "completion": bodies, "chat_completion": bodies}
         )
 
-    async def inject(self, request: InjectRequest) -> InjectResult:
+    async def inject(self, request: messages.InjectRequest) -> messages.InjectResult:
         """Rebuild the stack with this fault's part."""
         others: tuple[Any, ...] = (
             self.router,
@@ -206,27 +152,27 @@ class Miniature:
         fired = sum(part.fired for part in (*self.engines, *others))
         parts = self.parts if request.fault is None else faults.parts(request.fault, self.parts)
         self._build(parts)
-        return InjectResult(fired=fired)
+        return messages.InjectResult(fired=fired)
 
-    async def kill_server(self, request: KillServerRequest) -> None:
+    async def kill_server(self, request: messages.KillServerRequest) -> None:
         next(engine for engine in self.engines if engine.name == request.server).kill()
 
-    async def break_hop(self, request: BreakHopRequest) -> BreakHopResult:
+    async def break_hop(self, request: messages.BreakHopRequest) -> messages.BreakHopResult:
         struck, self.router.struck, self.router.broken = len(self.router.struck), [], request.fault
         self.router.over.set()
         self.router.over = asyncio.Event()
-        return BreakHopResult(struck=struck)
+        return messages.BreakHopResult(struck=struck)
 
-    async def delay(self, request: DelayRequest) -> None:
+    async def delay(self, request: messages.DelayRequest) -> None:
         for engine in self.engines:
             engine.follow(request.seed)
 
     # --- data plane
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: messages.GenerateRequest) -> messages.Generation:
         return await self.interface.generate(msgspec.structs.asdict(request))
 
-    async def sample(self, request: SampleRequest) -> Generation:
+    async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         return await self.interface.sample(
             request.prompt_token_ids,
             request.num_samples,
@@ -237,14 +183,14 @@ class Miniature:
             topk_prompt_logprobs=request.topk_prompt_logprobs,
         )
 
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+    async def chat_completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
         payload = {"json": dict(request.body), "headers": request.headers}
-        return OpenAIResponse(body=await self.interface.chat_completion(payload))
+        return messages.OpenAIResponse(body=await self.interface.chat_completion(payload))
 
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(body=await self.interface.completion({"json": dict(request.body)}))
+    async def completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
+        return messages.OpenAIResponse(body=await self.interface.completion({"json": dict(request.body)}))
 
-    async def http(self, request: HttpRequest) -> HttpResponse:
+    async def http(self, request: messages.HttpRequest) -> messages.HttpResponse:
         self.endpoint.client = self.client
         if not request.server:
             answer = self.endpoint.configured if request.configured else self.endpoint.http
@@ -252,115 +198,115 @@ class Miniature:
         engine = next(engine for engine in self.engines if engine.name == request.server)
         return await self.endpoint.at_server(engine, request)
 
-    async def gym_generate(self, request: GymRequest) -> GymOutput:
+    async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
         self.generator.client = self.client
         return await self.generator.generate(request)
 
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
-        return TokenizeResult(token_ids=self.client.tokenize(request.texts))
+    async def tokenize(self, request: messages.TokenizeRequest) -> messages.TokenizeResult:
+        return messages.TokenizeResult(token_ids=self.client.tokenize(request.texts))
 
-    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult:
-        return DetokenizeResult(texts=self.client.detokenize(request.token_ids))
+    async def detokenize(self, request: messages.DetokenizeRequest) -> messages.DetokenizeResult:
+        return messages.DetokenizeResult(texts=self.client.detokenize(request.token_ids))
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> None:
+    async def pause(self, request: messages.PauseRequest) -> None:
         await self.interface.pause_generation(request.mode, request.clear_cache)
 
-    async def resume(self, _request: Empty) -> None:
+    async def resume(self, _request: messages.Empty) -> None:
         await self.interface.resume_generation()
 
-    async def sleep(self, request: SleepRequest) -> None:
+    async def sleep(self, request: messages.SleepRequest) -> None:
         await self.interface.sleep(request.level)
 
-    async def wake_up(self, request: WakeUpRequest) -> None:
+    async def wake_up(self, request: messages.WakeUpRequest) -> None:
         await self.interface.wake_up(request.tags)
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
+    async def reset_prefix_cache(self, request: messages.ResetPrefixCacheRequest) -> None:
         await self.interface.reset_prefix_cache(request.reset_running_requests)
 
-    async def health(self, _request: Empty) -> HealthResult:
-        return HealthResult(healthy=self.router.healthy())
+    async def health(self, _request: messages.Empty) -> messages.HealthResult:
+        return messages.HealthResult(healthy=self.router.healthy())
 
-    async def is_paused(self, _request: Empty) -> IsPausedResult:
-        return IsPausedResult(servers=self.client.paused())
+    async def is_paused(self, _request: messages.Empty) -> messages.IsPausedResult:
+        return messages.IsPausedResult(servers=self.client.paused())
 
-    async def world_size(self, _request: Empty) -> WorldSizeResult:
-        return WorldSizeResult(world_size=self.client.world_size())
+    async def world_size(self, _request: messages.Empty) -> messages.WorldSizeResult:
+        return messages.WorldSizeResult(world_size=self.client.world_size())
 
     # --- weights and client
 
-    async def prepare_weight_sync(self, _request: Empty) -> None:
+    async def prepare_weight_sync(self, _request: messages.Empty) -> None:
         """There is no group to join."""
 
-    async def sync_weights(self, request: SyncWeightsRequest) -> None:
+    async def sync_weights(self, request: messages.SyncWeightsRequest) -> None:
         if request.fail_after_chunks is None:
             await self.interface.update_named_weights(request)
             self.client.synced(request.weight_label)
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
 
-    async def sync_count(self, _request: Empty) -> SyncCountResult:
-        return SyncCountResult(count=self.client.syncs)
+    async def sync_count(self, _request: messages.Empty) -> messages.SyncCountResult:
+        return messages.SyncCountResult(count=self.client.syncs)
 
-    async def weight_labels(self, _request: Empty) -> WeightLabelsResult:
-        return WeightLabelsResult(servers={engine.name: engine.weight_label for engine in self.engines})
+    async def weight_labels(self, _request: messages.Empty) -> messages.WeightLabelsResult:
+        return messages.WeightLabelsResult(servers={engine.name: engine.weight_label for engine in self.engines})
 
-    async def train(self, request: TrainRequest) -> TrainResult:
+    async def train(self, request: messages.TrainRequest) -> messages.TrainResult:
         return await self.trainer.train(request)
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
+    async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         await self.client.load_lora_adapter(request.name, request.version)
 
-    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> None:
+    async def unload_lora_adapter(self, request: messages.UnloadLoraRequest) -> None:
         await self.client.everywhere("remove_lora", name=request.name)
 
-    async def forget_adapters(self, _request: Empty) -> None:
+    async def forget_adapters(self, _request: messages.Empty) -> None:
         for engine in self.engines:
             engine.adapters.clear()
 
-    async def start_staleness_manager(self, request: StalenessRequest) -> None:
+    async def start_staleness_manager(self, request: messages.StalenessRequest) -> None:
         self.staleness.begin(request)
 
-    async def acquire_slot(self, _request: RolloutRequest) -> None:
+    async def acquire_slot(self, _request: messages.RolloutRequest) -> None:
         await self.staleness.acquire()
 
-    async def accept_rollout(self, _request: RolloutRequest) -> None:
+    async def accept_rollout(self, _request: messages.RolloutRequest) -> None:
         await self.staleness.accept()
 
-    async def trained(self, request: TrainedRequest) -> None:
+    async def trained(self, request: messages.TrainedRequest) -> None:
         await self.staleness.trained(request.global_step)
 
-    async def pickle_client(self, _request: Empty) -> None:
+    async def pickle_client(self, _request: messages.Empty) -> None:
         self.interface = pickle.loads(pickle.dumps(self.interface))
         self.client = self.interface.client
         self.client.connect(self.router, self.engines)
 
-    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+    async def client_life(self, request: messages.ClientLifeRequest) -> messages.ClientLifeResult:
         """A client that is made again is a copy, as with `pickle_client`. All share the one loop whose time is simulated."""
         if request.life == "closed":
             self.client.close()
         elif request.life in ("made again", "collected", "in another thread"):
             self._gone.append(self.client)
-            await self.pickle_client(Empty())
+            await self.pickle_client(messages.Empty())
             self.client.closed = False
-        return ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
+        return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
 
     # --- observation
 
-    async def digests(self, _request: Empty) -> DigestsResult:
-        return DigestsResult(
+    async def digests(self, _request: messages.Empty) -> messages.DigestsResult:
+        return messages.DigestsResult(
             servers={
                 engine.name: [{n: model.digest(tensor) for n, tensor in shard.items()} for shard in engine.shards]
                 for engine in self.engines
             }
         )
 
-    async def workers(self, _request: Empty) -> WorkersResult:
-        return WorkersResult(
+    async def workers(self, _request: messages.Empty) -> messages.WorkersResult:
+        return messages.WorkersResult(
             servers={
                 engine.name: [
-                    WorkerDescription(
+                    messages.WorkerDescription(
                         rank=rank,
                         extensions=engine.extensions,
                         transport=engine.transport,
@@ -377,12 +323,12 @@ class Miniature:
         request = self.request
         return {"dtype": request.dtype, "max_model_len": str(request.max_model_len)}
 
-    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
+    async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:
         """Workers of the same rank share a simulated device across servers."""
-        return DeviceMemoryResult(
+        return messages.DeviceMemoryResult(
             servers={
                 engine.name: [
-                    WorkerMemory(
+                    messages.WorkerMemory(
                         rank=rank,
                         device=f"device-{rank}",
                         total=DEVICE_BYTES,
@@ -395,26 +341,26 @@ class Miniature:
             }
         )
 
-    async def observe(self, _request: ObserveRequest) -> ObserveResult:
+    async def observe(self, _request: messages.ObserveRequest) -> messages.ObserveResult:
         seen: list[dict[str, Any]] = []
         for engine in self.engines:
             seen += engine.seen
             engine.seen = []
-        return ObserveResult(observations=sorted(seen, key=lambda s: s["at_ns"]))
+        return messages.ObserveResult(observations=sorted(seen, key=lambda s: s["at_ns"]))
 
-    async def in_flight(self, _request: Empty) -> InFlightResult:
+    async def in_flight(self, _request: messages.Empty) -> messages.InFlightResult:
         live = [(e.name, r) for e in self.engines for r in (*e.running, *e.waiting, *e.held)]
         servers: dict[str, int] = {}
         for name, _ in live:
             servers[name] = servers.get(name, 0) + 1
-        return InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
+        return messages.InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
 
-    async def census(self, _request: Empty) -> CensusResult:
+    async def census(self, _request: messages.Empty) -> messages.CensusResult:
         return self.interface._census([*census.keys(Topology, "topology", Topology.__struct_fields__)])
 
-    async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
-        async def ask(request: HttpRequest) -> HttpResponse:
-            return HttpResponse(status=self.router.asked(request))
+    async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
+        async def ask(request: messages.HttpRequest) -> messages.HttpResponse:
+            return messages.HttpResponse(status=self.router.asked(request))
 
         address = probing.Address(name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES])
         found = await probing.probe([address], scratch=self.request.scratch)

@@ -25,38 +25,9 @@ from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, Fau
 from backends.vllm import patches
 from backends.vllm.probes import SETTINGS
 from backends.vllm.stack import VllmStack, check_gpu, installed
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
-from harness.contract.messages import (
-    ENGINE_PLACES,
-    BreakHopRequest,
-    BreakHopResult,
-    CensusResult,
-    Description,
-    Empty,
-    GenerateRequest,
-    Generation,
-    GymOutput,
-    GymRequest,
-    HealthResult,
-    HttpRequest,
-    HttpResponse,
-    InjectRequest,
-    InjectResult,
-    LoadLoraRequest,
-    OpenAIRequest,
-    OpenAIResponse,
-    ProbeSecurityResult,
-    RolloutRequest,
-    SleepRequest,
-    StalenessRequest,
-    StartRequest,
-    SyncWeightsRequest,
-    TrainedRequest,
-    TrainRequest,
-    TrainResult,
-    WakeUpRequest,
-)
 from harness.driving import allowance, census, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
@@ -162,7 +133,7 @@ class SkyRLStack(VllmStack):
 
     # --- lifecycle
 
-    async def start(self, request: StartRequest) -> Description:
+    async def start(self, request: messages.StartRequest) -> messages.Description:
         self.request = request
         self.adapters = lora.Adapters(request.scratch, request.model_path)
         self._check_fault_taps()
@@ -188,7 +159,7 @@ class SkyRLStack(VllmStack):
         self._description = await self._describe()
         return self._description
 
-    async def teardown(self, _request: Empty) -> None:
+    async def teardown(self, _request: messages.Empty) -> None:
         await self._stop_engines()
         if self.request.start == "ray":
             import ray
@@ -278,7 +249,7 @@ class SkyRLStack(VllmStack):
             engine.served_model_name = request.model_path  # not the path of the twin
         engine.enforce_eager = not request.cuda_graphs
         engine.max_num_batched_tokens = 2048
-        engine.max_num_seqs = ENGINE_PLACES
+        engine.max_num_seqs = messages.ENGINE_PLACES
         if self.release.engine_options:
             engine.distributed_executor_backend = self.executor
             engine.enable_return_routed_experts = self.returns_experts
@@ -412,7 +383,7 @@ class SkyRLStack(VllmStack):
 
     # --- what both clients offer under the same names
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: messages.GenerateRequest) -> messages.Generation:
         batch: dict[str, Any] = {
             "prompts": request.prompts,
             "prompt_token_ids": request.prompt_token_ids,
@@ -432,26 +403,26 @@ class SkyRLStack(VllmStack):
         """The client for requests under this adapter, or without one."""
         return self.client
 
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
+    async def chat_completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
+        return messages.OpenAIResponse(
             body=await self.client.chat_completion({"json": dict(request.body), "headers": request.headers})
         )
 
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
-        return OpenAIResponse(
+    async def completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
+        return messages.OpenAIResponse(
             body=await self.client.completion({"json": dict(request.body), "headers": request.headers})
         )
 
-    async def gym_generate(self, request: GymRequest) -> GymOutput:
+    async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
         return await gym.generate(self.cfg, self.client, self.tokenizer, request)
 
-    async def sleep(self, request: SleepRequest) -> None:
+    async def sleep(self, request: messages.SleepRequest) -> None:
         await self.client.sleep(level=request.level)
 
-    async def wake_up(self, request: WakeUpRequest) -> None:
+    async def wake_up(self, request: messages.WakeUpRequest) -> None:
         await self.client.wake_up(tags=request.tags)
 
-    async def http(self, request: HttpRequest) -> HttpResponse:
+    async def http(self, request: messages.HttpRequest) -> messages.HttpResponse:
         raise NotImplementedError(request)
 
     @property
@@ -459,14 +430,14 @@ class SkyRLStack(VllmStack):
         engine = self.cfg.generator.inference_engine
         return f"http://{engine.http_endpoint_host}:{engine.http_endpoint_port}"
 
-    async def health(self, _request: Empty) -> HealthResult:
+    async def health(self, _request: messages.Empty) -> messages.HealthResult:
         """`/health` of the data plane's address (SkyRL #899: "it should be true if at least one engine is healthy")."""
-        answer = await self.http(HttpRequest(method="GET", path="/health"))
-        return HealthResult(healthy=answer.status == 200)
+        answer = await self.http(messages.HttpRequest(method="GET", path="/health"))
+        return messages.HealthResult(healthy=answer.status == 200)
 
     # --- the trainer's staleness manager
 
-    async def start_staleness_manager(self, request: StalenessRequest) -> None:
+    async def start_staleness_manager(self, request: messages.StalenessRequest) -> None:
         """Start SkyRL's own manager without its trainer, which would need a policy to train."""
 
         def shipped() -> Any:
@@ -481,25 +452,25 @@ class SkyRLStack(VllmStack):
             max_staleness_steps=request.max_staleness_steps,
         )
 
-    async def acquire_slot(self, _request: RolloutRequest) -> None:
+    async def acquire_slot(self, _request: messages.RolloutRequest) -> None:
         await self._staleness.acquire_submission_slot()
 
-    async def accept_rollout(self, _request: RolloutRequest) -> None:
+    async def accept_rollout(self, _request: messages.RolloutRequest) -> None:
         await self._staleness.on_rollout_accepted()
 
-    async def trained(self, request: TrainedRequest) -> None:
+    async def trained(self, request: messages.TrainedRequest) -> None:
         await self._staleness.notify_capacity_change(request.global_step)
 
     # --- weight sync
 
-    async def prepare_weight_sync(self, _request: Empty) -> None:
+    async def prepare_weight_sync(self, _request: messages.Empty) -> None:
         await self._trainer.join(self.trainers_client(), self.cfg, self.request.topology.world_size)
 
     def trainers_client(self) -> Any:
         """The client through which a joining trainer sends weights."""
         return self.client
 
-    async def sync_weights(self, request: SyncWeightsRequest) -> None:
+    async def sync_weights(self, request: messages.SyncWeightsRequest) -> None:
         self._synced = True
         await self._trainer.send(
             request.version,
@@ -511,15 +482,15 @@ class SkyRLStack(VllmStack):
         if self.release.counts_syncs:  # as SkyRL's trainer does (WorkerDispatch.save_weights_for_sampler)
             self.client.increment_weight_version()
 
-    async def train(self, request: TrainRequest) -> TrainResult:
+    async def train(self, request: messages.TrainRequest) -> messages.TrainResult:
         return await self._trainer.train(request)
 
     # --- adapters
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
+    async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         raise NotImplementedError
 
-    async def forget_adapters(self, _request: Empty) -> None:
+    async def forget_adapters(self, _request: messages.Empty) -> None:
         await self.on_workers("parity_forget_adapters")
 
     # --- observation
@@ -528,11 +499,11 @@ class SkyRLStack(VllmStack):
         """Source code of this stack that reads the section of the configuration for engines (`census.read_by`)."""
         raise NotImplementedError
 
-    async def census(self, _request: Empty) -> CensusResult:
+    async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")
         return await asyncio.to_thread(self._census, [ranks[0] for ranks in engines.values()])
 
-    def _census(self, engines: Sequence[Mapping[str, str]]) -> CensusResult:
+    def _census(self, engines: Sequence[Mapping[str, str]]) -> messages.CensusResult:
         from skyrl.backends.skyrl_train import weight_sync
 
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
@@ -540,7 +511,7 @@ class SkyRLStack(VllmStack):
         others = census.others(self.cfg, self.reads_configuration())
         return census.of(self.client, types=vars(weight_sync), keys=[*keys, *others, *census.options(engines)])
 
-    async def probe_security(self, _request: Empty) -> ProbeSecurityResult:
+    async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         described = await self._describe()
         async with httpx.AsyncClient(limits=httpx.Limits(max_keepalive_connections=0)) as direct:
             return await probing.probe(
@@ -577,7 +548,7 @@ class SkyRLStack(VllmStack):
     def unbroken(self) -> None:
         raise NotImplementedError
 
-    async def break_hop(self, request: BreakHopRequest) -> BreakHopResult:
+    async def break_hop(self, request: messages.BreakHopRequest) -> messages.BreakHopResult:
         fault = request.fault
         taps = await asyncio.to_thread(self.hop_taps)
         struck = 0
@@ -585,9 +556,9 @@ class SkyRLStack(VllmStack):
             struck += await asyncio.to_thread(one.break_hop, fault)
         if fault is None:
             self.unbroken()
-        return BreakHopResult(struck=struck)
+        return messages.BreakHopResult(struck=struck)
 
-    async def inject(self, request: InjectRequest) -> InjectResult:
+    async def inject(self, request: messages.InjectRequest) -> messages.InjectResult:
         """Switch every fault tap to another fault. In between, with no fault active, the engines get version 0 again; a trainer
         that left under the last fault joins first. The clean room's own sync, which meets the next fault, then does no harm."""
         if not self.fault_taps:
@@ -595,17 +566,17 @@ class SkyRLStack(VllmStack):
         injection_of(request.fault)  # an unknown fault changes nothing
         fired = sum(one.inject(None) for one in self.fault_taps)
         if self._synced:
-            await self.prepare_weight_sync(Empty())
-            await self.sync_weights(SyncWeightsRequest(version=0))
+            await self.prepare_weight_sync(messages.Empty())
+            await self.sync_weights(messages.SyncWeightsRequest(version=0))
         for one in self.fault_taps:
             one.inject(request.fault)
-        return InjectResult(fired=fired)
+        return messages.InjectResult(fired=fired)
 
 
-def generation(output: Any) -> Generation:
+def generation(output: Any) -> messages.Generation:
     """SkyRL's InferenceEngineOutput as the contract's result, neither judged nor repaired."""
     logprobs, experts = output.get("response_logprobs"), output.get("rollout_expert_indices")
-    return Generation(
+    return messages.Generation(
         response_ids=[[int(t) for t in row] for row in output["response_ids"]],
         responses=list(output["responses"]),
         stop_reasons=list(output["stop_reasons"]),

@@ -25,32 +25,9 @@ from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultProxy
 from backends.vllm import patches
 from backends.vllm.stack import installed
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import StartFailed
-from harness.contract.messages import (
-    REQUEST_CAP,
-    ClientLifeRequest,
-    ClientLifeResult,
-    DetokenizeRequest,
-    DetokenizeResult,
-    Empty,
-    GenerateRequest,
-    Generation,
-    HttpRequest,
-    HttpResponse,
-    IsPausedResult,
-    LoadLoraRequest,
-    PauseRequest,
-    ResetPrefixCacheRequest,
-    SampleRequest,
-    SessionId,
-    SyncCountResult,
-    TokenizeRequest,
-    TokenizeResult,
-    UnloadLoraRequest,
-    WeightLabelsResult,
-    WorldSizeResult,
-)
 from harness.driving import probing, raw
 from harness.machine import ports
 
@@ -68,9 +45,7 @@ KEEP_ALIVE_PATCH = {
     "version": "skyrl 0.1.0",
 }
 
-CAP_NOTE = (
-    f"SKYRL_GENERATE_CONCURRENCY_PER_ENGINE is {REQUEST_CAP} instead of 512, so that scenarios meet the client's cap"
-)
+CAP_NOTE = f"SKYRL_GENERATE_CONCURRENCY_PER_ENGINE is {messages.REQUEST_CAP} instead of 512, so that scenarios meet the client's cap"
 
 POLICY_NOTE = "the router's policy is {}, by router_init_kwargs; SkyRL's own choice is consistent_hash"
 ROUTER_LINES = 8
@@ -118,7 +93,7 @@ class HttpStack(SkyRLStack):
             os.environ["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
             self.patches.append(KEEP_ALIVE_PATCH)
         else:
-            os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(REQUEST_CAP)
+            os.environ["SKYRL_GENERATE_CONCURRENCY_PER_ENGINE"] = str(messages.REQUEST_CAP)
             self.notes.append(CAP_NOTE)
         if self.request.start == "fork" and not self.remote:
             warm_up()
@@ -405,13 +380,13 @@ class HttpStack(SkyRLStack):
 
     # --- data plane
 
-    async def generate(self, request: GenerateRequest) -> Generation:
+    async def generate(self, request: messages.GenerateRequest) -> messages.Generation:
         return await (self._one_by_one(request) if request.single else super().generate(request))
 
-    async def _one_by_one(self, request: GenerateRequest) -> Generation:
+    async def _one_by_one(self, request: messages.GenerateRequest) -> messages.Generation:
         """Every row by SkyRL's client for single requests, all at once."""
         prompts = request.prompt_token_ids or []
-        sessions: Sequence[SessionId | None] = request.session_ids or [None] * len(prompts)
+        sessions: Sequence[messages.SessionId | None] = request.session_ids or [None] * len(prompts)
         model = self.model_of(request.lora_adapter).get("model", self.client.model_name)
         rows = await asyncio.gather(
             *(
@@ -426,14 +401,14 @@ class HttpStack(SkyRLStack):
             )
         )
         asked = request.sampling_params.get("logprobs") is not None
-        return Generation(
+        return messages.Generation(
             response_ids=[[int(t) for t in row.response_ids] for row in rows],
             responses=None,
             stop_reasons=[row.stop_reason for row in rows],
             response_logprobs=[row.response_logprobs for row in rows] if asked else None,
         )
 
-    async def sample(self, request: SampleRequest) -> Generation:
+    async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         body: dict[str, Any] = {
             "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
             "num_samples": request.num_samples,
@@ -446,7 +421,7 @@ class HttpStack(SkyRLStack):
         body |= self.model_of(request.lora_adapter)
         found = await self.client_of(request.lora_adapter).sample({"json": body})
         sequences = found["sequences"]
-        return Generation(
+        return messages.Generation(
             response_ids=[[int(t) for t in s["tokens"]] for s in sequences],
             responses=None,
             stop_reasons=[s["stop_reason"] for s in sequences],
@@ -455,18 +430,18 @@ class HttpStack(SkyRLStack):
             topk_prompt_logprobs=found["topk_prompt_logprobs"],
         )
 
-    async def http(self, request: HttpRequest) -> HttpResponse:
+    async def http(self, request: messages.HttpRequest) -> messages.HttpResponse:
         """Send the request to the data plane's address, the router, to a server's own, or to the configured one."""
         address = self._named_urls()[request.server] if request.server else self.client.proxy_url
         address = self.configured_address if request.configured else address
         return await endpoint.passed_on(self._direct, address, request)
 
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResult:
+    async def tokenize(self, request: messages.TokenizeRequest) -> messages.TokenizeResult:
         found = await self.client.tokenize(request.texts, add_special_tokens=request.add_special_tokens)
-        return TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
+        return messages.TokenizeResult(token_ids=[[int(t) for t in row] for row in found])
 
-    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResult:
-        return DetokenizeResult(texts=await self.client.detokenize(request.token_ids))
+    async def detokenize(self, request: messages.DetokenizeRequest) -> messages.DetokenizeResult:
+        return messages.DetokenizeResult(texts=await self.client.detokenize(request.token_ids))
 
     # --- adapters
 
@@ -483,7 +458,7 @@ class HttpStack(SkyRLStack):
     def model_of(self, adapter: str | None) -> dict[str, str]:
         return {"model": adapter or self.client.model_name} if self._names_models else {}
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
+    async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         client = self.client_of(request.name)
         if self._names_models:
@@ -491,10 +466,10 @@ class HttpStack(SkyRLStack):
         else:
             await client.update_lora_from_disk(folder)
 
-    async def unload_lora_adapter(self, request: UnloadLoraRequest) -> None:
+    async def unload_lora_adapter(self, request: messages.UnloadLoraRequest) -> None:
         await self.client.unload_lora_adapter(request.name)
 
-    async def forget_adapters(self, request: Empty) -> None:
+    async def forget_adapters(self, request: messages.Empty) -> None:
         """Unload the names through vLLM's own route on each server. A 404 means that the name is not loaded there."""
         for name in self.adapters.names:
             for url in self._urls:
@@ -509,47 +484,47 @@ class HttpStack(SkyRLStack):
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> None:
+    async def pause(self, request: messages.PauseRequest) -> None:
         if self.release.pause_modes is not None:
             await self.client.pause(mode=self.release.pause_modes[request.mode])
         else:
             await self.client.pause(mode=request.mode, clear_cache=request.clear_cache)
 
-    async def resume(self, _request: Empty) -> None:
+    async def resume(self, _request: messages.Empty) -> None:
         await self.client.resume()
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
+    async def reset_prefix_cache(self, request: messages.ResetPrefixCacheRequest) -> None:
         await self.client.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
 
-    async def is_paused(self, _request: Empty) -> IsPausedResult:
+    async def is_paused(self, _request: messages.Empty) -> messages.IsPausedResult:
         """`/is_paused` of every server (SkyRL #899: a mapping from server to state)."""
         answers = await self.client._call_all_servers("/is_paused", json={}, method="GET")
         states = [bool(answers[url]["body"]["is_paused"]) for url in self.client.server_urls]
-        return IsPausedResult(servers=dict(zip(self._named_urls(), states, strict=True)))
+        return messages.IsPausedResult(servers=dict(zip(self._named_urls(), states, strict=True)))
 
-    async def world_size(self, _request: Empty) -> WorldSizeResult:
+    async def world_size(self, _request: messages.Empty) -> messages.WorldSizeResult:
         size = await self.client.get_world_size()
-        return WorldSizeResult(world_size=size[0] if self.release.sizes else size)
+        return messages.WorldSizeResult(world_size=size[0] if self.release.sizes else size)
 
-    async def sync_count(self, _request: Empty) -> SyncCountResult:
-        return SyncCountResult(count=self.client.weight_version)
+    async def sync_count(self, _request: messages.Empty) -> messages.SyncCountResult:
+        return messages.SyncCountResult(count=self.client.weight_version)
 
-    async def weight_labels(self, _request: Empty) -> WeightLabelsResult:
+    async def weight_labels(self, _request: messages.Empty) -> messages.WeightLabelsResult:
         """vLLM's `/weight_info` of every server, for which SkyRL's client has no call."""
         answers = await self.client._call_all_servers("/weight_info", method="GET")
         labels = [str(answers[url]["body"]["weight_version"]) for url in self.client.server_urls]
-        return WeightLabelsResult(servers=dict(zip(self._named_urls(), labels, strict=True)))
+        return messages.WeightLabelsResult(servers=dict(zip(self._named_urls(), labels, strict=True)))
 
     def trainers_client(self) -> Any:
         """A new copy of the client, as SkyRL's trainer process gets. It has no connections that a server has closed."""
         self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
         return self._left_behind[-1]
 
-    async def pickle_client(self, _request: Empty) -> None:
+    async def pickle_client(self, _request: messages.Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))
 
-    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+    async def client_life(self, request: messages.ClientLifeRequest) -> messages.ClientLifeResult:
         self._leftovers.watch(asyncio.get_running_loop())
         match request.life:
             case "made again":
@@ -571,7 +546,7 @@ class HttpStack(SkyRLStack):
                 self.client = lives.InThread(client, self._threads[-1], by_turns=both)
             case "looked at":
                 pass
-        return ClientLifeResult(left=self._leftovers.take())
+        return messages.ClientLifeResult(left=self._leftovers.take())
 
     def _made_again(self) -> Any:
         """A new client of the same servers, by the constructor."""

@@ -18,22 +18,9 @@ from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
 from backends.taps.tap import FaultyEngine
 from backends.vllm import patches
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
-from harness.contract.messages import (
-    ClientLifeRequest,
-    ClientLifeResult,
-    Empty,
-    Generation,
-    HttpRequest,
-    HttpResponse,
-    LoadLoraRequest,
-    OpenAIRequest,
-    OpenAIResponse,
-    PauseRequest,
-    ResetPrefixCacheRequest,
-    SampleRequest,
-)
 from harness.driving import probing, raw
 from harness.machine import ports
 
@@ -286,7 +273,7 @@ class LegacyStack(SkyRLStack):
 
     # --- data plane
 
-    async def http(self, request: HttpRequest) -> HttpResponse:
+    async def http(self, request: messages.HttpRequest) -> messages.HttpResponse:
         """SkyRL's HTTP endpoint (enable_http_endpoint)."""
         if self._endpoint is not None:
             return await self._endpoint.http(self.client, request)
@@ -301,7 +288,7 @@ class LegacyStack(SkyRLStack):
             f"{ENTRY}:BasePPOExp._get_legacy_inference_client",
         )
 
-    async def sample(self, request: SampleRequest) -> Generation:
+    async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         return generation(
             await self.client.sample(
                 prompt_token_ids=request.prompt_token_ids,
@@ -313,33 +300,33 @@ class LegacyStack(SkyRLStack):
 
     # --- adapters
 
-    async def load_lora_adapter(self, request: LoadLoraRequest) -> None:
+    async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
         self._loaded = request.name
 
-    async def forget_adapters(self, request: Empty) -> None:
+    async def forget_adapters(self, request: messages.Empty) -> None:
         self._loaded = None
         await super().forget_adapters(request)
 
-    async def chat_completion(self, request: OpenAIRequest) -> OpenAIResponse:
+    async def chat_completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
         return await super().chat_completion(self._by_model(request))
 
-    async def completion(self, request: OpenAIRequest) -> OpenAIResponse:
+    async def completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
         return await super().completion(self._by_model(request))
 
-    def _by_model(self, request: OpenAIRequest) -> OpenAIRequest:
+    def _by_model(self, request: messages.OpenAIRequest) -> messages.OpenAIRequest:
         """Name the model in a body that names the loaded adapter, because legacy gives its adapter no name."""
         if self._loaded is None or request.body.get("model") != self._loaded:
             return request
         body = {**request.body, "model": self.request.model_path}
-        return OpenAIRequest(body=body, headers=request.headers)
+        return messages.OpenAIRequest(body=body, headers=request.headers)
 
     # --- control plane
 
-    async def pause(self, request: PauseRequest) -> None:
+    async def pause(self, request: messages.PauseRequest) -> None:
         """Pause in the only mode of the release. Raises NotOffered for another one, or to clear the cache."""
         if request.mode != ("abort" if self.release.legacy_pause_aborts else "keep"):
             raise NotOffered(f"pause_{request.mode}")
@@ -347,15 +334,15 @@ class LegacyStack(SkyRLStack):
             raise NotOffered(Capability.PAUSE_CLEAR_CACHE)
         await self.client.pause_generation()
 
-    async def resume(self, _request: Empty) -> None:
+    async def resume(self, _request: messages.Empty) -> None:
         await self.client.resume_generation()
 
-    async def reset_prefix_cache(self, request: ResetPrefixCacheRequest) -> None:
+    async def reset_prefix_cache(self, request: messages.ResetPrefixCacheRequest) -> None:
         if request.reset_running_requests:
             raise NotOffered(Capability.RESET_RUNNING_REQUESTS)
         await self.client.reset_prefix_cache()
 
-    async def client_life(self, request: ClientLifeRequest) -> ClientLifeResult:
+    async def client_life(self, request: messages.ClientLifeRequest) -> messages.ClientLifeResult:
         """A client beside the first has no endpoint: that one's port is taken. teardown() would end the engines."""
         self._leftovers.watch(asyncio.get_running_loop())
         if request.life in ("made again", "collected"):
@@ -363,9 +350,9 @@ class LegacyStack(SkyRLStack):
             engine_cfg.enable_http_endpoint = False
             self._left_behind += [self.client] if request.life == "made again" else []
             self.client = await asyncio.to_thread(self._make_client, self.client.engines, engine_cfg)
-        return ClientLifeResult(left=self._leftovers.take())
+        return messages.ClientLifeResult(left=self._leftovers.take())
 
-    async def pickle_client(self, _request: Empty) -> None:
+    async def pickle_client(self, _request: messages.Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""
         import ray
 

@@ -24,26 +24,10 @@ from backends.vllm.environment import CPU_VARIABLES, VARIABLES
 from backends.vllm.plugin import PATCHES, TAP_DIR
 from backends.vllm.probes import BATCH_INVARIANT
 from backends.vllm.tap_reader import TapReader
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.devices import Devices
 from harness.contract.errors import Blame, NotOffered, StartFailed
-from harness.contract.messages import (
-    DelayRequest,
-    Description,
-    DeviceMemoryResult,
-    DigestsResult,
-    Empty,
-    InFlightResult,
-    KillServerRequest,
-    ObserveRequest,
-    ObserveResult,
-    RequestSchemasResult,
-    ServerDescription,
-    StartRequest,
-    SwapRequest,
-    SwapResult,
-    WorkersResult,
-)
 from harness.contract.topology import Placement
 from harness.machine.processes import kill_trees
 
@@ -68,13 +52,13 @@ class VllmStack:
     """The package of the stack's own code: an error's place is in it."""
 
     def __init__(self) -> None:
-        self.request: StartRequest
+        self.request: messages.StartRequest
         self.engine_model: str
         """Path of the checkpoint that engines load: the model's, or that of its quantized twin."""
         self.tap: TapReader
         self.patches: list[dict[str, str]] = []
         self.notes: list[str] = []
-        self._description: Description | None = None
+        self._description: messages.Description | None = None
         self._swaps: Path | None = None
         """Folder of the processes that swap code; None unless the start asked for it."""
 
@@ -128,7 +112,7 @@ class VllmStack:
         if request.code_swaps is not None:
             self._take_swaps(request.code_swaps)
 
-    def _take_swaps(self, first: SwapRequest) -> None:
+    def _take_swaps(self, first: messages.SwapRequest) -> None:
         self._swaps = Path(self.request.scratch) / "swaps"
         self._swaps.mkdir()
         os.environ[swaps.FOLDER] = str(self._swaps)
@@ -186,10 +170,10 @@ class VllmStack:
 
     # --- what is said of it
 
-    async def describe(self, _request: Empty) -> Description:
+    async def describe(self, _request: messages.Empty) -> messages.Description:
         return await self._describe()
 
-    async def _describe(self) -> Description:
+    async def _describe(self) -> messages.Description:
         request = self.request
         workers = await self.introduce()
         self._check_arithmetic(workers)
@@ -206,13 +190,13 @@ class VllmStack:
             processes.update({f"{name}/worker-{w['rank']}": w["pid"] for w in ranks})
         processes.update(self.roles())
         capabilities = self.capabilities()
-        return Description(
+        return messages.Description(
             target=request.target,
             topology=request.topology,
             start=request.start,
             capabilities=sorted(capabilities),
             servers=[
-                ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
+                messages.ServerDescription(name=name, url=self.url_of(name), pids=[w["pid"] for w in ranks])
                 for name, ranks in workers.items()
             ],
             processes={role: pid for role, pid in processes.items() if pid != os.getpid()},
@@ -241,43 +225,43 @@ class VllmStack:
 
     # --- observation, out of band
 
-    async def digests(self, _request: Empty) -> DigestsResult:
-        return DigestsResult(servers=await self.on_workers("parity_digests"))
+    async def digests(self, _request: messages.Empty) -> messages.DigestsResult:
+        return messages.DigestsResult(servers=await self.on_workers("parity_digests"))
 
-    async def workers(self, _request: Empty) -> WorkersResult:
+    async def workers(self, _request: messages.Empty) -> messages.WorkersResult:
         servers = await self.on_workers("parity_worker")
-        return msgspec.convert({"servers": servers, "configured": self.configured()}, WorkersResult)
+        return msgspec.convert({"servers": servers, "configured": self.configured()}, messages.WorkersResult)
 
     def configured(self) -> dict[str, str]:
         """The settings that the stack was told to start its engines with, by their names in `backends.vllm.probes.SETTINGS`."""
         return {}
 
-    async def device_memory(self, _request: Empty) -> DeviceMemoryResult:
-        return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, DeviceMemoryResult)
+    async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:
+        return msgspec.convert({"servers": await self.on_workers("parity_device_memory")}, messages.DeviceMemoryResult)
 
-    async def observe(self, _request: ObserveRequest) -> ObserveResult:
-        return ObserveResult(observations=self.tap.take())
+    async def observe(self, _request: messages.ObserveRequest) -> messages.ObserveResult:
+        return messages.ObserveResult(observations=self.tap.take())
 
-    async def in_flight(self, _request: Empty) -> InFlightResult:
+    async def in_flight(self, _request: messages.Empty) -> messages.InFlightResult:
         live = list(self.tap.in_flight())
         servers: dict[str, int] = {}
         for server, _ in live:
             servers[server] = servers.get(server, 0) + 1
-        return InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
+        return messages.InFlightResult(requests=len(live), tokens=sum(tokens for _, tokens in live), servers=servers)
 
-    async def delay(self, request: DelayRequest) -> None:
+    async def delay(self, request: messages.DelayRequest) -> None:
         self.tap.order(request.seed)
 
-    async def request_schemas(self, _request: Empty) -> RequestSchemasResult:
-        return RequestSchemasResult(calls=await asyncio.to_thread(schemas.of_requests))
+    async def request_schemas(self, _request: messages.Empty) -> messages.RequestSchemasResult:
+        return messages.RequestSchemasResult(calls=await asyncio.to_thread(schemas.of_requests))
 
-    async def swap(self, request: SwapRequest) -> SwapResult:
+    async def swap(self, request: messages.SwapRequest) -> messages.SwapResult:
         if self._swaps is None:
             raise NotOffered("code_swaps")
         answers = await asyncio.to_thread(swaps.everywhere, self._swaps, msgspec.to_builtins(request))
         deaf = [f"process {a['deaf']} does not answer" for a in answers if "deaf" in a]
         heard = [a for a in answers if "deaf" not in a]
-        return SwapResult(
+        return messages.SwapResult(
             called={
                 name: sorted({n for a in heard for n in a["called"].get(name, ())})
                 for a in heard
@@ -287,7 +271,7 @@ class VllmStack:
             refused="; ".join(dict.fromkeys([*deaf, *(a["refused"] for a in heard if a["refused"])])),
         )
 
-    async def kill_server(self, request: KillServerRequest) -> None:
+    async def kill_server(self, request: messages.KillServerRequest) -> None:
         """Send SIGKILL to every process of the server. A forked legacy engine keeps its frontend, which is this process."""
         assert self._description is not None
         processes = self._description.processes

@@ -8,64 +8,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
-from harness.contract.messages import (
-    BreakHopRequest,
-    BreakHopResult,
-    CensusResult,
-    ClientLifeRequest,
-    ClientLifeResult,
-    DelayRequest,
-    DetokenizeRequest,
-    DetokenizeResult,
-    DeviceMemoryResult,
-    DigestsResult,
-    Empty,
-    FormRequest,
-    FormResult,
-    GenerateRequest,
-    Generation,
-    GymOutput,
-    GymRequest,
-    HealthResult,
-    HopFault,
-    HttpRequest,
-    HttpResponse,
-    IsPausedResult,
-    KillServerRequest,
-    Layout,
-    LoadLoraRequest,
-    Message,
-    OpenAIRequest,
-    OpenAIResponse,
-    PauseMode,
-    PauseRequest,
-    ProbeSecurityResult,
-    RequestSchemasResult,
-    ResetPrefixCacheRequest,
-    RolloutRequest,
-    SampleRequest,
-    SessionId,
-    SleepRequest,
-    StalenessRequest,
-    SyncCountResult,
-    SyncWeightsRequest,
-    TokenizeRequest,
-    TokenizeResult,
-    TrainedRequest,
-    TrainRequest,
-    TrainResult,
-    UnloadLoraRequest,
-    WakeUpRequest,
-    WeightLabelsResult,
-    WorkerDescription,
-    WorkerMemory,
-    WorkersResult,
-    WorldSizeResult,
-)
 
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=messages.Message)
 
 
 class Condition(msgspec.Struct, kw_only=True):
@@ -109,7 +56,7 @@ class Calls(ABC):
         """True if a scenario killed a server. A death is then expected."""
 
     @abstractmethod
-    async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
+    async def _call(self, method: str, request: messages.Message, result: type[R], label: str | None = None) -> R:
         """Send and record one call. Raises a `StackError` if it fails."""
 
     def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
@@ -129,16 +76,16 @@ class Calls(ABC):
         self,
         prompts: list[list[int]],
         *,
-        session_ids: list[SessionId] | None = None,
+        session_ids: list[messages.SessionId] | None = None,
         lora_adapter: str | None = None,
         cache_salt: str | None = None,
         single: bool = False,
         label: str | None = None,
         **sampling_params: Any,
-    ) -> Generation:
+    ) -> messages.Generation:
         """Continue each prompt, under `lora_adapter` and `cache_salt` if given. Results in the order of the prompts.
         `single`: by the client for single requests."""
-        request = GenerateRequest(
+        request = messages.GenerateRequest(
             prompt_token_ids=prompts,
             session_ids=session_ids,
             lora_adapter=lora_adapter,
@@ -146,38 +93,42 @@ class Calls(ABC):
             single=single,
             sampling_params=sampling_params,
         )
-        return await self._call("generate", request, Generation, label)
+        return await self._call("generate", request, messages.Generation, label)
 
     async def generate_messages(
         self,
         conversations: list[list[dict[str, Any]]],
         *,
-        session_ids: list[SessionId] | None = None,
+        session_ids: list[messages.SessionId] | None = None,
         label: str | None = None,
         **sampling_params: Any,
-    ) -> Generation:
+    ) -> messages.Generation:
         """Continue each conversation, rendered by the stack with the model's chat template."""
-        request = GenerateRequest(prompts=conversations, session_ids=session_ids, sampling_params=sampling_params)
-        return await self._call("generate", request, Generation, label)
+        request = messages.GenerateRequest(
+            prompts=conversations, session_ids=session_ids, sampling_params=sampling_params
+        )
+        return await self._call("generate", request, messages.Generation, label)
 
-    async def generate_request(self, request: GenerateRequest, *, label: str | None = None) -> Generation:
+    async def generate_request(
+        self, request: messages.GenerateRequest, *, label: str | None = None
+    ) -> messages.Generation:
         """Send a request as it is, for requests that the other two methods cannot build (malformed on purpose)."""
-        return await self._call("generate", request, Generation, label)
+        return await self._call("generate", request, messages.Generation, label)
 
     async def sample(
         self,
         prompt: list[int],
         num_samples: int,
         *,
-        session_id: SessionId | None = None,
+        session_id: messages.SessionId | None = None,
         lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         label: str | None = None,
         **sampling_params: Any,
-    ) -> Generation:
+    ) -> messages.Generation:
         """`num_samples` independent continuations of one prompt, under `lora_adapter` if given."""
-        request = SampleRequest(
+        request = messages.SampleRequest(
             prompt_token_ids=prompt,
             num_samples=num_samples,
             session_id=session_id,
@@ -186,68 +137,69 @@ class Calls(ABC):
             prompt_logprobs=prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
         )
-        return await self._call("sample", request, Generation, label)
+        return await self._call("sample", request, messages.Generation, label)
 
     async def chat_completion(
         self, body: dict[str, Any], *, headers: dict[str, str] | None = None, label: str | None = None
     ) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
-        return (
-            await self._call("chat_completion", OpenAIRequest(body=body, headers=headers or {}), OpenAIResponse, label)
-        ).body
+        request = messages.OpenAIRequest(body=body, headers=headers or {})
+        return (await self._call("chat_completion", request, messages.OpenAIResponse, label)).body
 
     async def completion(self, body: dict[str, Any], *, label: str | None = None) -> dict[str, Any]:
         """The response's body, or an error body as the stack returns it."""
-        return (await self._call("completion", OpenAIRequest(body=body), OpenAIResponse, label)).body
+        return (await self._call("completion", messages.OpenAIRequest(body=body), messages.OpenAIResponse, label)).body
 
-    async def http(self, request: HttpRequest, *, label: str | None = None) -> HttpResponse:
+    async def http(self, request: messages.HttpRequest, *, label: str | None = None) -> messages.HttpResponse:
         """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes such requests."""
-        return await self._call("http", request, HttpResponse, label)
+        return await self._call("http", request, messages.HttpResponse, label)
 
-    async def gym_generate(self, request: GymRequest) -> GymOutput:
+    async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
         """Trajectories of SkyRL's gym generator, in the order of the prompts."""
-        return await self._call("gym_generate", request, GymOutput)
+        return await self._call("gym_generate", request, messages.GymOutput)
 
     async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        request = TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)
-        return (await self._call("tokenize", request, TokenizeResult)).token_ids
+        request = messages.TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)
+        return (await self._call("tokenize", request, messages.TokenizeResult)).token_ids
 
     async def detokenize(self, token_ids: list[list[int]]) -> list[str]:
-        return (await self._call("detokenize", DetokenizeRequest(token_ids=token_ids), DetokenizeResult)).texts
+        return (
+            await self._call("detokenize", messages.DetokenizeRequest(token_ids=token_ids), messages.DetokenizeResult)
+        ).texts
 
     # --- control plane
 
-    async def pause(self, mode: PauseMode = "keep", *, clear_cache: bool = False) -> None:
+    async def pause(self, mode: messages.PauseMode = "keep", *, clear_cache: bool = False) -> None:
         self._condition.paused = True  # also when it fails: it may have reached some servers
-        await self._call("pause", PauseRequest(mode=mode, clear_cache=clear_cache), Empty)
+        await self._call("pause", messages.PauseRequest(mode=mode, clear_cache=clear_cache), messages.Empty)
 
     async def resume(self) -> None:
-        await self._call("resume", Empty(), Empty)
+        await self._call("resume", messages.Empty(), messages.Empty)
         self._condition.paused = False
 
     async def sleep(self, level: int = 2) -> None:
-        await self._call("sleep", SleepRequest(level=level), Empty)
+        await self._call("sleep", messages.SleepRequest(level=level), messages.Empty)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        await self._call("wake_up", WakeUpRequest(tags=tags), Empty)
+        await self._call("wake_up", messages.WakeUpRequest(tags=tags), messages.Empty)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool = False, label: str | None = None) -> None:
-        request = ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)
-        await self._call("reset_prefix_cache", request, Empty, label)
+        request = messages.ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)
+        await self._call("reset_prefix_cache", request, messages.Empty, label)
 
     async def health(self) -> bool:
-        return (await self._call("health", Empty(), HealthResult)).healthy
+        return (await self._call("health", messages.Empty(), messages.HealthResult)).healthy
 
     async def is_paused(self) -> dict[str, bool]:
-        return (await self._call("is_paused", Empty(), IsPausedResult)).servers
+        return (await self._call("is_paused", messages.Empty(), messages.IsPausedResult)).servers
 
     async def world_size(self) -> int:
-        return (await self._call("world_size", Empty(), WorldSizeResult)).world_size
+        return (await self._call("world_size", messages.Empty(), messages.WorldSizeResult)).world_size
 
     # --- weight sync and client
 
     async def prepare_weight_sync(self) -> None:
-        await self._call("prepare_weight_sync", Empty(), Empty)
+        await self._call("prepare_weight_sync", messages.Empty(), messages.Empty)
         self._condition.left = False
 
     async def sync_weights(
@@ -255,11 +207,11 @@ class Calls(ABC):
         version: int,
         *,
         chunks: int = 1,
-        layout: Layout = "single",
+        layout: messages.Layout = "single",
         fail_after_chunks: int | None = None,
         weight_label: str | None = None,
         label: str | None = None,
-    ) -> Empty:
+    ) -> messages.Empty:
         """Load a policy version into every engine through the stack's own weight sync. Every server reports `weight_label`
         afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
         (`Stack.attempt`).
@@ -270,14 +222,14 @@ class Calls(ABC):
         if fail_after_chunks is not None:
             self._spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
-        request = SyncWeightsRequest(
+        request = messages.SyncWeightsRequest(
             version=version,
             chunks=chunks,
             layout=layout,
             fail_after_chunks=fail_after_chunks,
             weight_label=weight_label,
         )
-        done = await self._call("sync_weights", request, Empty, label)
+        done = await self._call("sync_weights", request, messages.Empty, label)
         self._condition.version, self._condition.left = version, False
         return done
 
@@ -293,106 +245,108 @@ class Calls(ABC):
 
     async def sync_count(self) -> int:
         """Number of syncs that the client completed."""
-        return (await self._call("sync_count", Empty(), SyncCountResult)).count
+        return (await self._call("sync_count", messages.Empty(), messages.SyncCountResult)).count
 
     async def weight_labels(self) -> dict[str, str]:
         """server → label of its weights."""
-        return (await self._call("weight_labels", Empty(), WeightLabelsResult)).servers
+        return (await self._call("weight_labels", messages.Empty(), messages.WeightLabelsResult)).servers
 
-    async def train(self, request: TrainRequest, *, label: str | None = None) -> TrainResult:
+    async def train(self, request: messages.TrainRequest, *, label: str | None = None) -> messages.TrainResult:
         """One optimizer step on rollouts makes a new policy version. No engine has it before a sync."""
-        return await self._call("train", request, TrainResult, label)
+        return await self._call("train", request, messages.TrainResult, label)
 
     async def digests(self, *, label: str | None = None) -> dict[str, list[dict[str, str]]]:
         """server → rank → parameter → digest, out of band."""
-        return (await self._call("digests", Empty(), DigestsResult, label)).servers
+        return (await self._call("digests", messages.Empty(), messages.DigestsResult, label)).servers
 
-    async def workers(self, *, label: str | None = None) -> dict[str, list[WorkerDescription]]:
+    async def workers(self, *, label: str | None = None) -> dict[str, list[messages.WorkerDescription]]:
         """server → rank → how the worker takes weights, out of band."""
-        return (await self._call("workers", Empty(), WorkersResult, label)).servers
+        return (await self._call("workers", messages.Empty(), messages.WorkersResult, label)).servers
 
-    async def device_memory(self, *, label: str | None = None) -> dict[str, list[WorkerMemory]]:
+    async def device_memory(self, *, label: str | None = None) -> dict[str, list[messages.WorkerMemory]]:
         """server → rank → memory of the worker's device, out of band."""
-        return (await self._call("device_memory", Empty(), DeviceMemoryResult, label)).servers
+        return (await self._call("device_memory", messages.Empty(), messages.DeviceMemoryResult, label)).servers
 
     async def start_staleness_manager(
         self, *, max_concurrent: int, mini_batch_size: int, max_staleness_steps: int
     ) -> None:
         """Start a fresh staleness manager at global step 1. `max_staleness_steps` counts training steps, the others rollouts."""
-        request = StalenessRequest(
+        request = messages.StalenessRequest(
             max_concurrent=max_concurrent, mini_batch_size=mini_batch_size, max_staleness_steps=max_staleness_steps
         )
-        await self._call("start_staleness_manager", request, Empty)
+        await self._call("start_staleness_manager", request, messages.Empty)
 
     async def acquire_slot(self, rollout: str) -> None:
         """Wait until this rollout may be requested."""
-        await self._call("acquire_slot", RolloutRequest(rollout=rollout), Empty)
+        await self._call("acquire_slot", messages.RolloutRequest(rollout=rollout), messages.Empty)
 
     async def accept_rollout(self, rollout: str) -> None:
-        await self._call("accept_rollout", RolloutRequest(rollout=rollout), Empty)
+        await self._call("accept_rollout", messages.RolloutRequest(rollout=rollout), messages.Empty)
 
     async def trained(self, consumed: list[str], *, global_step: int, label: str | None = None) -> None:
         """A training step has used the rollouts `consumed`. `global_step` begins now."""
-        await self._call("trained", TrainedRequest(consumed=consumed, global_step=global_step), Empty, label)
+        await self._call(
+            "trained", messages.TrainedRequest(consumed=consumed, global_step=global_step), messages.Empty, label
+        )
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._condition.adapters)
         self._condition.adapters.add(name)  # also when it fails: it may have reached some servers
         try:
-            await self._call("load_lora_adapter", LoadLoraRequest(name=name, version=version), Empty)
+            await self._call("load_lora_adapter", messages.LoadLoraRequest(name=name, version=version), messages.Empty)
         except NotOffered:
             self._condition.adapters = loaded
             raise
 
     async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
         """Remove a name from every engine. Later requests for it are refused."""
-        await self._call("unload_lora_adapter", UnloadLoraRequest(name=name), Empty, label)
+        await self._call("unload_lora_adapter", messages.UnloadLoraRequest(name=name), messages.Empty, label)
         self._condition.adapters.discard(name)
 
     async def pickle_client(self) -> None:
-        await self._call("pickle_client", Empty(), Empty)
+        await self._call("pickle_client", messages.Empty(), messages.Empty)
 
     async def client_life(self, life: str) -> list[str]:
         """Make the stack's client again, close it, drop it, or use it in other loops (`ClientLifeRequest`). Returns what is left."""
-        request = msgspec.convert({"life": life}, ClientLifeRequest)
-        return (await self._call("client_life", request, ClientLifeResult)).left
+        request = msgspec.convert({"life": life}, messages.ClientLifeRequest)
+        return (await self._call("client_life", request, messages.ClientLifeResult)).left
 
     # --- probing and breaking, out of band
 
     async def request_schemas(self) -> dict[str, dict[str, Any]]:
         """Call → JSON Schema of its public request, out of band."""
-        return (await self._call("request_schemas", Empty(), RequestSchemasResult)).calls
+        return (await self._call("request_schemas", messages.Empty(), messages.RequestSchemasResult)).calls
 
-    async def probe_security(self) -> ProbeSecurityResult:
+    async def probe_security(self) -> messages.ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
-        return await self._call("probe_security", Empty(), ProbeSecurityResult)
+        return await self._call("probe_security", messages.Empty(), messages.ProbeSecurityResult)
 
-    async def census(self) -> CensusResult:
+    async def census(self) -> messages.CensusResult:
         """What a caller of the client meets."""
-        return await self._call("census", Empty(), CensusResult)
+        return await self._call("census", messages.Empty(), messages.CensusResult)
 
     async def delay(self, seed: int | None) -> None:
         """Delay what reaches the engines by the schedule of `seed`, until the next clean room. None ends that."""
         self._condition.delayed = seed is not None
-        await self._call("delay", DelayRequest(seed=seed), Empty)
+        await self._call("delay", messages.DelayRequest(seed=seed), messages.Empty)
 
-    async def break_hop(self, fault: HopFault | None) -> int:
+    async def break_hop(self, fault: messages.HopFault | None) -> int:
         """Break requests by this fault, until the next clean room. Returns how often the previous one took effect. None ends that."""
         self._condition.broken = fault is not None
-        return (await self._call("break_hop", BreakHopRequest(fault=fault), BreakHopResult)).struck
+        return (await self._call("break_hop", messages.BreakHopRequest(fault=fault), messages.BreakHopResult)).struck
 
     async def form(self, form: str | None) -> list[str]:
         """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that
         was made with "as it is". None ends that."""
         self._condition.formed = form is not None
-        return (await self._call("form", FormRequest(form=form), FormResult)).forms
+        return (await self._call("form", messages.FormRequest(form=form), messages.FormResult)).forms
 
     async def kill_server(self, server: str) -> None:
         """Kill a server's processes. The next scenario gets a fresh start of the stack."""
         self._spoil("kill_server")
         self._killed = True
-        await self._call("kill_server", KillServerRequest(server=server), Empty)
+        await self._call("kill_server", messages.KillServerRequest(server=server), messages.Empty)
 
     def give_up(self) -> None:
         """The stack no longer answers. The next scenario gets a fresh start of it."""

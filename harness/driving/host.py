@@ -24,17 +24,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from harness.contract import messages
 from harness.contract.errors import Blame, NotOffered, StackDied, StackError
-from harness.contract.messages import (
-    DATA_PLANE,
-    METHODS,
-    Description,
-    Empty,
-    FormRequest,
-    FormResult,
-    KillServerRequest,
-    Message,
-)
 from harness.contract.vocabulary import Vocabulary
 from harness.driving import raw
 from harness.records.recording import Raw
@@ -44,10 +35,10 @@ GRACE_S = 15.0
 """Seconds that a call may continue after a watched process died, so that the stack can report the death itself."""
 WATCH_S = 0.5
 
-CALLS: dict[str, tuple[type[Message], type[Message]]] = {
-    **{name: (m.request, m.result) for name, m in METHODS.items()},
+CALLS: dict[str, tuple[type[messages.Message], type[messages.Message]]] = {
+    **{name: (m.request, m.result) for name, m in messages.METHODS.items()},
     **QUERIES,
-    "vocabulary": (Empty, Vocabulary),
+    "vocabulary": (messages.Empty, Vocabulary),
 }
 
 
@@ -130,7 +121,7 @@ class Host:
             content = await self._answer(method, body)
         return self._reply(raw=notes.noted(), **content)
 
-    async def _answer(self, method: str, body: bytes) -> dict[str, Message | ErrorReply]:
+    async def _answer(self, method: str, body: bytes) -> dict[str, messages.Message | ErrorReply]:
         if method not in CALLS:
             return {"error": ErrorReply(error="CallFailed", kind="UnknownMethod", message=f"no method {method!r}")}
         request_type, result_type = CALLS[method]
@@ -139,29 +130,33 @@ class Host:
             return {"error": ErrorReply(error="NotOffered", kind="NotOffered", message=method)}
         try:
             request = msgspec.json.decode(body, type=request_type)
-            if isinstance(request, KillServerRequest):
+            if isinstance(request, messages.KillServerRequest):
                 self._give_up(request.server)
             result = await self._unless_dead(function(request), method)
-            checked = Empty() if result_type is Empty else msgspec.convert(msgspec.to_builtins(result), result_type)
+            checked = (
+                messages.Empty()
+                if result_type is messages.Empty
+                else msgspec.convert(msgspec.to_builtins(result), result_type)
+            )
         except asyncio.CancelledError:
             raise
         except Exception as e:  # noqa: BLE001 - the boundary: whatever a stack raises becomes a named reply
             trace = traceback.format_exc()
             print(f"[host] {method} failed\n{trace}", file=self._log, flush=True)
             return {"error": reply_to(e, trace, getattr(self._adapter, "code", ""))}
-        if isinstance(checked, Description):
+        if isinstance(checked, messages.Description):
             self._guard(checked)
         return {"result": checked}
 
-    def _reply(self, **content: Message | ErrorReply | list[Raw]) -> bytes:
+    def _reply(self, **content: messages.Message | ErrorReply | list[Raw]) -> bytes:
         dead = self._dead()
         return msgspec.json.encode({**content, "died": dead} if dead else content)
 
-    async def form(self, request: FormRequest) -> FormResult:
+    async def form(self, request: messages.FormRequest) -> messages.FormResult:
         """Answered here and not by the adapter, which gets its arguments in their usual form."""
-        return FormResult(forms=raw.ask_for(request.form))
+        return messages.FormResult(forms=raw.ask_for(request.form))
 
-    async def _unless_dead(self, work: Awaitable[Message | None], method: str) -> Message | None:
+    async def _unless_dead(self, work: Awaitable[messages.Message | None], method: str) -> messages.Message | None:
         if self._died is None or method in ("teardown", "observe", "in_flight"):
             return await work
         call = asyncio.ensure_future(work)
@@ -176,7 +171,7 @@ class Host:
             call.cancel()
         raise StackDied(f"{self._died.result()} while {method} was waiting")
 
-    def _guard(self, description: Description) -> None:
+    def _guard(self, description: messages.Description) -> None:
         """Watch the processes of this description instead of those of an earlier one."""
         if self._watch is not None:
             self._watch.cancel()
@@ -220,7 +215,7 @@ def application(host: Host) -> Any:
     async def call(request: Request) -> Response:
         method, body = request.path_params["method"], await request.body()
         answer = asyncio.ensure_future(host.call(method, body))
-        if method in DATA_PLANE:
+        if method in messages.DATA_PLANE:
             gone = asyncio.ensure_future(request.receive())  # after the body comes only the end of the connection
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             gone.cancel()

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.clock import monotonic, now_ns
 from harness.contract.errors import (
@@ -27,22 +28,6 @@ from harness.contract.errors import (
     StackDied,
     StackError,
 )
-from harness.contract.messages import (
-    DATA_PLANE,
-    REFUSABLE,
-    Description,
-    Empty,
-    InFlightResult,
-    InjectRequest,
-    InjectResult,
-    Message,
-    ObserveRequest,
-    ObserveResult,
-    StartRequest,
-    SwapRequest,
-    SwapResult,
-    capabilities_of,
-)
 from harness.contract.topology import Topology
 from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance
@@ -52,19 +37,8 @@ from harness.driving.supervisor import Farewell
 from harness.machine.logs import LatestStage
 from harness.machine.processes import Usage
 from harness.machine.progress import Progress, Say
+from harness.records import recording
 from harness.records.recorder import Recorder
-from harness.records.recording import (
-    ENUMERATED,
-    Call,
-    CallError,
-    Event,
-    Mark,
-    Observation,
-    Raw,
-    ScenarioEnd,
-    ScenarioStart,
-    ScenarioTrace,
-)
 
 START_GRACE_S = 30.0
 """Seconds that the driver waits longer than the adapter for a start, so that the adapter can name the part that is not up."""
@@ -91,7 +65,7 @@ CANCEL_DEADLINE_S = 10.0
 """Seconds that tasks which a scenario left running may take to end after their cancellation."""
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Message)
+R = TypeVar("R", bound=messages.Message)
 
 
 class Stack(Calls):
@@ -103,7 +77,7 @@ class Stack(Calls):
     def __init__(
         self,
         host: HostHandle,
-        request: StartRequest,
+        request: messages.StartRequest,
         vocabulary: Vocabulary = TINY,
         stages: Mapping[str, str] | None = None,
     ) -> None:
@@ -128,18 +102,18 @@ class Stack(Calls):
         """Seconds that one pass over all weights adds to a deadline."""
         self._allowed_s: float | None = None
         """Seconds that the current scenario may take."""
-        self._events: list[Event] = []
+        self._events: list[recording.Event] = []
         self._known = False
         """True if the stack's condition is known: it has started, and no scenario is under way or was cut short."""
         self.clean_room_s = CLEAN_ROOM_DEADLINE_S
         """Seconds that a clean room may take on a stack as fast as the tiny model."""
         self.budget = 1.0
         """How much of what scenarios enumerate they drive (`--budget`): 1 is the usual extent."""
-        self.description: Description | None = None
+        self.description: messages.Description | None = None
 
     # --- lifecycle, for the plugin
 
-    async def start(self, progress: Progress) -> Description:
+    async def start(self, progress: Progress) -> messages.Description:
         """Launch the host and the stack in it. `progress` shows the current step."""
         with progress(f"{self._request.target}: starting its host"):
             await self._host.launch()
@@ -150,7 +124,7 @@ class Stack(Calls):
                 self.description = await self._host.call("start", self._request, deadline_s)
         if Capability.WEIGHT_SYNC in self.capabilities:
             with progress(f"{self._request.target}: joining trainer and workers for weight sync"):
-                await self._host.call("prepare_weight_sync", Empty(), JOIN_DEADLINE_S)
+                await self._host.call("prepare_weight_sync", messages.Empty(), JOIN_DEADLINE_S)
         self._known = True
         return self.description
 
@@ -170,7 +144,7 @@ class Stack(Calls):
         finally:
             telling.cancel()
 
-    async def take_over(self, description: Description) -> None:
+    async def take_over(self, description: messages.Description) -> None:
         """Go on with a kept stack where its last driver stopped. What its taps saw since then belongs to no scenario."""
         await self._host.launch()
         if handed := self._host.handed_over:
@@ -234,7 +208,7 @@ class Stack(Calls):
 
     async def drive(
         self, name: str, take: int, deadline_s: float, scenario: Callable[[], Awaitable[None]], *, spoils: bool = False
-    ) -> ScenarioTrace:
+    ) -> recording.ScenarioTrace:
         """Run the clean room, then the scenario. Returns its trace. Raises only if the stack cannot be ended.
 
         The trace's end says whether the scenario could be driven. If requests ended before the driver saw them in flight, it
@@ -244,12 +218,14 @@ class Stack(Calls):
         before = asyncio.all_tasks()
         self._scenario, self._events, self._may_spoil, self._allowed_s = name, [], spoils, None
         self._known = False
-        self._record(ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
+        self._record(recording.ScenarioStart(scenario=name, take=take, at_ns=now_ns()))
         for attempts in range(1, MOST_ATTEMPTS + 1):
             try:
                 error = await self._attempt(deadline_s, scenario)
             except BaseException:
-                interrupted = CallError(kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP)
+                interrupted = recording.CallError(
+                    kind="Interrupted", message="the run was interrupted", blame=Blame.SETUP
+                )
                 self._end(name, take, interrupted, attempts)
                 raise
             refusal = await _cancel(asyncio.all_tasks() - before)
@@ -267,17 +243,17 @@ class Stack(Calls):
         self._known = True
         if refusal is not None or (error is not None and (error.kind in FATAL or self._host.died is not None)):
             await self._host.end()
-        return ScenarioTrace(
+        return recording.ScenarioTrace(
             header=self._recorder.header,
             scenario=name,
             take=take,
-            calls=tuple(e for e in self._events if isinstance(e, Call)),
-            observations=tuple(e for e in self._events if isinstance(e, Observation)),
+            calls=tuple(e for e in self._events if isinstance(e, recording.Call)),
+            observations=tuple(e for e in self._events if isinstance(e, recording.Observation)),
             end=end,
-            marks=tuple(e for e in self._events if isinstance(e, Mark)),
+            marks=tuple(e for e in self._events if isinstance(e, recording.Mark)),
         )
 
-    async def _attempt(self, deadline_s: float, scenario: Callable[[], Awaitable[None]]) -> CallError | None:
+    async def _attempt(self, deadline_s: float, scenario: Callable[[], Awaitable[None]]) -> recording.CallError | None:
         """Run clean room and scenario once. Returns the error that ended them, or None. Raises only what is not an Exception."""
         limit = asyncio.timeout(None)
         try:
@@ -292,7 +268,7 @@ class Stack(Calls):
         except TimeoutError as e:
             if limit.expired():
                 message = f"not driven to its end within {deadline_s:.0f} s"
-                return CallError(kind="ScenarioTimedOut", message=message, blame=Blame.STACK)
+                return recording.CallError(kind="ScenarioTimedOut", message=message, blame=Blame.STACK)
             return _as_call_error(e)
         except ExceptionGroup as group:
             return _as_call_error(_first_leaf(group))
@@ -302,7 +278,7 @@ class Stack(Calls):
 
     def _took_longer(self, left_s: float) -> str:
         """The longest earlier call of the scenario, if it took more time than was left for this one: the cause may lie there."""
-        calls = [e for e in self._events if isinstance(e, Call) and e.phase == "scenario"]
+        calls = [e for e in self._events if isinstance(e, recording.Call) and e.phase == "scenario"]
         longest = max(calls, key=lambda call: call.ended_ns - call.started_ns, default=None)
         if longest is None or (took_s := (longest.ended_ns - longest.started_ns) / 1e9) <= left_s:
             return ""
@@ -313,13 +289,13 @@ class Stack(Calls):
         """Remember this scenario's failed batches (SkyRL, RemoteInferenceClient: it does not cancel rows that wait for their turn
         or for a retry)."""
         for call in self._events:
-            if isinstance(call, Call) and call.method == "generate" and call.error is not None:
+            if isinstance(call, recording.Call) and call.method == "generate" and call.error is not None:
                 for prompt in call.request.get("prompt_token_ids") or ():
                     self._condition.abandoned[prompt_key(prompt)] = self._scenario
 
-    def _end(self, name: str, take: int, error: CallError | None, attempts: int) -> ScenarioEnd:
+    def _end(self, name: str, take: int, error: recording.CallError | None, attempts: int) -> recording.ScenarioEnd:
         outcome: Literal["completed", "failed"] = "completed" if error is None else "failed"
-        end = ScenarioEnd(
+        end = recording.ScenarioEnd(
             scenario=name,
             take=take,
             outcome=outcome,
@@ -331,7 +307,7 @@ class Stack(Calls):
         self._record(end)
         return end
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: recording.Event) -> None:
         if self._recorder is not None:
             self._recorder.add(event)
             self._events.append(event)
@@ -352,11 +328,13 @@ class Stack(Calls):
             if kind == "request":
                 of = self._condition.abandoned.get(prompt_key(raw["data"]["prompt_token_ids"]), self._scenario)
                 kind = "request" if of == self._scenario else "late_request"
-            self._record(Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
+            self._record(recording.Observation(kind=kind, server=raw["server"], at_ns=raw["at_ns"], data=raw["data"]))
 
     async def seen(self) -> list[dict[str, Any]]:
         """What the taps saw since the last time, unrecorded."""
-        found: ObserveResult = await self._host.call("observe", ObserveRequest(), OBSERVE_DEADLINE_S * self._slowness)
+        found: messages.ObserveResult = await self._host.call(
+            "observe", messages.ObserveRequest(), OBSERVE_DEADLINE_S * self._slowness
+        )
         return found.observations
 
     def allow(self, seconds: float) -> None:
@@ -386,7 +364,7 @@ class Stack(Calls):
             paused = self.topology.data_parallel > 1 and Capability.PAUSE_KEEP in self.capabilities
             await (self.sync_weights_paused(0) if paused else self.sync_weights(0))
         if self._condition.adapters:
-            await self._call("forget_adapters", Empty(), Empty)
+            await self._call("forget_adapters", messages.Empty(), messages.Empty)
             self._condition.adapters.clear()
         if Capability.RESET_PREFIX_CACHE in self.capabilities:
             await self.reset_prefix_cache()
@@ -411,20 +389,20 @@ class Stack(Calls):
 
     # --- one call
 
-    async def _call(self, method: str, request: Message, result: type[R], label: str | None = None) -> R:
+    async def _call(self, method: str, request: messages.Message, result: type[R], label: str | None = None) -> R:
         plain = msgspec.to_builtins(request)
-        needs = capabilities_of(method, plain) | self._of_adapters(method, plain)
-        for needed in sorted(needs - self.capabilities - REFUSABLE):
+        needs = messages.capabilities_of(method, plain) | self._of_adapters(method, plain)
+        for needed in sorted(needs - self.capabilities - messages.REFUSABLE):
             raise NotOffered(str(needed), self._request.target)
         left = self._deadline - monotonic()
         if left <= 0:
             raise CallTimedOut(f"no time was left for {method}")
         self._calls += 1
         number, phase, started_ns = self._calls, self._phase, now_ns()
-        answer: Message | None = None
-        error: CallError | None = None
-        raw: list[Raw] = []
-        generates = method in DATA_PLANE
+        answer: messages.Message | None = None
+        error: recording.CallError | None = None
+        raw: list[recording.Raw] = []
+        generates = method in messages.DATA_PLANE
         self._pending += generates
         self._open += 1
         try:
@@ -435,14 +413,14 @@ class Stack(Calls):
             error = _as_call_error(e)
             raise
         except asyncio.CancelledError:
-            error = CallError(kind=CANCELLED, message="the scenario gave up waiting", blame=Blame.HARNESS)
+            error = recording.CallError(kind=CANCELLED, message="the scenario gave up waiting", blame=Blame.HARNESS)
             raise
         finally:
             self._pending -= generates
             self._open -= 1
             if self._recorder is not None:
                 self._record(
-                    Call(
+                    recording.Call(
                         id=number,
                         method=method,
                         request=plain,
@@ -460,12 +438,12 @@ class Stack(Calls):
 
     async def inject(self, fault: str | None) -> int:
         """Switch to a seeded fault or none. Returns how often the last one took effect. Not recorded: scenarios know no faults."""
-        result: InjectResult = await self._host.call("inject", InjectRequest(fault=fault), 60)
+        result: messages.InjectResult = await self._host.call("inject", messages.InjectRequest(fault=fault), 60)
         return result.fired
 
-    async def swap(self, request: SwapRequest) -> SwapResult:
+    async def swap(self, request: messages.SwapRequest) -> messages.SwapResult:
         """Swap the code of functions, put all others back, and learn which functions were called. Not recorded, like `inject`."""
-        result: SwapResult = await self._host.call("swap", request, SWAP_DEADLINE_S)
+        result: messages.SwapResult = await self._host.call("swap", request, SWAP_DEADLINE_S)
         return result
 
     def put_together_anew(self) -> None:
@@ -481,7 +459,7 @@ class Stack(Calls):
 
     def mark(self, name: str, *, step: int, **numbers: float) -> None:
         """Record a moment of the scenario's own schedule, or figures of a step (`harness.records.recording.Mark`)."""
-        self._record(Mark(name=name, step=step, at_ns=now_ns(), numbers=numbers))
+        self._record(recording.Mark(name=name, step=step, at_ns=now_ns(), numbers=numbers))
 
     def within_budget(self, cases: Iterable[T], *, first: bool = False) -> list[T]:
         """The enumerated cases that the budget allows, in their order: all from 1 on, below that a share drawn evenly, the same each
@@ -489,7 +467,7 @@ class Stack(Calls):
         every = list(cases)
         fits = min(len(every), math.ceil(len(every) * self.budget))
         chosen = range(fits) if first else sorted(random.Random(SHARE_SEED).sample(range(len(every)), fits))
-        self.mark(ENUMERATED, step=0, driven=fits, left_out=len(every) - fits)
+        self.mark(recording.ENUMERATED, step=0, driven=fits, left_out=len(every) - fits)
         return [every[index] for index in chosen]
 
     def times(self, usual: int) -> int:
@@ -498,9 +476,11 @@ class Stack(Calls):
 
     # --- waiting and provoking
 
-    async def in_flight(self) -> InFlightResult:
+    async def in_flight(self) -> messages.InFlightResult:
         """The requests that engines work on now. Not recorded: the driver asks many times per second."""
-        found: InFlightResult = await self._host.call("in_flight", Empty(), OBSERVE_DEADLINE_S * self._slowness)
+        found: messages.InFlightResult = await self._host.call(
+            "in_flight", messages.Empty(), OBSERVE_DEADLINE_S * self._slowness
+        )
         return found
 
     async def until_generating(self, *, requests: int, tokens: int = 0) -> None:
@@ -514,14 +494,14 @@ class Stack(Calls):
         )
 
     async def until(
-        self, met: Callable[[InFlightResult], bool], what: str, *, every_s: float = 0.005
-    ) -> InFlightResult:
+        self, met: Callable[[messages.InFlightResult], bool], what: str, *, every_s: float = 0.005
+    ) -> messages.InFlightResult:
         """Poll the requests in flight every `every_s` seconds until `met` accepts them. Returns the accepted poll.
 
         Raises `CallTimedOut` with the last poll if the scenario's deadline expires first, `MissedMoment` if no call was open for
         `QUIET_ASKS` polls, and `StackDied` if a process of the stack dies meanwhile.
         """
-        seen: InFlightResult | None = None
+        seen: messages.InFlightResult | None = None
         quiet = 0
         while monotonic() < self._deadline:
             seen = await self.in_flight()
@@ -553,7 +533,7 @@ FATAL = ("StackDied", "CallTimedOut", "ScenarioTimedOut")
 """Errors after which a stack is not used again. The next scenario gets a fresh start."""
 
 
-async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> recording.CallError | None:
     """Cancel the tasks that a scenario left running. Tasks that refuse are closed, and the returned error names them."""
     for task in tasks:
         task.cancel()
@@ -567,13 +547,13 @@ async def _cancel(tasks: set[asyncio.Task[Any]]) -> CallError | None:
     await asyncio.wait(refusing)
     names = ", ".join(sorted(getattr(task.get_coro(), "__qualname__", "?") for task in refusing))
     message = f"the scenario left running what refuses to be cancelled: {names}"
-    return CallError(kind="TaskRefusesToEnd", message=message, blame=Blame.HARNESS)
+    return recording.CallError(kind="TaskRefusesToEnd", message=message, blame=Blame.HARNESS)
 
 
-def _with_death(error: CallError | None, died: str) -> CallError:
+def _with_death(error: recording.CallError | None, died: str) -> recording.CallError:
     """The error of a scenario during which a process of the stack died: its own error, if any, with the death added."""
     if error is None:
-        return CallError(kind="StackDied", message=f"{died} in the course of the scenario", blame=Blame.STACK)
+        return recording.CallError(kind="StackDied", message=f"{died} in the course of the scenario", blame=Blame.STACK)
     return error if died in error.message else msgspec.structs.replace(error, message=f"{error.message}\n({died})")
 
 
@@ -582,13 +562,13 @@ def _first_leaf(group: BaseExceptionGroup[Any]) -> BaseException:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _as_call_error(error: BaseException) -> CallError:
+def _as_call_error(error: BaseException) -> recording.CallError:
     match error:
         case CallFailed():
-            return CallError(
+            return recording.CallError(
                 kind=error.kind, message=error.detail, status=error.status, place=error.place, blame=error.blame
             )
         case HarnessError():
-            return CallError(kind=type(error).__name__, message=str(error), blame=error.blame)
+            return recording.CallError(kind=type(error).__name__, message=str(error), blame=error.blame)
         case _:
-            return CallError(kind=type(error).__name__, message=str(error)[:2000], blame=Blame.HARNESS)
+            return recording.CallError(kind=type(error).__name__, message=str(error)[:2000], blame=Blame.HARNESS)

@@ -18,30 +18,8 @@ import msgspec
 
 from harness.contract.errors import RecordingError, UsageError
 from harness.contract.messages import Message
-from harness.records.reference import (
-    METHOD_OF,
-    QUERIES,
-    Answer,
-    DecodeRequest,
-    EncodeRequest,
-    ExpectedDigests,
-    ExpectedDigestsRequest,
-    Experts,
-    ExpertsRequest,
-    Next,
-    NextRequest,
-    Noise,
-    NoiseRequest,
-    Query,
-    Refusal,
-    RenderRequest,
-    Score,
-    ScoreRequest,
-    Text,
-    Tokens,
-    UnansweredQuery,
-    key,
-)
+from harness.records import reference
+from harness.records.reference import key
 from harness.records.run_folder import references_in
 
 FORMAT = 1
@@ -50,7 +28,7 @@ FORMAT = 1
 ROUNDING = 1e-4
 """Nats by which two machines' answers to one query may differ. The checks treat smaller differences as a tie."""
 
-_NOISE = f"{METHOD_OF[NoiseRequest]}:"
+_NOISE = f"{reference.METHOD_OF[reference.NoiseRequest]}:"
 
 _A = TypeVar("_A", bound=Message)
 
@@ -207,21 +185,21 @@ class Book:
         """A book without answers and without a file: checks that need the oracle are untestable."""
         return cls(Path("reference.jsonl"), "", {}, None)
 
-    def add(self, query: Query, answer: Answer | Refusal) -> None:
+    def add(self, query: reference.Query, answer: reference.Answer | reference.Refusal) -> None:
         """Keep an answer. A known query is not written again.
 
         Raises TypeError if the answer is not of the query's kind.
         """
         name = key(query)
-        _, expected = QUERIES[name.partition(":")[0]]
-        if not isinstance(answer, expected | Refusal):
+        _, expected = reference.QUERIES[name.partition(":")[0]]
+        if not isinstance(answer, expected | reference.Refusal):
             raise TypeError(f"{name} is answered by {expected.__name__}, not by {type(answer).__name__}")
         if name not in self._answers:
             raw = msgspec.Raw(_encoder.encode(answer))
             self._write(Entry(key=name, query=msgspec.Raw(_encoder.encode(query)), answer=raw))
             self._answers[name] = raw
 
-    def take_over(self, queries: Iterable[Query], source: Book) -> int:
+    def take_over(self, queries: Iterable[reference.Query], source: Book) -> int:
         """Add the answers that `source` has to these queries. Returns how many it had."""
         found = [(key(query), query) for query in queries if key(query) in source._answers]
         for name, query in found:
@@ -230,7 +208,7 @@ class Book:
             self._answers[name] = answer
         return len(found)
 
-    def missing(self, queries: Iterable[Query]) -> list[Query]:
+    def missing(self, queries: Iterable[reference.Query]) -> list[reference.Query]:
         """The queries without an answer, each once, in order."""
         unknown = {name: query for query in queries if (name := key(query)) not in self._answers}
         return list(unknown.values())
@@ -249,41 +227,45 @@ class Book:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def score(self, request: ScoreRequest) -> Score:
-        return self._answer(request, Score)
+    def score(self, request: reference.ScoreRequest) -> reference.Score:
+        return self._answer(request, reference.Score)
 
-    def next(self, request: NextRequest) -> Next:
-        return self._answer(request, Next)
+    def next(self, request: reference.NextRequest) -> reference.Next:
+        return self._answer(request, reference.Next)
 
-    def experts(self, request: ExpertsRequest) -> Experts:
-        return self._answer(request, Experts)
+    def experts(self, request: reference.ExpertsRequest) -> reference.Experts:
+        return self._answer(request, reference.Experts)
 
-    def expected_digests(self, request: ExpectedDigestsRequest) -> dict[str, str]:
-        return self._answer(request, ExpectedDigests).digests
+    def expected_digests(self, request: reference.ExpectedDigestsRequest) -> dict[str, str]:
+        return self._answer(request, reference.ExpectedDigests).digests
 
-    def noise(self, request: NoiseRequest) -> Noise:
-        return self._answer(request, Noise)
+    def noise(self, request: reference.NoiseRequest) -> reference.Noise:
+        return self._answer(request, reference.Noise)
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._answer(RenderRequest(messages=messages), Tokens).tokens
+        return self._answer(reference.RenderRequest(messages=messages), reference.Tokens).tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        return self._answer(DecodeRequest(tokens=tokens, skip_special_tokens=skip_special_tokens), Text).text
+        return self._answer(
+            reference.DecodeRequest(tokens=tokens, skip_special_tokens=skip_special_tokens), reference.Text
+        ).text
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._answer(EncodeRequest(text=text, add_special_tokens=add_special_tokens), Tokens).tokens
+        return self._answer(
+            reference.EncodeRequest(text=text, add_special_tokens=add_special_tokens), reference.Tokens
+        ).tokens
 
-    def _answer(self, query: Query, kind: type[_A]) -> _A:
+    def _answer(self, query: reference.Query, kind: type[_A]) -> _A:
         name = key(query)
         raw = self._answers.get(name)
         if raw is None:
-            raise UnansweredQuery(f"the reference was not asked {name}")
+            raise reference.UnansweredQuery(f"the reference was not asked {name}")
         try:
             return msgspec.json.decode(raw, type=kind)
         except msgspec.DecodeError as e:
             with suppress(msgspec.DecodeError):
-                refusal = msgspec.json.decode(raw, type=Refusal)
-                raise UnansweredQuery(f"the reference failed at {name}: {refusal.reason}") from None
+                refusal = msgspec.json.decode(raw, type=reference.Refusal)
+                raise reference.UnansweredQuery(f"the reference failed at {name}: {refusal.reason}") from None
             raise RecordingError(f"{self.path}: the answer to {name} is not a {kind.__name__}: {e}") from e
 
     def _write(self, line: BookHeader | Entry) -> None:

@@ -12,19 +12,7 @@ from typing import Self, final
 import msgspec
 
 from harness.contract.errors import RecordingError
-from harness.records.recording import (
-    Call,
-    Footer,
-    Header,
-    Line,
-    Mark,
-    Observation,
-    ScenarioEnd,
-    ScenarioStart,
-    ScenarioTrace,
-    decode_line,
-    walk,
-)
+from harness.records import recording
 
 _CALL = b'{"event":"call",'
 _OBSERVATION = b'{"event":"observation",'
@@ -45,7 +33,7 @@ class Part(msgspec.Struct, frozen=True):
     """One file of an index. Each start of a stack has a header of its own: its servers, its time, its machine."""
 
     path: Path
-    header: Header
+    header: recording.Header
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +41,11 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
 
     parts: tuple[Part, ...]
     spans: dict[tuple[str, int], Span]
-    last_end: ScenarioEnd | None
+    last_end: recording.ScenarioEnd | None
     """End of the last scenario. In a failed recording it holds the error."""
 
     @property
-    def header(self) -> Header:
+    def header(self) -> recording.Header:
         """The first part's header. Other parts have the same stack identity but their own servers and times."""
         return self.parts[0].header
 
@@ -75,17 +63,17 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         """The recorded takes of a scenario, in order; empty if it was not driven."""
         return sorted(take for name, take in self.spans if name == scenario)
 
-    def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> ScenarioTrace:
+    def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> recording.ScenarioTrace:
         """Load one take of one scenario; without `observations` only its calls, which is faster.
 
         Raises KeyError for a take that was not recorded, and `RecordingError` for a line that does not parse.
         """
         span = self.spans[scenario, take]
         path, header = self.parts[span.part].path, self.parts[span.part].header
-        calls: list[Call] = []
-        seen: list[Observation] = []
-        marks: list[Mark] = []
-        end: ScenarioEnd | None = None
+        calls: list[recording.Call] = []
+        seen: list[recording.Observation] = []
+        marks: list[recording.Mark] = []
+        end: recording.ScenarioEnd | None = None
         with path.open("rb") as file:
             file.seek(span.offset)
             for number in range(span.line, span.line + span.lines):
@@ -93,19 +81,19 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
                 if not observations and raw.startswith(_OBSERVATION):
                     continue
                 match _decoded(raw, path, number):
-                    case Call() as call:
+                    case recording.Call() as call:
                         calls.append(call)
-                    case Observation() as observation:
+                    case recording.Observation() as observation:
                         seen.append(observation)
-                    case Mark() as mark:
+                    case recording.Mark() as mark:
                         marks.append(mark)
-                    case ScenarioEnd() as last:
+                    case recording.ScenarioEnd() as last:
                         end = last
                     case _:
                         raise RecordingError(f"{path}:{number}: the recording was changed while it was read")
         if end is None:
             raise RecordingError(f"{path}: {scenario} has no end")
-        return ScenarioTrace(
+        return recording.ScenarioTrace(
             header=header,
             scenario=scenario,
             take=take,
@@ -116,16 +104,16 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _decoded(raw: bytes, path: Path, number: int) -> Line:
+def _decoded(raw: bytes, path: Path, number: int) -> recording.Line:
     try:
-        return decode_line(raw)
+        return recording.decode_line(raw)
     except msgspec.DecodeError as e:
         raise RecordingError(f"{path}:{number}: not a line of a recording: {e}") from e
 
 
-def marks_only(raw: bytes) -> Line | None:
+def marks_only(raw: bytes) -> recording.Line | None:
     """Decode all but calls and observations, most of a recording. `Index.trace` decodes those when needed."""
-    return None if raw.startswith((_OBSERVATION, _CALL)) else decode_line(raw)
+    return None if raw.startswith((_OBSERVATION, _CALL)) else recording.decode_line(raw)
 
 
 def index(path: Path) -> Index:
@@ -134,29 +122,29 @@ def index(path: Path) -> Index:
     Raises `RecordingError` as `harness.records.recording.read` does, for a scenario without an end or a start, and for one that
     was recorded twice under the same take.
     """
-    header: Header | None = None
-    footer: Footer | None = None
-    start: ScenarioStart | None = None
-    end: ScenarioEnd | None = None
+    header: recording.Header | None = None
+    footer: recording.Footer | None = None
+    start: recording.ScenarioStart | None = None
+    end: recording.ScenarioEnd | None = None
     offset, at = 0, Span(0, 0, 0, 0)
     spans: dict[tuple[str, int], Span] = {}
-    for number, (raw, line) in enumerate(walk(path, marks_only), start=1):
+    for number, (raw, line) in enumerate(recording.walk(path, marks_only), start=1):
         offset += len(raw)
         match line:
-            case Header():
+            case recording.Header():
                 header = line
-            case ScenarioStart():
+            case recording.ScenarioStart():
                 if start is not None:
                     raise RecordingError(f"{path}:{number}: {start.scenario} has no end before {line.scenario} starts")
                 if (line.scenario, line.take) in spans:
                     raise RecordingError(f"{path}:{number}: take {line.take} of {line.scenario} was recorded twice")
                 start, at = line, Span(0, offset, number + 1, 0)
-            case ScenarioEnd():
+            case recording.ScenarioEnd():
                 if start is None or (start.scenario, start.take) != (line.scenario, line.take):
                     raise RecordingError(f"{path}:{number}: end of {line.scenario}, which did not start")
                 spans[line.scenario, line.take] = Span(0, at.offset, at.line, number - at.line + 1)
                 start, end = None, line
-            case Footer():
+            case recording.Footer():
                 if start is not None:
                     raise RecordingError(f"{path}:{number}: {start.scenario} was cut off")
                 footer = line

@@ -9,19 +9,8 @@ from typing import IO, Literal, Self
 import msgspec
 
 from harness.contract.errors import RecordingError
+from harness.records import recording
 from harness.records.index import Index, Part, Span
-from harness.records.recording import (
-    Call,
-    Event,
-    Footer,
-    Header,
-    Line,
-    Mark,
-    Observation,
-    ScenarioEnd,
-    ScenarioStart,
-    ScenarioTrace,
-)
 
 _encoder = msgspec.json.Encoder()
 
@@ -39,10 +28,10 @@ class Recorder:
         self._begun = Span(0, 0, 0, 0)
 
     @property
-    def header(self) -> Header:
+    def header(self) -> recording.Header:
         return self.index.header
 
-    def open(self, header: Header) -> Self:
+    def open(self, header: recording.Header) -> Self:
         """Create the file and write its header. An existing file is never overwritten."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -55,14 +44,14 @@ class Recorder:
         self._write(header)
         return self
 
-    def add(self, event: Event) -> None:
+    def add(self, event: recording.Event) -> None:
         """Append one event and flush its line."""
         self._write(event)
         self._events += 1
         match event:
-            case ScenarioStart():
+            case recording.ScenarioStart():
                 self._begun = Span(0, self._offset, self._line, 0)
-            case ScenarioEnd():
+            case recording.ScenarioEnd():
                 begun = self._begun
                 span = Span(0, begun.offset, begun.line, self._line - begun.line)
                 spans = self.index.spans | {(event.scenario, event.take): span}
@@ -73,11 +62,11 @@ class Recorder:
     def close(self, outcome: Literal["completed", "failed"] = "completed") -> None:
         """Write the footer. Without it a reader refuses the recording."""
         if self._file is not None:
-            self._write(Footer(events=self._events, outcome=outcome))
+            self._write(recording.Footer(events=self._events, outcome=outcome))
             self._file.close()
             self._file = None
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: recording.Line) -> None:
         if self._file is None:
             raise RecordingError(f"{self.path} is not open for writing")
         raw = _encoder.encode(line) + b"\n"
@@ -96,29 +85,29 @@ class Recorder:
 class Unwritten(Recorder):
     """A recorder that keeps everything in memory and writes no file, for drives that need only the verdicts."""
 
-    def open(self, header: Header) -> Self:
+    def open(self, header: recording.Header) -> Self:
         self.index = Kept(parts=(Part(self.path, header),), spans={}, last_end=None, traces={})
-        self._events_kept: list[Event] = []
+        self._events_kept: list[recording.Event] = []
         return self
 
-    def add(self, event: Event) -> None:
+    def add(self, event: recording.Event) -> None:
         match event:
-            case ScenarioStart():
+            case recording.ScenarioStart():
                 self._events_kept = []
-            case ScenarioEnd():
+            case recording.ScenarioEnd():
                 self._keep(event)
             case _:
                 self._events_kept.append(event)
 
-    def _keep(self, end: ScenarioEnd) -> None:
+    def _keep(self, end: recording.ScenarioEnd) -> None:
         found = self._events_kept
-        trace = ScenarioTrace(
+        trace = recording.ScenarioTrace(
             header=self.header,
             scenario=end.scenario,
             take=end.take,
-            calls=tuple(event for event in found if isinstance(event, Call)),
-            observations=tuple(event for event in found if isinstance(event, Observation)),
-            marks=tuple(event for event in found if isinstance(event, Mark)),
+            calls=tuple(event for event in found if isinstance(event, recording.Call)),
+            observations=tuple(event for event in found if isinstance(event, recording.Observation)),
+            marks=tuple(event for event in found if isinstance(event, recording.Mark)),
             end=end,
         )
         at = (end.scenario, end.take)
@@ -132,8 +121,8 @@ class Unwritten(Recorder):
 class Kept(Index, frozen=True, kw_only=True):
     """An index of traces in memory."""
 
-    traces: dict[tuple[str, int], ScenarioTrace]
+    traces: dict[tuple[str, int], recording.ScenarioTrace]
 
-    def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> ScenarioTrace:
+    def trace(self, scenario: str, take: int = 1, *, observations: bool = True) -> recording.ScenarioTrace:
         found = self.traces[scenario, take]
         return found if observations else msgspec.structs.replace(found, observations=())

@@ -24,21 +24,10 @@ import psutil
 import harness
 from fixtures import models as checkpoints
 from harness import PROJECT
-from harness.contract import devices
+from harness.contract import devices, messages
 from harness.contract.clock import SimulatedLoop
 from harness.contract.errors import Blame, CallFailed, HarnessError, NotFree, StackError, UsageError
 from harness.contract.faults import Fault
-from harness.contract.messages import (
-    DEFAULT_DTYPE,
-    Description,
-    Dtype,
-    Empty,
-    Start,
-    StartRequest,
-    Swap,
-    SwapRequest,
-    SwapResult,
-)
 from harness.contract.topology import Architecture, Topology
 from harness.contract.vocabulary import TINY, Vocabulary
 from harness.driving import allowance, models
@@ -100,7 +89,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the git working tree of its source."""
     reference_python: Path | None = None
     """Interpreter of the oracle, on a machine where its environment cannot be made."""
-    dtype: Dtype | Literal["auto"] | None = None
+    dtype: messages.Dtype | Literal["auto"] | None = None
     """Dtype of the engines. "auto": the checkpoint's; None: float32 on CPU, bfloat16 on CUDA."""
     cuda_graphs: bool = False
     batch_invariant: bool = False
@@ -117,7 +106,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     fault_taps: bool = False
     """True if the stacks start with the fault instrument (`Session.inject`)."""
-    code_swaps: SwapRequest | None = None
+    code_swaps: messages.SwapRequest | None = None
     """The order that stacks start with, if they have the instrument that swaps code (`Session.swap`)."""
     clean_room_s: float = CLEAN_ROOM_DEADLINE_S
     """Seconds that a clean room may take, before the stack's slowness is taken into account."""
@@ -286,7 +275,7 @@ class Session:
         )
 
     @property
-    def _start_kind(self) -> Start:
+    def _start_kind(self) -> messages.Start:
         return "inline" if self._inline else self.options.start
 
     def _target(self, name: str) -> Target:
@@ -493,7 +482,7 @@ class Session:
         if number > 1 and not self._inline:
             logs /= f"start-{number}"
         router = self._target(seat.target).other_router
-        wanted = StartRequest(
+        wanted = messages.StartRequest(
             target=seat.target,
             topology=seat.topology,
             capabilities=sorted(self._target(seat.target).capabilities),
@@ -587,7 +576,7 @@ class Session:
         for host, _ in self._started:
             host.outlives = True
 
-    def _asked(self, name: str, request: StartRequest, model: Model) -> Kept:
+    def _asked(self, name: str, request: messages.StartRequest, model: Model) -> Kept:
         """What a stack or reference is to be started with."""
         target = self._target(request.target)
         return Kept(
@@ -650,7 +639,7 @@ class Session:
             stack.put_together_anew()
         return before + fired
 
-    def swap(self, seat: Seat, request: SwapRequest) -> SwapResult:
+    def swap(self, seat: Seat, request: messages.SwapRequest) -> messages.SwapResult:
         """Swap the code of functions in the processes of `seat`, and put all others back. Needs `Options.code_swaps`.
 
         A dead stack is restarted first, however often it died, and the next clean room syncs the weights. Raises StackError if the
@@ -670,10 +659,10 @@ class Session:
         """True if the seat's stack runs and no scenario has spoiled it."""
         return self._seat == seat and self._stack is not None and self._stack.alive
 
-    def renew(self, seat: Seat, swap: Swap | None = None) -> None:
+    def renew(self, seat: Seat, swap: messages.Swap | None = None) -> None:
         """End the seat's stack. The next scenario gets a fresh start, and later ones, with this code of a function."""
         if self.options.code_swaps is not None:
-            self._first_order = SwapRequest(watch=self.options.code_swaps.watch, swaps=[swap] if swap else [])
+            self._first_order = messages.SwapRequest(watch=self.options.code_swaps.watch, swaps=[swap] if swap else [])
         if self._seat == seat:
             self._bury(seat)
 
@@ -697,7 +686,7 @@ class Session:
             self._stack = None
         self._seat = None
 
-    def _header(self, seat: Seat, description: Description) -> Header:
+    def _header(self, seat: Seat, description: messages.Description) -> Header:
         return msgspec.structs.replace(
             self._coming(seat),
             run_id=self.folder.run_id,
@@ -739,12 +728,12 @@ class Session:
             servers=[],
         )
 
-    def _dtype(self, model: Model) -> Dtype:
+    def _dtype(self, model: Model) -> messages.Dtype:
         if self._inline and self.options.dtype in (None, "auto"):
             return "float32"
         if self.options.dtype == "auto":
             return models.checkpoint_dtype(model.path)
-        return self.options.dtype or DEFAULT_DTYPE[self.options.engine]
+        return self.options.dtype or messages.DEFAULT_DTYPE[self.options.engine]
 
     # --- the oracle
 
@@ -764,7 +753,7 @@ class Session:
             )
         file = self.folder.reference_of(topology.model)
         logs = self.folder.path / "logs" / file.stem
-        wanted = StartRequest(
+        wanted = messages.StartRequest(
             target=self._oracle_name,
             topology=Topology(engines=1),
             capabilities=sorted(self._target(self._oracle_name).capabilities),
@@ -793,7 +782,9 @@ class Session:
                 loading_s = ORACLE_START_DEADLINE_S + allowance.for_weights(model.path)
                 self._runner.run(oracle.host.call("start", _in(host, wanted), loading_s))
                 self._keepable(host, msgspec.structs.replace(asked, request=_in(host, wanted)))
-            vocabulary: Vocabulary = self._runner.run(oracle.host.call("vocabulary", Empty(), QUERY_DEADLINE_S))
+            vocabulary: Vocabulary = self._runner.run(
+                oracle.host.call("vocabulary", messages.Empty(), QUERY_DEADLINE_S)
+            )
         if not vocabulary.template:
             raise UsageError(
                 f"{model.path} has no chat template", next_step="name a model that is made for conversations"
@@ -879,7 +870,7 @@ class Session:
             self._rise("completed" if outcome == "completed" else "failed")
 
 
-def _in(host: HostProcess | InlineHost, request: StartRequest) -> StartRequest:
+def _in(host: HostProcess | InlineHost, request: messages.StartRequest) -> messages.StartRequest:
     return msgspec.structs.replace(request, scratch=str(host.scratch))
 
 
