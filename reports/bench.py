@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -20,7 +20,6 @@ from reports.text import many, one_line, seconds
 
 FORMAT: Literal[1] = 1
 """Version of bench.json."""
-SCHEMA = Path(__file__).with_name("bench.schema.json")
 WIDTH = 132
 """Columns: also where the output goes into a file."""
 STYLE = {Pace.SLOWER: "bold red", Pace.FASTER: "green", Pace.SAME: "green", Pace.INCONCLUSIVE: "yellow"}
@@ -42,15 +41,15 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     bench: Bench
 
 
+SCHEMA = published.Schema(
+    BenchReport, "bench.schema.json", "rollout-parity bench", "bench.json of one run of `parity bench`."
+)
+
+
 def encode(bench: Bench) -> bytes:
     """The bytes of bench.json."""
     settled = msgspec.convert(plain(msgspec.to_builtins(bench), as_number=True), Bench)
     return published.encode(BenchReport(exit_status=bench.exit_status, answer=answer(bench), bench=settled))
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of bench.json."""
-    return published.schema(BenchReport, "rollout-parity bench", "bench.json of one run of `parity bench`.")
 
 
 def write_all(bench: Bench, folder: Path) -> dict[str, Path]:
@@ -217,7 +216,3 @@ def at(ratio: float | None, end: float) -> float:
     if ratio is None:
         return end
     return round(min(100.0, max(0.0, 50 + 50 * math.log(ratio) / math.log(FARTHEST))), 1)
-
-
-if __name__ == "__main__":
-    published.write_schema(SCHEMA, schema())

@@ -16,7 +16,6 @@ from reports.view import Counts, count
 
 FORMAT: Literal[2] = 2
 """Version of report.json. A reader refuses any other. Format 1 asked whether legacy may be removed."""
-SCHEMA = Path(__file__).with_name("schema.json")
 
 
 @final
@@ -28,6 +27,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """0 only when everything judged is green or in the ledger, and something was judged at all."""
     counts: Counts
     judgement: Judgement
+
+
+SCHEMA = published.Schema(
+    Report,
+    "schema.json",
+    "rollout-parity report",
+    "report.json of one run: rollout inference stacks against the contract and each other.",
+)
 
 
 def encode(judgement: Judgement) -> bytes:
@@ -52,15 +59,6 @@ def read_report(path: Path) -> Judgement:
         return msgspec.convert(found, Report).judgement
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise UsageError(f"{path} is not a report: {e}", next_step="name the report.json of a run") from e
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of report.json."""
-    return published.schema(
-        Report,
-        "rollout-parity report",
-        "report.json of one run: rollout inference stacks against the contract and each other.",
-    )
 
 
 def settle(judgement: Judgement) -> Judgement:
@@ -96,7 +94,3 @@ def plain(value: Any, *, as_number: bool) -> Any:
             return [plain(v, as_number=as_number) for v in value]
         case _:
             return value
-
-
-if __name__ == "__main__":
-    published.write_schema(SCHEMA, schema())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import msgspec
 
@@ -13,7 +13,6 @@ from reports.json_report import plain
 
 FORMAT: Literal[1] = 1
 """Version of kill_matrix.json."""
-SCHEMA = Path(__file__).with_name("kill_matrix.schema.json")
 
 
 @final
@@ -30,6 +29,14 @@ class KillReport(msgspec.Struct, frozen=True, kw_only=True):
     matrix: KillMatrix
 
 
+SCHEMA = published.Schema(
+    KillReport,
+    "kill_matrix.schema.json",
+    "rollout-parity kill matrix",
+    "kill_matrix.json of one run of `parity prove`: seeded faults × checks, and faults × scenarios.",
+)
+
+
 def encode(matrix: KillMatrix) -> bytes:
     """The bytes of kill_matrix.json. The matrix must have been settled."""
     return published.encode(
@@ -43,15 +50,6 @@ def encode(matrix: KillMatrix) -> bytes:
     )
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of kill_matrix.json."""
-    return published.schema(
-        KillReport,
-        "rollout-parity kill matrix",
-        "kill_matrix.json of one run of `parity prove`: seeded faults × checks, and faults × scenarios.",
-    )
-
-
 def settle(matrix: KillMatrix) -> KillMatrix:
     """The same matrix, with values that JSON cannot hold written as text."""
     return msgspec.convert(plain(msgspec.to_builtins(matrix), as_number=False), KillMatrix)
@@ -62,7 +60,3 @@ def write_all(matrix: KillMatrix, folder: Path) -> dict[str, Path]:
     settled = settle(matrix)
     contents = {"kill_matrix.json": encode(settled), "kill_matrix.html": kill_matrix_html.render(settled).encode()}
     return published.write(folder, contents)
-
-
-if __name__ == "__main__":
-    published.write_schema(SCHEMA, schema())

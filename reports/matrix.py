@@ -28,7 +28,6 @@ from reports.json_report import plain
 
 FORMAT: Literal[1] = 1
 """Version of matrix.json."""
-SCHEMA = Path(__file__).with_name("matrix.schema.json")
 BROKEN = frozenset({State.RED, State.KNOWN, State.MISSING})
 """States of a check that the release does not pass, for a reason that is about the release."""
 BAD = BROKEN | {State.UNTESTABLE}
@@ -234,6 +233,14 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
         """0 only if every column has verdicts, none is red, and nothing failed or is left to drive."""
         green = all(column.verdicts and not column.red and not column.problems for column in self.columns)
         return int(not (self.columns and green))
+
+
+SCHEMA = published.Schema(
+    Matrix,
+    "matrix.schema.json",
+    "rollout-parity matrix",
+    "matrix.json of `parity matrix`: promises of the contract × releases.",
+)
 
 
 # --- how it is made
@@ -469,13 +476,6 @@ def badge(column: Column, promises: int) -> dict[str, Any]:
     return {"schemaVersion": 1, "label": column.target, "message": message, "color": color}
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of matrix.json."""
-    return published.schema(
-        Matrix, "rollout-parity matrix", "matrix.json of `parity matrix`: promises of the contract × releases."
-    )
-
-
 def settle(matrix: Matrix) -> Matrix:
     """The same matrix, with values that JSON cannot hold written as text."""
     return msgspec.convert(plain(msgspec.to_builtins(matrix), as_number=False), Matrix)
@@ -491,7 +491,3 @@ def write_all(matrix: Matrix, folder: Path) -> dict[str, Path]:
         name = f"badge-{stem(column.target, '').rstrip('@')}.json"
         contents[name] = msgspec.json.format(msgspec.json.encode(badge(column, settled.promises)), indent=1) + b"\n"
     return published.write(folder, contents)
-
-
-if __name__ == "__main__":
-    published.write_schema(SCHEMA, schema())

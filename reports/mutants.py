@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import msgspec
 
@@ -23,7 +23,6 @@ CODE = 110
 
 FORMAT: Literal[1] = 1
 """Version of mutants.json."""
-SCHEMA = Path(__file__).with_name("mutants.schema.json")
 
 
 @final
@@ -62,13 +61,12 @@ class MutantReport(msgspec.Struct, frozen=True, kw_only=True):
     run: MutantRun
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of mutants.json."""
-    return published.schema(
-        MutantReport,
-        "rollout-parity mutants",
-        "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
-    )
+SCHEMA = published.Schema(
+    MutantReport,
+    "mutants.schema.json",
+    "rollout-parity mutants",
+    "mutants.json of one run of `parity prove --mutants`: each mutant and what became of it.",
+)
 
 
 def read(folder: Path) -> list[MutantProof]:
@@ -193,7 +191,3 @@ def _why(name: str, proof: MutantProof) -> str:
     if name in proof.prepared:
         return " (starts or clean rooms call it)"
     return f": {proof.excluded[name]}" if name in proof.excluded else ""
-
-
-if __name__ == "__main__":
-    published.write_schema(SCHEMA, schema())

