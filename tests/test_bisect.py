@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from harness.contract.errors import UsageError
 from harness.records.verdict import Conformance, Judgement, Parity, RunInfo, Verdict
 from harness.running.bisect import Found, bisect, of_check
 from tests.repositories import Repository
-from tests.test_plugin import PLAN, SCENARIOS, TOPOLOGIES
+from tests.test_plugin import make_project
 
 # --- the bisection itself, with a judge that reads a file
 
@@ -182,22 +181,8 @@ class Toys:
             + 'environment = "toy"\nrelease = "toystack==1.0"\n'
             + ROW.format(name="reference", adapter="tests.adapters:Oracle")
             + 'environment = "toy"\n[targets."local:toy"]\nabout = "a checkout"\nlike = "toy"\n',
-            "scenarios/__init__.py": "",
-            "scenarios/plan.toml": PLAN,
-            "scenarios/profiles.toml": (PROJECT / "scenarios" / "profiles.toml").read_text(),
-            "scenarios/concessions.toml": "concession = []",
-            "scenarios/open_differences.toml": "difference = []",
-            "scenarios/topologies.toml": TOPOLOGIES,
-            "scenarios/known_divergences.toml": "",
-            "scenarios/wave1/__init__.py": "",
-            "scenarios/wave1/test_toy.py": SCENARIOS,
-            "model/config.json": "{}",
-            "model/model.safetensors": "weights",
         }
-        for name, content in files.items():
-            path = self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(textwrap.dedent(content))
+        make_project(self.folder, files)
         self.repository = Repository(folder / "toys")
         self.repository.commit(
             "begin", {"toystack/__init__.py": '__version__ = "1.0"\n', ".gitignore": "__pycache__\n"}

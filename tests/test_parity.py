@@ -151,15 +151,6 @@ def test_the_reason_is_that_of_the_side_that_is_wrong():
     assert [e["side"] for e in alike.evidence] == ["baseline", "candidate"]
 
 
-def test_one_that_is_not_able_is_missing_or_added_or_nothing():
-    lacking = Missing(target="stack:x", topology="disaggregated", reason="does not declare sleep")
-    [missing] = compare(SCENARIO, side(OLD), lacking, None, NOISE)
-    [added] = compare(SCENARIO, lacking, side(NEW), None, NOISE)
-    assert (missing.status, missing.red, missing.target) == (Parity.MISSING, True, "stack:x")
-    assert (added.status, added.red, added.target) == (Parity.ADDED, False, "stack:new")
-    assert compare(SCENARIO, lacking, lacking, None, NOISE) == []
-
-
 def test_one_that_was_not_recorded_is_untestable_with_its_blame():
     gone = Absent(target="stack:new", topology="disaggregated", reason="did not start: OOM", blame=Blame.ENVIRONMENT)
     for pair, role in (((side(OLD), gone), "candidate"), ((gone, side(NEW)), "baseline")):

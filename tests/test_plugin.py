@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +103,8 @@ source = "tests/adapters.py:1: results in the reverse order"
 """
 
 
-def make_project(folder: Path) -> None:
-    """A project with two scenarios and toy targets. Its own `scenarios` package comes first on the path."""
+def make_project(folder: Path, own: Mapping[str, str] = {}) -> None:
+    """A project with two scenarios and toy targets, and with its `own` files. Its own `scenarios` package comes first on the path."""
     targets = (
         f'[targets."{name}"]\nabout = "a toy"\nadapter = "tests.adapters:{adapter}"\nenvironment = "toy"\ncapabilities = []\n'
         'runtime = "toy_runtime:RUNTIME"\n'
@@ -126,7 +126,7 @@ def make_project(folder: Path) -> None:
         "model/config.json": "{}",
         "model/model.safetensors": "weights",
     }
-    for name, content in files.items():
+    for name, content in (files | own).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(content))

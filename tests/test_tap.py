@@ -148,6 +148,15 @@ async def through(upstream: Upstream, server: int | None = 0) -> AsyncIterator[t
             yield proxy, client
 
 
+@asynccontextmanager
+async def under(upstream: Upstream, fault: str, times: int, server: int | None = 0) -> AsyncIterator[httpx.AsyncClient]:
+    """A client behind a tap that makes this fault, which takes effect `times` times."""
+    async with through(upstream, server) as (proxy, client):
+        proxy.inject(fault)
+        yield client
+        assert proxy.inject(None) == times
+
+
 async def asked(client: httpx.AsyncClient, path: str = GENERATE, **changes: Any) -> dict[str, Any]:
     """The answer's content."""
     answer = await client.post(path, json=ASKED | changes)
@@ -275,10 +284,8 @@ async def test_a_fault_can_be_switched_and_counts_how_often_it_took_effect(upstr
 
 async def test_a_request_for_a_single_token_passes(upstream: Upstream):
     """The clean room's canary is such a request."""
-    async with through(upstream) as (proxy, client):
-        proxy.inject("server_error/always")
+    async with under(upstream, "server_error/always", 0) as client:
         await asked(client, sampling_params={"max_tokens": 1})
-        assert proxy.inject(None) == 0
 
 
 def tokens(answer: dict[str, Any]) -> list[int]:
@@ -308,10 +315,8 @@ def numbers(answer: dict[str, Any]) -> list[float]:
     ],
 )
 async def test_an_answer_is_edited(upstream: Upstream, fault: str, shows: Any):
-    async with through(upstream) as (proxy, client):
-        proxy.inject(fault)
+    async with under(upstream, fault, 1) as client:
         answer = await asked(client)
-        assert proxy.inject(None) == 1
     assert shows(answer)
     assert answer["request_id"] == "r"  # the fault leaves other fields unchanged
 
@@ -328,50 +333,38 @@ async def test_an_answer_is_edited(upstream: Upstream, fault: str, shows: Any):
     ],
 )
 async def test_a_body_of_choices_is_edited(upstream: Upstream, fault: str, shows: Any):
-    async with through(upstream) as (proxy, client):
-        proxy.inject(fault)
+    async with under(upstream, fault, 1) as client:
         answer = await asked(client, "/v1/completions")
-        assert proxy.inject(None) == 1
     assert shows(answer)
 
 
 async def test_errors_are_not_edited(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("tokens_edited/a_lot")
+    async with under(upstream, "tokens_edited/a_lot", 0) as client:
         assert (await client.post("/v1/chat/completions", json={})).status_code == 400
-        assert proxy.inject(None) == 0
 
 
 async def test_two_callers_get_each_others_answers(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("results_swapped/between_requests")
+    async with under(upstream, "results_swapped/between_requests", 1) as client:
         one, other = await asyncio.gather(asked(client, token_ids=[1]), asked(client, token_ids=[2]))
-        assert proxy.inject(None) == 1
     assert sorted((tokens(one)[0], tokens(other)[0])) == [10, 20]
     assert tokens(one)[0] == 20
 
 
 async def test_an_answer_without_a_partner_is_given_back(upstream: Upstream, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tap_breaks, "PARTNER_S", 0.05)
-    async with through(upstream) as (proxy, client):
-        proxy.inject("results_swapped/between_requests")
+    async with under(upstream, "results_swapped/between_requests", 0) as client:
         assert tokens(await asked(client, token_ids=[1]))[0] == 10
-        assert proxy.inject(None) == 0
 
 
 async def test_a_request_is_executed_twice_and_answered_once(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("executed_twice")
+    async with under(upstream, "executed_twice", 1) as client:
         assert tokens(await asked(client)) == [50, 51, 52, 53]
-        assert proxy.inject(None) == 1
     assert upstream.paths == [GENERATE] * 2
 
 
 async def test_the_first_request_fails_after_it_was_executed(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("server_error/first_time_after_execution")
+    async with under(upstream, "server_error/first_time_after_execution", 1) as client:
         statuses = [(await client.post(GENERATE, json=ASKED)).status_code for _ in range(3)]
-        assert proxy.inject(None) == 1
     assert statuses == [500, 200, 200]
     assert upstream.paths == [GENERATE] * 3
 
@@ -385,12 +378,10 @@ async def test_a_server_error_needs_no_server(upstream: Upstream):
 
 
 async def test_the_connection_is_cut_in_the_middle_of_a_response(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("disconnected/first_time")
+    async with under(upstream, "disconnected/first_time", 1) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post(GENERATE, json=ASKED)
         assert tokens(await asked(client)) == [50, 51, 52, 53]
-        assert proxy.inject(None) == 1
 
 
 @pytest.mark.parametrize(
@@ -494,21 +485,17 @@ async def test_what_hangs_goes_on_when_the_fault_is_over(upstream: Upstream):
 
 async def test_slow_is_slow(upstream: Upstream, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tap_breaks, "SLOW_S", 0.2)
-    async with through(upstream) as (proxy, client):
-        proxy.inject("slow")
+    async with under(upstream, "slow", 1) as client:
         loop = asyncio.get_running_loop()
         began = loop.time()
         assert tokens(await asked(client)) == [50, 51, 52, 53]
         assert loop.time() - began >= 0.2
-        assert proxy.inject(None) == 1
 
 
 async def test_an_error_becomes_an_empty_success(upstream: Upstream):
-    async with through(upstream) as (proxy, client):
-        proxy.inject("error_becomes_empty")
+    async with under(upstream, "error_becomes_empty", 1) as client:
         assert (await client.post("/v1/chat/completions", json={})).json()["choices"][0]["token_ids"] == []
         assert tokens(await asked(client)) == [50, 51, 52, 53]
-        assert proxy.inject(None) == 1
 
 
 async def test_control_calls_are_swallowed(upstream: Upstream):
@@ -527,10 +514,8 @@ async def test_control_calls_are_swallowed(upstream: Upstream):
 @pytest.mark.parametrize("fault", ["sync_missed/one_server", "parameter_not_updated"])
 async def test_a_weight_update_arrives_under_other_names(upstream: Upstream, fault: str):
     info = {"names": ["a", tap_breaks.LONE], "shapes": [[1], [2]], "packed": True}
-    async with through(upstream) as (proxy, client):
-        proxy.inject(fault)
+    async with under(upstream, fault, 1) as client:
         await client.post("/update_weights", json={"update_info": info})
-        assert proxy.inject(None) == 1
     kept = tap_breaks.SKIPPED if fault == "sync_missed/one_server" else "a"
     ((_, _, headers, body),) = upstream.seen
     assert json.loads(body) == {"update_info": {**info, "names": [kept, tap_breaks.SKIPPED]}}
@@ -550,20 +535,16 @@ async def test_a_weight_update_arrives_under_other_names(upstream: Upstream, fau
 async def test_the_session_header_is_tampered_with(
     upstream: Upstream, fault: str, given: str | None, arrives: str | None
 ):
-    async with through(upstream, server=None) as (proxy, client):
-        proxy.inject(fault)
+    async with under(upstream, fault, int(given != arrives), server=None) as client:
         await client.post(GENERATE, json=ASKED, headers={} if given is None else {"X-Session-ID": given})
-        assert proxy.inject(None) == int(given != arrives)
     ((_, _, headers, _),) = upstream.seen
     got = dict(headers).get(b"x-session-id")
     assert (got is not None and got != b"seven") if arrives == "another" else got == (arrives and arrives.encode())
 
 
 async def test_a_fault_strikes_only_where_it_lives(upstream: Upstream):
-    async with through(upstream, server=None) as (proxy, client):
-        proxy.inject("tokens_edited/a_lot")
+    async with under(upstream, "tokens_edited/a_lot", 0, server=None) as client:
         assert tokens(await asked(client)) == [50, 51, 52, 53]
-        assert proxy.inject(None) == 0
 
 
 @respx.mock

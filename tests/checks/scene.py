@@ -11,7 +11,7 @@ import msgspec
 from harness.checks.base import Check, Finding
 from harness.checks.echo import CONTROL_OPS
 from harness.checks.staleness import BLOCK
-from harness.records.recording import Call, Observation
+from harness.records.recording import Call, CallError, Observation
 from tests import traces
 
 SERVERS = ("server-0", "server-1")
@@ -96,6 +96,22 @@ class Scene:
         )
         self.calls.append(call)
         return call
+
+    def case(
+        self, label: str, params: dict[str, Any], became: dict[str, Any] | CallError, server: str = SERVERS[0]
+    ) -> Call:
+        """A call of one row with these parameters, which an engine got as `became`, or which failed with that error."""
+        prompt = [10, 11, 12 + len(self.calls)]
+        answer = self.reference.greedy(prompt, 4)
+        about: dict[str, Any] = {"params": params, "label": label, "started_ns": self.pass_time()}
+        if isinstance(became, dict):
+            at = {"from_ns": self.pass_time(), "step_ns": STEP}
+            self.seen += traces.executed(prompt, answer, server=server, params=became, **at)
+            about["ended_ns"] = self.pass_time(7)
+            self.calls.append(traces.generate([prompt], [answer], **about))
+        else:
+            self.calls.append(traces.generate([prompt], None, error=became, ended_ns=self.pass_time(7), **about))
+        return self.calls[-1]
 
     def control(
         self,

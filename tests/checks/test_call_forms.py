@@ -8,8 +8,7 @@ from harness.checks.call_forms import CALL_FORMS, KEPT_ARGUMENTS
 from harness.records.argument_forms import AS_IT_IS
 from harness.records.recording import Call, Raw
 from harness.records.verdict import Effect
-from tests import traces
-from tests.checks.scene import STEP, Scene
+from tests.checks.scene import Scene
 from tests.traces import error
 
 PLAIN = {"max_tokens": 4, "temperature": 0.0}
@@ -24,20 +23,9 @@ def noted(formed=None, changed=()) -> list[Raw]:
 def asked(*cases, changed=()) -> Scene:
     """The usual call, and each case: (label, at the engine or an error, server)."""
     scene = Scene()
-    for number, (label, became, server) in enumerate(((AS_IT_IS, {}, "server-0"), *cases)):
-        prompt = [10, 11, 12 + number]
-        answer = scene.reference.greedy(prompt, 4)
-        started = scene.pass_time()
-        failed = {} if isinstance(became, dict) else {"error": became}
-        if not failed:
-            scene.seen += traces.executed(
-                prompt, answer, server=server, params=PLAIN | became, from_ns=scene.pass_time(), step_ns=STEP
-            )
-        scene.pass_time(7)
-        raw = noted(changed=changed) if label == AS_IT_IS else noted(formed=label)
-        times = {"started_ns": started, "ended_ns": scene.now, "label": label}
-        scene.calls.append(traces.generate([prompt], None if failed else [answer], params=PLAIN, **times, **failed))
-        scene.change(scene.calls[-1], raw=raw)
+    for label, became, server in ((AS_IT_IS, {}, "server-0"), *cases):
+        call = scene.case(label, PLAIN, PLAIN | became if isinstance(became, dict) else became, server)
+        scene.change(call, raw=noted(changed=changed) if label == AS_IT_IS else noted(formed=label))
     return scene
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from harness.checks.request_fields import AS_IT_IS, FIELD_PAIRS, REQUEST_FIELDS
 from harness.records.verdict import Effect
-from tests import traces
-from tests.checks.scene import STEP, Scene
+from tests.checks.scene import Scene
 from tests.traces import error
 
 PLAIN = {"max_tokens": 4, "temperature": 1.0}
@@ -16,21 +15,8 @@ PLAIN = {"max_tokens": 4, "temperature": 1.0}
 def asked(*cases) -> Scene:
     """A plain request, and each case: (label, given, at the engine or an error)."""
     scene = Scene()
-    plain = (AS_IT_IS, {}, {})
-    for number, (label, given, became) in enumerate((plain, *cases)):
-        prompt = [10, 11, 12 + number]
-        answer = scene.reference.greedy(prompt, 4)
-        started = scene.pass_time()
-        if isinstance(became, dict):
-            scene.seen += traces.executed(
-                prompt, answer, params=PLAIN | became, from_ns=scene.pass_time(), step_ns=STEP
-            )
-        scene.pass_time(7)
-        times = {"started_ns": started, "ended_ns": scene.now, "label": label}
-        failed = {} if isinstance(became, dict) else {"error": became}
-        scene.calls.append(
-            traces.generate([prompt], None if failed else [answer], params=PLAIN | given, **times, **failed)
-        )
+    for label, given, became in ((AS_IT_IS, {}, {}), *cases):
+        scene.case(label, PLAIN | given, PLAIN | became if isinstance(became, dict) else became)
     return scene
 
 
