@@ -39,7 +39,7 @@ def made(reads: int) -> tuple[Writes, list[Read]]:
 
 
 def measured(reads: int) -> float:
-    """Seconds for a history of so many reads."""
+    """Seconds for a history of this number of reads."""
     writes, history = made(reads)
     began = time.process_time()
     assert unexplained(writes, history) == []

@@ -38,7 +38,7 @@ KEEP_ALIVE_S = 600
 """Seconds: longer than any client keeps a connection to the tap, so the tap is never the first to close it."""
 
 PIECES, PIECE_S = 8, 0.05
-"""A slow answer comes in this many pieces, so many seconds apart."""
+"""Number of pieces of a slow answer, and the seconds between two of them."""
 REPEATED = [(b"vary", b"accept"), (b"vary", b"origin"), (b"x-seen-by", b"one"), (b"x-seen-by", b"two")]
 """Headers of one name, as RFC 9110, 5.2, allows for lists."""
 

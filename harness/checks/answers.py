@@ -146,7 +146,7 @@ def answered(calls: Iterable[Call]) -> list[Call]:
 
 
 def _broken(call: Call) -> Finding | None:
-    """The finding for a call of which no row can be judged."""
+    """The finding for a call without a row that can be judged."""
     if call.error is not None:
         return unexpected(call)
     wrong = _shape(call)

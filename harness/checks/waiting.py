@@ -11,7 +11,7 @@ from harness.contract.messages import ENGINE_PLACES
 from harness.records.recording import most_at_once
 
 FEW = ENGINE_PLACES // 4
-"""So many at once a server runs at least when more requests wait for it than it has places."""
+"""The least number of requests that a server runs at once while more wait for it than it has places."""
 
 
 def _judge(evidence: Evidence) -> Finding:

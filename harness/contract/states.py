@@ -155,7 +155,7 @@ def forbidden(state: State, step: Step) -> str | None:
 
 
 def endless(state: State, step: Step) -> bool:
-    """True if a single caller would wait there for ever: an answer that only resume() lets through."""
+    """True if a single caller would wait there indefinitely: only resume() lets the answer through."""
     waits = step.do in REQUESTS or step.do == "finish"
     return waits and state.paused is not None
 

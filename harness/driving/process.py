@@ -103,7 +103,7 @@ class Supervisor(Protocol):
     def ended(self) -> bool: ...
 
     def wait(self, seconds: float) -> None:
-        """Return when it has ended, or after so many seconds."""
+        """Return when it has ended, or after this number of seconds."""
 
     def end(self) -> Farewell:
         """End everything below it, now. Raises a plain `StackError` if it does not finish."""

@@ -471,7 +471,7 @@ class Stack(Calls):
         return [every[index] for index in chosen]
 
     def times(self, usual: int) -> int:
-        """So many of what a scenario can make without end, by the budget: at least one."""
+        """A number of repetitions, scaled by the budget; at least one."""
         return max(1, round(usual * self.budget))
 
     # --- waiting and provoking

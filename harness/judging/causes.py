@@ -93,7 +93,7 @@ class Why(StrEnum):
     ONE_BY_ONE = "rows-one-after-another"
     """One stack runs the rows of a call one after another; the other runs them at once."""
     STAGGERED = "late-at-the-engines"
-    """Some requests reach one stack's engines so long after they were made that others have ended by then."""
+    """Some requests reach one stack's engines so late that other requests have ended before."""
     SLOW_TO_FAIL = "slow-to-fail"
     """A call fails on the slower stack."""
     CACHE_RESET_AT_SLEEP = "cache-reset-at-sleep"

@@ -60,7 +60,7 @@ def _refuted_below(logs: Logs, error: float) -> float:
 
 
 def bounds(logs: Logs, error: float) -> tuple[float, float]:
-    """Bounds of the log ratio of which both hold at all times, except with probability `error`."""
+    """Bounds of the log ratio. Both hold at all times, except with probability `error`."""
     if len(logs) == 0:
         return -math.inf, math.inf
     return _refuted_below(logs, error / 2), -_refuted_below(-logs, error / 2)
@@ -111,7 +111,7 @@ def turns(seed: int, pair: int) -> tuple[Side, Side]:
 
 
 def whole_pairs(blocks: Sequence[Block]) -> list[dict[Side, Block]]:
-    """The pairs of which both blocks were measured, in order."""
+    """The pairs with both blocks measured, in order."""
     found: dict[int, dict[Side, Block]] = {}
     for block in blocks:
         found.setdefault(block.pair, {})[block.side] = block

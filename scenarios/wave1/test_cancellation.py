@@ -21,7 +21,7 @@ STAYS = LONG | {"max_tokens": 64}
 SESSION = "the one that goes"
 OTHERS = "others"
 NEIGHBOURS = 8
-"""Requests that stay: with so many sessions each server has one."""
+"""Number of requests that stay: enough sessions for every server to have one."""
 HEADERS = {"content-type": "application/json"}
 AT = {"at_the_first_token": 1, "in_the_middle": 20}
 """Moment → tokens that the engines have made for each request, on average."""
@@ -99,7 +99,7 @@ async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: i
 
 
 FULL = {"at_the_engine": ENGINE_PLACES, "in_the_client": REQUEST_CAP}
-"""Where a request waits → so many for each server fill that place."""
+"""Where a request waits → number of requests per server that fill that place."""
 
 
 @variants(

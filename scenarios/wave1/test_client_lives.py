@@ -35,7 +35,7 @@ async def answers(stack: Stack, prompts: Prompts, label: str | None = None) -> N
 async def beside_each_other(
     stack: Stack, prompts: Prompts, life: Literal["made again", "in another thread"], clients: int
 ) -> None:
-    """So many clients, each made while the others have requests in flight."""
+    """Number of clients, each made while the others have requests in flight."""
     async with asyncio.TaskGroup() as tasks:
         for _ in range(clients):
             await in_flight(stack, prompts, tasks)
