@@ -17,6 +17,7 @@ from harness.proving.prove import Plan
 from harness.records.verdict import Cause, Verdict
 from harness.running import catalogue
 from harness.running.session import Seat
+from tests import recordings
 
 TARGET = "toy"
 READS = {"tokens": Fact.TEXT | Fact.ANSWERS, "routing": Fact.ROUTES}
@@ -44,24 +45,11 @@ def target(name: str = TARGET, *, inline: bool = True, faults: str = "tests.kill
 def verdict(scenario: str, check: str, status: str = "pass", reason: str = "", **fields: Any) -> Verdict:
     """One verdict; a red one blames the stack."""
     red = status in ("fail", "untestable")
-    return Verdict(
-        **{
-            "scenario": scenario,
-            "wave": 1,
-            "task": 0,
-            "promise": "p",
-            "topology": "disaggregated",
-            "check": check,
-            "target": TARGET,
-            "status": status,
-            "reason": reason or (f"{check} is wrong" if red else ""),
-            "blame": Blame.STACK if red else None,
-            "facts": 3,
-            "fault": f"what {check} is for",
-            "evidence": [{"expected": [1, 2], "actual": [2, 1]}, {"row": 1}, {"row": 2}] if red else [],
-        }
-        | fields
-    )
+    about: dict[str, Any] = {"target": TARGET, "fault": f"what {check} is for", "reason": reason}
+    if red:
+        about |= {"reason": reason or f"{check} is wrong", "blame": Blame.STACK}
+        about["evidence"] = [{"expected": [1, 2], "actual": [2, 1]}, {"row": 1}, {"row": 2}]
+    return recordings.verdict(scenario=scenario, check=check, status=status, **(about | fields))
 
 
 class Script:

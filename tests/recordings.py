@@ -6,6 +6,7 @@ target, times and ids.
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import STICKY
+from harness.judging.ledger import Entry
 from harness.records.book import Book
 from harness.records.recorder import Recorder
 from harness.records.recording import Call, Event, Header, Observation, ScenarioEnd, ScenarioStart
 from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest
 from harness.records.run_folder import RunFolder
-from harness.records.verdict import RunInfo
+from harness.records.verdict import RunInfo, Verdict
 from harness.suite.scenario import Scenario
 from tests import traces
 
@@ -177,3 +179,15 @@ def info(**changes: Any) -> RunInfo:
         "engine": "cpu",
     }
     return RunInfo(**(fields | changes))
+
+
+def verdict(**changes: Any) -> Verdict:
+    """A passed verdict of one stack."""
+    about = {"scenario": "m.test_a", "wave": 1, "task": 0, "promise": "p", "topology": "disaggregated"}
+    return Verdict(**(about | {"check": "c", "target": "t", "status": "pass", "facts": 3} | changes))
+
+
+def entry(**changes: Any) -> Entry:
+    """An entry of the ledger."""
+    fields = {"id": "e", "scenario": "*", "check": "c", "targets": ["t"], "reason": "r", "cap": 9, "owner": "they"}
+    return Entry(**(fields | {"expires": datetime.date(2999, 12, 31), "source": "client.py:1: so it is"} | changes))

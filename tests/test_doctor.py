@@ -115,7 +115,6 @@ def _driver(run: Path) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(run)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
     ) as driver:
-        assert driver.stdout is not None
         pid, port = map(int, driver.stdout.readline().split())
         try:
             yield driver, pid, port

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-
 import msgspec
 import pytest
 
@@ -11,7 +9,7 @@ from harness import PROJECT
 from harness.contract.errors import UsageError
 from harness.judging.census import CENSUS
 from harness.judging.gate import decide
-from harness.judging.ledger import Entry, Ledger
+from harness.judging.ledger import Ledger
 from harness.machine.targets import Step, step
 from harness.records.recording import CallError
 from harness.records.verdict import (
@@ -23,11 +21,11 @@ from harness.records.verdict import (
     Judgement,
     LedgerProblem,
     OpenCause,
-    RunInfo,
     Verdict,
 )
 from harness.suite.plan import Bullet, Plan, Task
 from harness.suite.profiles import default_for, load, named
+from tests import recordings
 
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
 
@@ -47,20 +45,11 @@ PLAN = Plan(
         ),
     ]
 )
-RUN = RunInfo(
-    run_id="r",
-    created_at="2026-05-01T00:00:00Z",
-    command="parity run",
-    baseline=LEGACY,
-    candidate=HTTP,
-    start="ray",
-    engine="cuda",
-)
+RUN = recordings.info(baseline=LEGACY, candidate=HTTP, engine="cuda")
 
 
 def verdict(scenario: str, topology: str = "disaggregated", **fields) -> Verdict:
-    defaults = {"wave": 1, "task": 0, "promise": "p", "check": "c", "target": HTTP, "status": "pass", "facts": 1}
-    return Verdict(scenario=scenario, topology=topology, **(defaults | fields))
+    return recordings.verdict(scenario=scenario, topology=topology, **({"target": HTTP} | fields))
 
 
 def both(scenario: str, topology: str = "disaggregated") -> list[Verdict]:
@@ -121,11 +110,7 @@ def test_differences_that_the_contract_leaves_open_do_not_stand_against_it():
 
 
 def entry(**fields) -> Ledger:
-    defaults = {
-        "id": "e", "scenario": "*", "check": "d", "targets": [HTTP], "reason": "r", "cap": 9,
-        "owner": "o", "expires": datetime.date(2030, 1, 1), "source": "a.py:1: so it is",
-    }  # fmt: skip
-    return Ledger(entries=(Entry(**(defaults | fields)),))
+    return Ledger(entries=(recordings.entry(check="d", targets=[HTTP], **fields),))
 
 
 def known(status: str, **fields) -> Verdict:

@@ -60,7 +60,6 @@ async def up(host: HostProcess) -> HostProcess:
 
 
 def seen(host: HostProcess) -> Footprint:
-    assert host._supervisor is not None
     return footprint(host._supervisor.pid, scratch=host.scratch)
 
 

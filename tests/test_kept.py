@@ -244,7 +244,6 @@ print("held", flush=True)
 time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, cwd=PROJECT) as driver:
-        assert driver.stdout is not None
         assert driver.stdout.readline() == b"held\n"
         before = footprint(one.supervisor, scratch=one.lifeline.parent)
         driver.kill()

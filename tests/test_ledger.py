@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.contract.errors import Blame, LedgerError
 from harness.judging.ledger import Ledger, apply, load, uses
 from harness.records.verdict import Conformance, Parity, Verdict
+from tests import recordings
 
 TODAY = datetime.date(2026, 5, 1)
 LEGACY, HTTP = "skyrl-0.2.0:legacy", "skyrl-0.2.0:http"
@@ -39,19 +40,8 @@ def ledger(tmp_path, *edits: tuple[str, str], more: str = "") -> Ledger:
 
 
 def verdict(name: str = "a", **fields) -> Verdict:
-    defaults = {
-        "scenario": f"stops.test_{name}",
-        "wave": 1,
-        "task": 0,
-        "promise": "stops",
-        "topology": "disaggregated",
-        "check": "stops.text",
-        "target": HTTP,
-        "status": "fail",
-        "reason": "row 3 keeps the stop string",
-        "blame": Blame.STACK,
-    }
-    return Verdict(**(defaults | fields))
+    about = {"check": "stops.text", "target": HTTP, "status": "fail", "reason": "row 3 keeps the stop string"}
+    return recordings.verdict(**(about | {"scenario": f"stops.test_{name}", "blame": Blame.STACK} | fields))
 
 
 def compared(name: str = "a", status: str = "regression", **fields) -> Verdict:

@@ -92,7 +92,6 @@ def tree(tmp_path: Path) -> Repository:
     """A checkout with the layout of local targets."""
     made = Repository(tmp_path / "tree")
     layout = known("local:http").runs_on.source
-    assert layout is not None
     texts = {part.version: 'version = "0.3.0"\n' for part in layout.parts}
     made.commit("begin", {f"{part.module}/__init__.py": "" for part in layout.parts} | texts)
     made.file("skyrl/__init__.py", '__version__ = "0.3.0"\n')

@@ -32,9 +32,8 @@ WITH_ERRORS = recordings.declared(
 NOISE = [NoiseFloor(check="outputs.logprobs", unit="nats", floor=1e-6, bound=1e-5, weakest_fault=1e-3, facts=9)]
 
 
-def verdict(status: str, *, check: str = "order", reason: str = "", blame: Blame | None = None, **more: Any) -> Verdict:
-    fields = {"scenario": SCENARIO.name, "wave": 1, "task": 1, "promise": "p", "topology": "disaggregated"}
-    return Verdict(check=check, target="any", status=status, reason=reason, blame=blame, facts=3, **fields, **more)
+def verdict(status: str, *, check: str = "order", **more: Any) -> Verdict:
+    return recordings.verdict(scenario=SCENARIO.name, status=status, check=check, **more)
 
 
 def side(trace: ScenarioTrace, status: str = "pass", **about: Any) -> Judged:

@@ -436,7 +436,6 @@ def test_ctrl_c_ends_the_stacks_and_keeps_what_was_recorded(project: pytest.Pyte
     assert driver.returncode == pytest.ExitCode.INTERRUPTED
     before.wait_until_gone()
     (trace,) = traces(recording)
-    assert trace.end.error is not None
     assert trace.end.error.kind == "Interrupted"
     assert json.loads((project.path / "run" / "run.json").read_text())["outcome"] == "interrupted"
 

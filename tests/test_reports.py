@@ -36,7 +36,6 @@ from harness.records.verdict import (
     Margin,
     NoiseFloor,
     OpenCause,
-    RunInfo,
     Severity,
 )
 from harness.suite.plan import Plan, load_plan
@@ -46,7 +45,7 @@ from reports.render import read_report, write_all
 from reports.terminal import show
 from reports.text import sides, visible
 from reports.view import count, divergences, tally
-from tests import synthetic
+from tests import recordings, synthetic
 from tests.synthetic import HTTP, LEGACY, verdict
 
 FORMATS = ("report.json", "junit.xml", "report.md", "report.html")
@@ -71,10 +70,7 @@ HOSTILE = [
 
 
 def empty() -> Judgement:
-    run = RunInfo(
-        run_id="r", created_at="now", command="parity run", baseline=None, candidate=None, start="ray", engine="cpu"
-    )
-    return Judgement(run=run, verdicts=[])
+    return Judgement(run=recordings.info(baseline=None, candidate=None), verdicts=[])
 
 
 def hostile() -> Judgement:
@@ -481,7 +477,6 @@ def test_numbers_that_json_cannot_hold_are_kept_as_words(tmp_path):
     files = written(judgement, tmp_path)
     back = read_report(tmp_path / "report.json").verdicts[0]
     assert back.numbers == {"n": 3.0}
-    assert back.margin is not None
     assert back.margin.measured > 1e308
     assert back.evidence == [{"not finite": {"worst": "nan"}}]
     assert "not finite" in files["report.html"]

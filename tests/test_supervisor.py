@@ -124,7 +124,6 @@ def test_a_host_that_ends_takes_its_daemons_along(tmp_path: Path):
     running = _supervise(job(tmp_path, sys.executable, "-c", code, str(tmp_path / "daemon.pid")))
     process = next(running)
     daemon = psutil.Process(int(wait_for(tmp_path / "daemon.pid").read_text()))
-    assert process.stdout is not None
     said = msgspec.json.decode(process.stdout.read(), type=Farewell)
     running.close()
     assert said.exit_code == 7
@@ -140,7 +139,6 @@ def test_a_signal_does_not_cut_cleaning_up_short(
     wait_for(tmp_path / "daemon.pid")
     before = footprint(supervised.pid, scratch=tmp_path / "scratch")
     supervised.send_signal(number)
-    assert supervised.stdin is not None
     supervised.stdin.close()
     supervised.stdin = None
     supervised.send_signal(number)
@@ -167,7 +165,6 @@ def test_a_driver_that_is_ended_leaves_nothing(tmp_path: Path, how: str):
         cwd=PROJECT,
         start_new_session=True,
     ) as driver:
-        assert driver.stdout is not None
         scratch, supervisor_pid = driver.stdout.readline().decode().split()
         daemon = psutil.Process(int((tmp_path / "grandchild.pid").read_text()))
         seen = footprint(int(supervisor_pid), scratch=Path(scratch))
@@ -216,7 +213,6 @@ def test_a_semaphore_is_known_though_it_is_mapped_under_another_name(tmp_path: P
     code += f"print(lock._semlock.name, flush=True); {STAYS}"
     shared = supervisor.SharedMemory()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
         made = Path(f"/dev/shm/sem.{host.stdout.readline().strip()[1:]}")
         shared.look()
         for tracker in psutil.Process(host.pid).children():

@@ -19,6 +19,7 @@ from harness.proving.swallowed import prove_entries
 from harness.running import catalogue
 from reports import kill_matrix_terminal
 from reports.kill_matrix import write_all
+from tests import recordings
 from tests.kill_matrices import FAULTS, READS, TARGET, Script, planned, verdict
 
 A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
@@ -29,18 +30,8 @@ CONTROL = [KNOWN, verdict(A, "tokens"), verdict(B, "routing")]
 
 
 def entry(**changes) -> Entry:
-    fields = {
-        "id": "zero",
-        "scenario": A,
-        "check": "routing",
-        "targets": [TARGET],
-        "reason": "a session moved: its id is 0",
-        "cap": 1,
-        "owner": "they",
-        "expires": datetime.date(2026, 12, 31),
-        "source": "client.py:1: sends no id",
-    }
-    return Entry(**(fields | changes))
+    about = {"scenario": A, "check": "routing", "targets": [TARGET], "reason": "a session moved: its id is 0", "cap": 1}
+    return recordings.entry(id="zero", **(about | changes))
 
 
 def beside(*laps: Lap, control=CONTROL, **changes) -> LedgerProof:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness.judging.takes import merge, widest
 from harness.records.verdict import WORST_FIRST, Conformance, Margin, Parity, Verdict
 from harness.running.session import Options
+from tests import recordings
 
 CHECKS = ("order", "tokens", "echo")
 statuses = st.sampled_from(sorted(Conformance))
@@ -27,8 +28,7 @@ margins = st.builds(
 
 
 def verdict(check: str, status: str, margin: Margin | None = None) -> Verdict:
-    about = {"scenario": "m.test_a", "wave": 1, "task": 0, "promise": "p", "topology": "t", "target": "x"}
-    return Verdict(check=check, status=status, reason=f"it is {status}", margin=margin, **about)
+    return recordings.verdict(check=check, status=status, reason=f"it is {status}", margin=margin)
 
 
 one_take = st.dictionaries(st.sampled_from(CHECKS), statuses, min_size=1).map(

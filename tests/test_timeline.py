@@ -143,11 +143,9 @@ def test_sessions_are_counted_by_server():
     ]
     call = traces.generate(prompts, [[6]] * 3, session_ids=sessions, started_ns=at(0.5), ended_ns=at(2))
     found = lanes.sessions(recorded(call, observations=seen))
-    assert found is not None
     assert found.servers == ["server-0", "server-1"]
     assert found.counts == {'"a"': [1, 1], "7": [0, 1]}
     heat = pictures.heat_map([("one", found), ("two", found)])
-    assert heat is not None
     assert [row for row, _ in heat.rows] == ['"a"', "7"]
     assert heat.rows[1][1] == [(0, 0.0), (1, 1.0)] * 2
     assert heat.totals == [1, 2] * 2

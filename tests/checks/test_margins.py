@@ -17,7 +17,7 @@ from harness.judging.noise import floors
 from harness.judging.takes import widest
 from harness.records.reference import NextRequest, NoiseRequest, Score, ScoreRequest, UnansweredQuery
 from harness.records.verdict import Margin, Verdict
-from tests import traces
+from tests import recordings, traces
 from tests.traces import FakeReference, generate, judge
 
 REFERENCE = FakeReference()
@@ -62,7 +62,6 @@ def test_a_bound_that_hides_a_fault_is_untestable_and_says_which():
     noisy = FakeReference()
     noisy.set(NoiseRequest(), msgspec.structs.replace(traces.NOISE, largest=CONSTANT))
     found = run(of_reference(), Evidence(traces.trace(call(RIGHT)), noisy))
-    assert found is not None
     assert (found.status, found.blame) == ("untestable", Blame.HARNESS)
     assert found.reason == f"the bound hides a seeded fault: each off by {CONSTANT:g}"
 
@@ -90,7 +89,6 @@ def test_a_fault_that_the_reference_was_not_asked_for_is_left_out_not_made_up():
 def test_a_pass_counts_only_where_the_weakest_fault_would_have_been_red(margin: Margin | None, status: str):
     check = Check(name="n", fault="f", source="s", judge=lambda _: passed(1, margin=margin))
     found = run(check, Evidence(traces.trace(), REFERENCE))
-    assert found is not None
     assert (found.status, found.margin) == (status, margin)
 
 
@@ -113,7 +111,6 @@ def test_greedy_is_untestable_where_every_token_was_a_near_tie_and_red_at_the_cl
     question = ScoreRequest(version=0, prompt=prompt, tokens=answer)
     reference.set(question, Score(logprobs=[-1, -1], ranks=[0, 1], margins=[5e-5, 2e-5]))
     found = run(tokens.greedy(), Evidence(traces.trace(one), reference))
-    assert found is not None
     assert (found.status, found.margin.measured) == ("untestable", 2e-5)
     reference.set(question, Score(logprobs=[-1, -1], ranks=[0, 0], margins=[5e-3, 2e-4]))
     (closest,) = judge(tokens.greedy(), one, reference=reference).margin.faults.values()
@@ -123,8 +120,7 @@ def test_greedy_is_untestable_where_every_token_was_a_near_tie_and_red_at_the_cl
 
 
 def verdict(margin: Margin | None, check: str = "logprobs.reference", **fields) -> Verdict:
-    about = {"scenario": "m.test_a", "wave": 1, "task": 0, "promise": "p", "topology": "t", "target": "x"}
-    return Verdict(check=check, status="pass", facts=5, margin=margin, **(about | fields))
+    return recordings.verdict(check=check, facts=5, margin=margin, **fields)
 
 
 def test_a_run_shows_the_most_that_passed_and_each_fault_where_it_is_hardest_to_see():

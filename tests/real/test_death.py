@@ -47,11 +47,9 @@ class Live(msgspec.Struct, frozen=True):
 
     @property
     def supervisor(self) -> psutil.Process:
-        assert self.host._supervisor is not None
         return psutil.Process(self.host._supervisor.pid)
 
     def pid(self, role: str) -> int:
-        assert self.stack.description is not None
         return self.stack.description.processes[role]
 
     def footprint(self) -> Footprint:
