@@ -59,27 +59,22 @@ def judged_by(monkeypatch, change) -> None:
     monkeypatch.setattr(track, "declared", lambda: {scenario.name: msgspec.structs.replace(scenario, checks=checks)})
 
 
-def test_a_judge_that_no_longer_sees_the_fault_is_red(monkeypatch):
-    judged_by(monkeypatch, lambda check: msgspec.structs.replace(check, judge=lambda _: passed(1)))
-    assert replay(SMALLEST).problem == "skyrl-0.4.0:http has the fault, and today's judge says pass"
+LOST = "chat_completion() lost the request's id, which a header names"
 
 
-def test_a_judge_that_sees_something_else_is_red(monkeypatch):
-    judged_by(monkeypatch, lambda check: msgspec.structs.replace(check, judge=lambda _: failed(1, "it is Wednesday")))
-    assert replay(SMALLEST).problem == "skyrl-0.4.0:http has the fault, and today's judge says fail: it is Wednesday"
-
-
-def test_a_judge_that_sees_the_fault_everywhere_is_red(monkeypatch):
-    reason = "chat_completion() lost the request's id, which a header names"
-    judged_by(monkeypatch, lambda check: msgspec.structs.replace(check, judge=lambda _: failed(1, reason)))
-    assert (
-        replay(SMALLEST).problem == f"skyrl-0.2.0:legacy does not have the fault, and today's judge says fail: {reason}"
-    )
-
-
-def test_a_judge_that_could_not_judge_is_red(monkeypatch):
-    judged_by(monkeypatch, lambda check: msgspec.structs.replace(check, judge=lambda _: passed(0)))
-    assert "today's judge says untestable: request_ids judged nothing" in str(replay(SMALLEST).problem)
+@pytest.mark.parametrize(
+    ("finding", "said"),
+    [
+        (passed(1), "skyrl-0.4.0:http has the fault, and today's judge says pass"),
+        (failed(1, "it is Wednesday"), "skyrl-0.4.0:http has the fault, and today's judge says fail: it is Wednesday"),
+        (failed(1, LOST), f"skyrl-0.2.0:legacy does not have the fault, and today's judge says fail: {LOST}"),
+        (passed(0), "skyrl-0.4.0:http has the fault, and today's judge says untestable: request_ids judged nothing"),
+    ],
+    ids=["no longer sees the fault", "sees something else", "sees it everywhere", "could not judge"],
+)
+def test_a_judge_that_does_not_tell_the_fault_is_red(monkeypatch, finding, said):
+    judged_by(monkeypatch, lambda check: msgspec.structs.replace(check, judge=lambda _: finding))
+    assert str(replay(SMALLEST).problem).startswith(said)
 
 
 def test_a_check_or_a_scenario_that_is_gone_is_red(monkeypatch):

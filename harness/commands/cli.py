@@ -1177,12 +1177,17 @@ def report(
       parity report 20261121-1500 --readme
       parity report --merge shards/wave-1 shards/wave-2 --run-dir whole
     """
+    from harness.running.merge import merging
+    from harness.running.run import judge_run
     from harness.suite.plan import load_plan
     from reports import plan_figures
+    from reports.render import write_all
 
     if merge:
         folder = _folder(run_dir)
-        judgement = _merged([run_folder(name) for name in runs], folder, profile, all_pictures=all_pictures)
+        with merging([run_folder(name) for name in runs], folder) as merged:
+            judgement = judge_run(merged, profile=profile)
+            write_all(judgement, merged, all_pictures=all_pictures)
     elif len(runs) > 1 or run_dir is not None:
         raise UsageError(
             "without --merge one run is rendered, in its own folder", next_step="add --merge to merge runs"
@@ -1194,7 +1199,8 @@ def report(
         )
     else:
         folder = run_folder(runs[0])
-        judgement = _rendered(folder, all_pictures=all_pictures)
+        judgement = _read_report(folder)
+        write_all(judgement, folder, all_pictures=all_pictures)
     if readme:
         plan_figures.renew(PROJECT / "README.md", judgement, load_plan())
     _show(judgement, report=folder / "report.html")
@@ -1296,27 +1302,6 @@ def _folder(run_dir: Path | None) -> Path:
 def _fixed(engine: EngineChoice) -> Literal["cpu", "cuda"] | None:
     """The requested engine; None if the machine decides."""
     return None if engine == "auto" else engine
-
-
-def _merged(shards: Sequence[Path], out: Path, profile: str | None, *, all_pictures: bool) -> Judgement:
-    """Merge shards into one run in `out`, judge it and write all reports."""
-    from harness.running.merge import merging
-    from harness.running.run import judge_run
-    from reports.render import write_all
-
-    with merging(shards, out) as folder:
-        judgement = judge_run(folder, profile=profile)
-        write_all(judgement, folder, all_pictures=all_pictures)
-    return judgement
-
-
-def _rendered(folder: Path, *, all_pictures: bool) -> Judgement:
-    """Render a run's judgement from its report.json again."""
-    from reports.render import write_all
-
-    judgement = _read_report(folder)
-    write_all(judgement, folder, all_pictures=all_pictures)
-    return judgement
 
 
 def _read_report(folder: Path) -> Judgement:
