@@ -488,9 +488,8 @@ def _figure(height: float) -> Iterator[Figure]:
         "axes.linewidth": 0.6, "xtick.major.width": 0.6, "path.simplify": False, "text.parse_math": False, "axes.labelsize": SMALL,
     }  # fmt: skip
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing", UserWarning
-        )  # matplotlib only measures it; the page draws it
+        # Matplotlib only measures it; the page draws it.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         yield Figure(figsize=(WIDTH / 72, height / 72), facecolor="none")
 
 

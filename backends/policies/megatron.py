@@ -116,9 +116,8 @@ def llama_like(
     )
     given = tuple(rule for rule in some if rule.parts[0].replace("*", "0") in names)
     if "lm_head.weight" not in names and pipeline_parallel > 1:
-        given += (
-            Rule("output_layer.weight", embedding, vocabulary=tokens, last=True),
-        )  # tied: a copy for the last stage
+        # Tied: a copy for the last stage.
+        given += (Rule("output_layer.weight", embedding, vocabulary=tokens, last=True),)
     return Sharding((*given, *every), layers, tensor_parallel, pipeline_parallel)
 
 

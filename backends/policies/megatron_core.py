@@ -57,9 +57,8 @@ def one_rank(held: ranks.Held, rank: int) -> dict[str, Any]:
     mine = megatron.to_ranks(tensors, sharding, torch.cat)[rank]
     if odd := set(mine) ^ {name for name, _ in model.named_parameters()}:
         raise ValueError(f"not both the layout and Megatron-core have {', '.join(sorted(odd)[:3])}")
-    model.load_state_dict(
-        {name: shard.float() for name, shard in mine.items()}, strict=False
-    )  # its other state is empty
+    # Its other state is empty.
+    model.load_state_dict({name: shard.float() for name, shard in mine.items()}, strict=False)
     extractor = MegatronWeightExtractor(
         bridge, [model], enable_bucketing=True, bucket_size_threshold_GB=BUCKET_GB, training_dtype=torch.float32
     )

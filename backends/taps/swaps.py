@@ -341,9 +341,8 @@ def _ask(path: Path, order: Mapping[str, Any]) -> dict[str, Any] | None:
             connection.shutdown(socket.SHUT_WR)
             return dict(json.loads(_whole(connection)))
         except TimeoutError:
-            path.unlink(
-                missing_ok=True
-            )  # it is not asked again: code that holds the interpreter lock for good, such as a router's
+            # It is not asked again: code that holds the interpreter lock for good, such as a router's.
+            path.unlink(missing_ok=True)
             return {"deaf": int(path.stem)}
         except (ConnectionError, FileNotFoundError, ValueError):
             path.unlink(missing_ok=True)  # the process has ended

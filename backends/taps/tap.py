@@ -330,9 +330,8 @@ class FaultProxy:
         self._loop = asyncio.get_running_loop()
         # No connection is reused: a connection that the server is about to close would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self.transport = httpx.AsyncHTTPTransport(
-            limits=limits, verify=False
-        )  # plain HTTP on loopback: no certificates
+        # Plain HTTP on loopback: no certificates.
+        self.transport = httpx.AsyncHTTPTransport(limits=limits, verify=False)
         config = uvicorn.Config(
             self._application,
             interface="asgi3",

@@ -38,9 +38,8 @@ class GlooGroup:
 
     def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
         first = rank == 0
-        bound = (
-            socket.create_server((host, port)) if first else None
-        )  # as vLLM does: TCPStore would bind every interface
+        # As vLLM does: TCPStore would bind every interface.
+        bound = socket.create_server((host, port)) if first else None
         store = create_tcp_store(
             host, port, bound, world_size=world_size, is_master=first, timeout=TIMEOUT, use_libuv=False
         )

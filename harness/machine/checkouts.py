@@ -330,9 +330,8 @@ def _compiled(needed: Needs, engine: Engine, python: Path | None) -> str:
         if engine == "cpu":
             (folder / "uv.toml").write_text(_without_builds(needed.engine, what, interpreter))
         (folder / "overrides.txt").write_text("\n".join(needed.overrides) + "\n")
-        (folder / "together.txt").write_text(
-            "\n".join(needed.preferred) + "\n"
-        )  # the resolver prefers what its output has
+        # The resolver prefers what its output has.
+        (folder / "together.txt").write_text("\n".join(needed.preferred) + "\n")
         (folder / "together.in").write_text("\n".join([needed.engine, *needed.together]) + "\n")
         (folder / "alone.in").write_text("\n".join(needed.alone) + "\n")
         run_uv([*arguments("together"), "--python", interpreter, "--override", "overrides.txt"], what, folder)

@@ -213,9 +213,8 @@ class Baseline:
             for number, part in enumerate(seat.parts, start=1):
                 to = folder.recordings / f"{stem(self.name, topology)}{f'.{number}' * (len(seat.parts) > 1)}.jsonl"
                 excerpt.take_over(part.path, to, set(self.selected[topology]), self.name)
-            own = re.compile(
-                re.escape(stem(self.target, topology)) + r"(\.\d+)?"
-            )  # merging numbers the logs of several parts
+            # Merging numbers the logs of several parts.
+            own = re.compile(re.escape(stem(self.target, topology)) + r"(\.\d+)?")
             for logs in sorted(one for one in (self.run.path / "logs").glob("*") if own.fullmatch(one.name)):
                 to = (
                     folder.path / "logs" / logs.name.replace(self.target.replace(":", "_"), self.name.replace(":", "_"))

@@ -393,9 +393,8 @@ class Session:
             self._not_driven(scenario, take, self._hopeless[seat.name])
             return
 
-        async def driving() -> (
-            None
-        ):  # without a result: asyncio formats what a coroutine returned, and a trace is large
+        # Without a result: asyncio formats what a coroutine returned, and a trace is large.
+        async def driving() -> None:
             await stack.drive(scenario.name, take, scenario.deadline_s, lambda: body(stack), spoils=scenario.spoils)
 
         with self.timed("drive"):

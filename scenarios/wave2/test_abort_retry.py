@@ -242,9 +242,8 @@ async def test_interrupted_conversations(stack: Stack, prompts: Prompts) -> None
     """SkyRL API reference, InferenceEngineClient.chat_completion: "Always use the retry loop"; SkyRL 0.1.0,
     _chat_completion_with_retry: "with previous responses accumulated". A retry sends text, so the answers consist of
     signs that no tokenizer joins."""
-    named = zip(
-        prompts.conversations(4), sessions(4), strict=True
-    )  # few: more of them find signs that a tokenizer joins
+    # Few: more of them find signs that a tokenizer joins.
+    named = zip(prompts.conversations(4), sessions(4), strict=True)
     bodies = [{**conversation(stack, messages), "session_id": session} for messages, session in named]
     for body in bodies:
         await stack.chat_completion(body, label=UNINTERRUPTED)
