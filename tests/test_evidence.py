@@ -51,10 +51,7 @@ def test_a_right_stack_is_green_in_bfloat16_up_to_where_its_run_was_cut_off(judg
 @pytest.mark.parametrize(
     ("scenario", "checks"),
     [
-        (
-            "cuda_ipc.test_colocated_engines_take_weights_through_ipc",
-            {"by_ipc", "every_parameter", "weight_history"},
-        ),
+        ("cuda_ipc.test_colocated_engines_take_weights_through_ipc", {"by_ipc", "every_parameter", "weight_history"}),
         ("sleep.test_sleep_gives_memory_back", {"memory.released", "memory.by_tags", "memory.awake_again"}),
         ("sleep.test_the_colocated_training_step", {"weight_history"}),
     ],

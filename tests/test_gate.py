@@ -12,17 +12,7 @@ from harness.judging.gate import decide
 from harness.judging.ledger import Ledger
 from harness.machine.targets import Step, step
 from harness.records.recording import CallError
-from harness.records.verdict import (
-    Cause,
-    Change,
-    Concession,
-    Gate,
-    How,
-    Judgement,
-    LedgerProblem,
-    OpenCause,
-    Verdict,
-)
+from harness.records.verdict import Cause, Change, Concession, Gate, How, Judgement, LedgerProblem, OpenCause, Verdict
 from harness.suite.plan import Bullet, Plan, Task
 from harness.suite.profiles import default_for, load, named
 from tests import recordings
@@ -37,12 +27,7 @@ def promise(place: str, text: str, scenarios: list[str]) -> Bullet:
 PLAN = Plan(
     task=[
         Task(number=0, wave=1, title="contract", bullet=[promise("0.1", "order", ["order.test_rows"])]),
-        Task(
-            number=1,
-            wave=1,
-            title="colocated",
-            bullet=[promise("1.1", "sync", ["sync.test_all@colocated"])],
-        ),
+        Task(number=1, wave=1, title="colocated", bullet=[promise("1.1", "sync", ["sync.test_all@colocated"])]),
     ]
 )
 RUN = recordings.info(baseline=LEGACY, candidate=HTTP, engine="cuda")

@@ -181,11 +181,7 @@ def test_a_declared_capability_that_nothing_exercised_with_success_is_red():
         traces.generate([], [[1]], messages=[[{"role": "user", "content": "x"}]]),
     ]
     seen = exercise.exercised(traces.trace(*calls))
-    assert seen == {
-        Capability.PAUSE_ABORT,
-        Capability.WAKE_UP_TAGS,
-        Capability.GENERATE_MESSAGES,
-    }
+    assert seen == {Capability.PAUSE_ABORT, Capability.WAKE_UP_TAGS, Capability.GENERATE_MESSAGES}
     declared = [*seen, Capability.PAUSE_KEEP, Capability.SLEEP]
     verdicts = exercise.unexercised("stack:new", "all", 1, declared, seen)
     assert [v.scenario for v in verdicts] == ["capabilities.pause_keep", "capabilities.sleep"]

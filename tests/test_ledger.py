@@ -100,14 +100,7 @@ def test_a_red_verdict_with_the_whole_reason_is_explained(tmp_path):
     assert problems == []
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"scenario": "pause.test_a"},
-        {"check": "stops.reason"},
-        {"target": LEGACY},
-    ],
-)
+@pytest.mark.parametrize("other", [{"scenario": "pause.test_a"}, {"check": "stops.reason"}, {"target": LEGACY}])
 def test_a_verdict_about_something_else_is_left_alone_and_the_entry_too(tmp_path, other):
     verdicts, problems = apply(ledger(tmp_path), [verdict(**other)], TODAY)
     assert known(verdicts) == [None]

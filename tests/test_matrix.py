@@ -369,11 +369,7 @@ def test_a_known_divergence_has_its_cause_and_the_column_since_which_it_is_there
 def test_a_step_lists_what_was_fixed_and_what_broke_by_check():
     first, second, third = matrices.build().steps
     assert {move.promise for move in first.fixed} == {"sessions-stick"}
-    assert {move.promise for move in first.broke} == {
-        "stop-conditions",
-        "chat-completions",
-        "external-control-fan-out",
-    }
+    assert {move.promise for move in first.broke} == {"stop-conditions", "chat-completions", "external-control-fan-out"}
     assert ([m.promise for m in second.fixed], second.broke) == (["chat-completions"], [])
     assert [m.promise for m in third.fixed] == ["stop-conditions"]
     [broke] = third.broke

@@ -164,10 +164,7 @@ def models(draw):
     groups = draw(st.sampled_from([1, 2, 4, 8]))
     each = draw(st.integers(1, 3)) * max(1, tensor_parallel // groups)
     of = configuration(
-        heads=groups * each,
-        groups=groups,
-        layers=stages * draw(st.integers(1, 2)),
-        vocabulary=draw(st.integers(1, 20)),
+        heads=groups * each, groups=groups, layers=stages * draw(st.integers(1, 2)), vocabulary=draw(st.integers(1, 20))
     )
     tensors = state_dict(
         of,

@@ -60,8 +60,7 @@ def test_a_topology_of_another_architecture_has_a_model_of_its_own(chosen):
 
 
 @pytest.mark.parametrize(
-    ("given", "names"),
-    [("llama", ["given", "tiny-qwen3_moe"]), ("qwen3_moe", ["given", "given"])],
+    ("given", "names"), [("llama", ["given", "tiny-qwen3_moe"]), ("qwen3_moe", ["given", "given"])]
 )
 def test_the_users_model_is_taken_wherever_it_fits(chosen, given, names):
     assert chosen("disaggregated", "moe", model=given) == (

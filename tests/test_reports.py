@@ -285,11 +285,7 @@ def test_nothing_judged_is_red_in_every_format(tmp_path):
 
 def test_an_open_gate_says_so_in_every_format(tmp_path):
     run = msgspec.structs.replace(synthetic.judgement().run, start="ray")
-    judgement = Judgement(
-        run=run,
-        verdicts=[verdict("ordering", "one_prompt", "c", HTTP)],
-        gate=GATE,
-    )
+    judgement = Judgement(run=run, verdicts=[verdict("ordering", "one_prompt", "c", HTTP)], gate=GATE)
     files = written(judgement, tmp_path)
     assert "**Yes**." in files["report.md"]
     assert '<div class="big yes">Yes</div>' in files["report.html"]

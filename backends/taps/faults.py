@@ -69,12 +69,7 @@ _BOTH: tuple[Fault, ...] = (
         "tokens.greedy conservation",
         Fact.ANSWERS,
     ),
-    _fault(
-        "output_cut_short",
-        "a response arrives without its second half",
-        TOKENS,
-        "tokens.greedy conservation",
-    ),
+    _fault("output_cut_short", "a response arrives without its second half", TOKENS, "tokens.greedy conservation"),
     _fault("logprobs_off_by_constant/a_lot", "log-probabilities are lower by 0.5 nats", MANY, "logprobs.mean"),
     _fault("logprobs_off_by_constant/a_little", "log-probabilities are lower by 0.02 nats", MANY, "logprobs.mean"),
     _fault(
@@ -95,34 +90,11 @@ _BOTH: tuple[Fault, ...] = (
         Fact.LOGPROBS,
     ),
     _fault("executed_twice", "a request is sent to its engine twice", TOKENS, "conservation"),
-    _fault(
-        "result_lost",
-        "an answer lacks its last response",
-        SAMPLES,
-        "conservation",
-        Fact.ANSWERS,
-    ),
-    _fault(
-        "response_doubled",
-        "an answer holds its last response twice",
-        SAMPLES,
-        "conservation",
-        Fact.ANSWERS,
-    ),
-    _fault(
-        "choice_index_wrong",
-        "choices are counted from 1",
-        ONE_CHOICE,
-        "completion.envelope",
-        Fact.ANSWERS,
-    ),
+    _fault("result_lost", "an answer lacks its last response", SAMPLES, "conservation", Fact.ANSWERS),
+    _fault("response_doubled", "an answer holds its last response twice", SAMPLES, "conservation", Fact.ANSWERS),
+    _fault("choice_index_wrong", "choices are counted from 1", ONE_CHOICE, "completion.envelope", Fact.ANSWERS),
     _fault("usage_wrong", "usage counts a token that nobody generated", CHOICES, "completion.usage"),
-    _fault(
-        "finish_reason_edited",
-        'the finish reasons "length" and "stop" are exchanged',
-        LENGTHS,
-        "stopping",
-    ),
+    _fault("finish_reason_edited", 'the finish reasons "length" and "stop" are exchanged', LENGTHS, "stopping"),
     _fault(
         "error_becomes_empty",
         "a refused request is answered with a success that holds nothing",
@@ -164,11 +136,7 @@ _BOTH: tuple[Fault, ...] = (
         "every_parameter weight_history forced_effect",
     ),
     _fault(
-        "parameter_not_updated",
-        "one parameter is left out of every weight sync",
-        SYNC,
-        "every_parameter",
-        Fact.POLICY,
+        "parameter_not_updated", "one parameter is left out of every weight sync", SYNC, "every_parameter", Fact.POLICY
     ),
 )
 
@@ -233,12 +201,7 @@ _OF_HTTP: tuple[Fault, ...] = (
 )
 
 _OF_LEGACY: tuple[Fault, ...] = (
-    _fault(
-        "disconnected/first_time",
-        "the first call of each engine is lost on its way back",
-        TOKENS,
-        DRIVEN,
-    ),
+    _fault("disconnected/first_time", "the first call of each engine is lost on its way back", TOKENS, DRIVEN),
     _fault(
         "server_error/first_time_after_execution",
         "the first request to each engine is executed and then fails",

@@ -8,11 +8,7 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
 
-@scenario(
-    task=0,
-    promise="the client offers the documented interface",
-    checks=[DOCUMENTED_INTERFACE],
-)
+@scenario(task=0, promise="the client offers the documented interface", checks=[DOCUMENTED_INTERFACE])
 async def test_the_client_offers_the_documented_interface(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface. The comparison lists what else a caller has to change when one client replaces
     the other. Looking at the client leaves it as it is."""

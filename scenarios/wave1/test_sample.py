@@ -42,12 +42,7 @@ async def test_log_probabilities_of_samples(stack: Stack, prompts: Prompts) -> N
     await stack.sample(prompts.one(), 2, temperature=1.0, max_tokens=8, logprobs=1)
 
 
-@scenario(
-    task=0,
-    promise="sample() passes on every sampling parameter",
-    needs=SAMPLE,
-    checks=[ALL_COMPLETE],
-)
+@scenario(task=0, promise="sample() passes on every sampling parameter", needs=SAMPLE, checks=[ALL_COMPLETE])
 async def test_samples_take_every_parameter(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, sample: "sampling_params"; vLLM documentation, SamplingParams."""
     asked: dict[str, Any] = {

@@ -128,11 +128,7 @@ async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts
     await stack.generate([prompts.one()] * 32, session_ids=sessions(32), **drawn)
 
 
-@scenario(
-    task=0,
-    promise="the tokens that one request allows bind no other request",
-    checks=[greedy(OTHERS)],
-)
+@scenario(task=0, promise="the tokens that one request allows bind no other request", checks=[greedy(OTHERS)])
 async def test_allowed_tokens_bind_no_other_request(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.allowed_token_ids: "only the given token ids are allowed", of this request. Requests that end
     make place in the engine's batch: those with allowed tokens move there, and new requests get the places that they leave."""

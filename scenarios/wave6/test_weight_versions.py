@@ -36,11 +36,7 @@ async def test_the_client_counts_its_syncs(stack: Stack, prompts: Prompts) -> No
 
 
 @scenario(
-    task=14,
-    promise="a sync that fails is not counted",
-    needs=COUNTED,
-    checks=[SYNCS_COUNTED, FAILED_SYNC],
-    spoils=True,
+    task=14, promise="a sync that fails is not counted", needs=COUNTED, checks=[SYNCS_COUNTED, FAILED_SYNC], spoils=True
 )
 async def test_a_failed_sync_is_not_counted(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
     """SkyRL 0.3.0, increment_weight_version: "Called once per completed weight sync to the engines"."""

@@ -13,12 +13,7 @@ from harness.checks.adapters import (
 )
 from harness.checks.base import Evidence
 from harness.checks.history import EXPLAINED, cached, explained
-from harness.checks.staleness import (
-    FORCED_EFFECT,
-    NOT_HIT,
-    NOT_TOLD,
-    SAME_VERSION_SAME_OUTPUT,
-)
+from harness.checks.staleness import FORCED_EFFECT, NOT_HIT, NOT_TOLD, SAME_VERSION_SAME_OUTPUT
 from tests import traces
 from tests.checks.scene import Scene, without_observations
 

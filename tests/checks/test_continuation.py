@@ -96,16 +96,8 @@ def test_what_is_asked_again_whole_is_put_to_the_test_where_any_moment_will_do()
 @pytest.mark.parametrize(
     ("fault", "reason", "conserved"),
     [
-        (
-            {"joined": lambda parts: parts[1]},
-            "an answer lacks the tokens that were made for it",
-            False,
-        ),
-        (
-            {"joined": lambda parts: parts[0] + parts[1][1:]},
-            "an answer lacks the tokens that were made for it",
-            False,
-        ),
+        ({"joined": lambda parts: parts[1]}, "an answer lacks the tokens that were made for it", False),
+        ({"joined": lambda parts: parts[0] + parts[1][1:]}, "an answer lacks the tokens that were made for it", False),
         (
             {"joined": lambda parts: parts[0] + parts[0][-1:] + parts[1]},
             "an answer holds more than the tokens that were made for it",

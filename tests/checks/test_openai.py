@@ -117,11 +117,7 @@ def damaged(**changes):
         ("usage", damaged(usage__prompt_tokens=3), "usage of completion() miscounts prompt_tokens"),
         ("usage", damaged(usage__completion_tokens=4), "usage of completion() miscounts completion_tokens"),
         ("usage", damaged(usage__total_tokens=0), "usage of completion() miscounts total_tokens"),
-        (
-            "usage",
-            damaged(usage=None),
-            "completion() has no usage",
-        ),
+        ("usage", damaged(usage=None), "completion() has no usage"),
         (
             "greedy",
             damaged(choice__0__token_ids=ANSWERS[1], choice__1__token_ids=ANSWERS[0]),

@@ -13,14 +13,7 @@ from harness.checks.quantization import quantization_effect
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.topology import Topology
-from harness.records.reference import (
-    ExpectedDigests,
-    ExpectedDigestsRequest,
-    Noise,
-    NoiseRequest,
-    Score,
-    ScoreRequest,
-)
+from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest, Noise, NoiseRequest, Score, ScoreRequest
 from tests.checks.scene import SERVERS, Scene
 from tests.traces import NOISE
 

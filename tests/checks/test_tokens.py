@@ -107,11 +107,7 @@ def test_logprobs_that_are_no_numbers_are_red_in_both_checks(numbers, reason):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda x, _: x - 2e-3,
-        lambda x, at: x - (0.01 if at == 5 else 0),
-        lambda x, _: x / 0.7,
-    ],
+    [lambda x, _: x - 2e-3, lambda x, at: x - (0.01 if at == 5 else 0), lambda x, _: x / 0.7],
     ids=["constant", "one token", "temperature"],
 )
 def test_logprobs_of_another_model_are_red(change):

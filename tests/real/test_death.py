@@ -63,11 +63,7 @@ async def up(name: str, engines: int, folder: Path) -> AsyncIterator[Live]:
     python = environments.ensure(str(target.environment), "cpu", root=PROJECT, progress=progress)
     model = tiny_model(python, progress)
     host = HostProcess(
-        python=python,
-        adapter=target.adapter,
-        variables=target.variables,
-        logs=folder / "logs",
-        runtime=target.runs_on,
+        python=python, adapter=target.adapter, variables=target.variables, logs=folder / "logs", runtime=target.runs_on
     )
     topology = Topology(engines=engines)
     request = StartRequest(
