@@ -75,14 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of `parity run`, which hands them on. `--python` is `--target-python` here."""
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
     baseline, candidate = default_pair()
-    defaults = {
-        "baseline": baseline,
-        "candidate": candidate,
-        "engine": "auto",
-        "start": "ray",
-        "engines": DEFAULT_ENGINES,
-    }
-    defaults |= {"repeat": 1, "budget": 1.0}
+    defaults: dict[str, Any] = {"baseline": baseline, "candidate": candidate, "engine": "auto", "start": "ray"}
+    defaults |= {"engines": DEFAULT_ENGINES, "repeat": 1, "budget": 1.0}
     for name, hint in get_type_hints(cli.run, include_extras=True).items():
         if name in COMMANDS_OWN or name == "return":
             continue
@@ -90,18 +84,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         kind = next((one for one in get_args(declared) if one is not NoneType), declared)
         given: dict[str, Any] = {"help": option.help}
         if kind is bool:
-            given["action"] = "store_true"
+            given |= {"action": "store_true"}
+        elif get_origin(kind) is list:
+            given |= {"action": "append", "default": [], "metavar": option.metavar}
         else:
-            choices = (
-                topology_table.names()
-                if name == "topology"
-                else get_args(kind)
-                if get_origin(kind) is Literal
-                else None
-            )
+            choices = get_args(kind) if get_origin(kind) is Literal else None
             given |= {"default": defaults.get(name), "metavar": option.metavar, "choices": choices}
-            several = {"action": "append", "default": []}
-            given |= several if get_origin(kind) is list else {"type": kind} if kind in (int, float, Path) else {}
+            given |= {"type": kind} if kind in (int, float, Path) else {}
+        if name == "topology":
+            given["choices"] = topology_table.names()
         group.addoption("--target-python" if name == "python" else f"--{name.replace('_', '-')}", **given)
 
 
