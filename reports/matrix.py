@@ -250,11 +250,10 @@ class _Seen:
     """The verdicts of one release: by promise, and by place."""
 
     def __init__(self, release: Release) -> None:
-        order = list(State)
         worst: dict[str, tuple[str, Verdict]] = {}
         for run, verdict in release.verdicts:
             before = worst.get(verdict.id)
-            if before is None or order.index(state_of(verdict)) < order.index(state_of(before[1])):
+            if before is None or _order(state_of(verdict)) < _order(state_of(before[1])):
                 worst[verdict.id] = run, verdict
         self.release = release
         self.run = {name: run for name, (run, _) in worst.items()}

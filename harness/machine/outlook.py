@@ -12,10 +12,10 @@ from typing import final
 import msgspec
 
 from harness.contract import devices
+from harness.contract.runtime import GIB
 from harness.contract.topology import Topology
 from harness.machine.memory import available_and_total
 
-GIB = 2**30
 START_CPU_S = {"ray": 60.0, "fork": 20.0}
 """CPU seconds of a start without its workers: imports from kept bytecode, Ray's daemons. The first start of an environment compiles
 that bytecode, and takes twice as long."""
