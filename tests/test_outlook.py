@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.contract.errors import UsageError
+from harness.contract.runtime import GIB
 from harness.contract.topology import COLOCATED, DISAGGREGATED, Placement, in_order, names, topology
 from harness.machine import outlook
-from harness.machine.outlook import GIB, Start
+from harness.machine.outlook import Start
 from harness.running.catalogue import declared
 
 

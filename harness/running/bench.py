@@ -23,12 +23,13 @@ from harness.contract import devices
 from harness.contract.clock import SimulatedLoop, monotonic, now_ns
 from harness.contract.errors import StackError, UsageError
 from harness.contract.messages import Description, capabilities_of
+from harness.contract.runtime import GIB
 from harness.contract.topology import Topology
 from harness.driving.stack import Stack
 from harness.judging import speed
 from harness.machine import environments
 from harness.machine.memory import available_and_total
-from harness.machine.outlook import GIB, Start
+from harness.machine.outlook import Start
 from harness.machine.progress import Progress
 from harness.machine.targets import known
 from harness.records.bench import Bench, Block, Metric, Outcome, Pace, Side
