@@ -56,7 +56,7 @@ async def every_form(stack: Stack, prompts: Prompts, *, send: Callable[[Stack, P
     """SkyRL API reference, InferenceEngineInterface: the arguments and their types."""
     await formed(stack, AS_IT_IS, send(stack, prompts))
     forms = stack.within_budget(await stack.form(None))
-    forms.sort(key=lambda form: form.rpartition(": ")[2] not in ADMITTED)  # what may break an engine comes last
+    forms.sort(key=_risk)
     await one_by_one(stack, (stack.attempt(formed(stack, form, send(stack, prompts))) for form in forms))
     await stack.form(None)
     if not await until_idle(stack):
@@ -67,3 +67,10 @@ async def formed(stack: Stack, form: str, ask: Ask) -> None:
     """The call with its arguments in this form."""
     await stack.form(form)
     await ask(form)
+
+
+def _risk(form: str) -> tuple[bool, bool]:
+    """Forms that may stop an engine come last, since nothing is told after them: those of another library's types, then those that
+    no annotation admits."""
+    kind = form.rpartition(": ")[2]
+    return kind.startswith("NumPy"), kind not in ADMITTED
