@@ -50,13 +50,12 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
 )
 async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone."""
-    batch = prompts.unique(16)
+    pending, later = prompts.unique(16), prompts.unique(8)
     async with asyncio.TaskGroup() as callers:
-        for prompt in batch:
+        for prompt in pending:
             answer = stack.generate([prompt], max_tokens=200, temperature=0.0, ignore_eos=True)
             callers.create_task(stack.attempt(answer))
-        await stack.until_generating(requests=len(batch), tokens=4 * len(batch))
+        await stack.until_generating(requests=len(pending), tokens=4 * len(pending))
         await stack.kill_server(stack.servers[0])
-    async with asyncio.TaskGroup() as callers:
-        for prompt in prompts.unique(8):
+        for prompt in later:
             callers.create_task(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)))
