@@ -117,3 +117,12 @@ def test_what_an_abort_met_says_which_retries_were_exercised():
     assert Capability.RETRY_ABORTED_BATCH in exercised(traces.trace(batch, pause, capabilities=declared))
     assert Capability.RETRY_ABORTED_CHAT in exercised(traces.trace(chat, pause, capabilities=declared))
     assert exercised(traces.trace(*interrupted("abort"), capabilities=declared)) == {Capability.PAUSE_ABORT}
+
+
+def test_a_configured_address_is_exercised_by_asking_it_also_without_an_answer():
+    def asked(**extra):
+        request = {"method": "GET", "path": "/v1/models", **extra}
+        return exercised(traces.trace(traces.call("http", request, error=traces.error("ConnectError"))))
+
+    assert asked(configured=True) == {Capability.CONFIGURED_ADDRESS}
+    assert asked() == set()

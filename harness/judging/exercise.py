@@ -24,14 +24,15 @@ _NO_PROOF: dict[str, frozenset[Capability]] = {
 
 
 def exercised(trace: ScenarioTrace) -> set[Capability]:
-    """The capabilities that the scenario's own calls exercised with success."""
+    """The capabilities that the scenario's own calls exercised with success; an asked configured address, also without an answer."""
     own = [call for call in trace.own_calls if call.error is None and not _refused(call)]
     found = {
         capability
         for call in own
         for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
     }
-    return found | _of_answers(trace, own)
+    asked = any(call.request.get("configured") for call in trace.own_calls)  # whether anybody listens there is the question
+    return found | _of_answers(trace, own) | ({Capability.CONFIGURED_ADDRESS} if asked else set())
 
 
 def _refused(call: Call) -> bool:
