@@ -18,7 +18,7 @@ from harness.suite.plan import Plan
 from reports import reproduce, view
 from reports.pictures import Pictures
 from reports.tables import CHANGED, CONCESSIONS, EXPOSED, GAPS, NOISE, OPEN, cells
-from reports.text import many, one_line, seconds, shown, sides, told_apart, visible
+from reports.text import many, one_line, seconds, shortened, shown, sides, told_apart, visible
 from reports.text import number as figure
 
 MARK = {
@@ -100,6 +100,7 @@ def environment() -> jinja2.Environment:
         "line": one_line,
         "many": many,
         "seconds": seconds,
+        "shortened": shortened,
         "shown": shown,
         "short_name": _short_name,
         "sides": _sides,

@@ -133,6 +133,11 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
     """One per column."""
 
     @property
+    def exercised(self) -> bool:
+        """True if any column has evidence, or lacks a part of it."""
+        return any(cell.state is not State.NOT_EXERCISED for cell in self.cells)
+
+    @property
     def differs(self) -> bool:
         """True if the columns do not agree."""
         return len({cell.state for cell in self.cells}) > 1
@@ -157,6 +162,8 @@ class Driven(msgspec.Struct, frozen=True, kw_only=True):
     start: str
     computed: str
     """Engine, dtype and modes."""
+    topologies: list[str] = []
+    """Those of the scenarios that were selected."""
 
 
 @final
@@ -310,7 +317,13 @@ def _column(seen: _Seen, states: Sequence[State]) -> Column:
         target=release.target,
         about="" if target is None else target.about,
         runs=[
-            Driven(run=run.run_id, created_at=run.created_at, start=run.start, computed=run.computed)
+            Driven(
+                run=run.run_id,
+                created_at=run.created_at,
+                start=run.start,
+                computed=run.computed,
+                topologies=sorted(place for place, selected in run.selected.items() if selected),
+            )
             for run in release.runs
         ],
         counts={state: counted[state] for state in State if counted[state]},

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from harness.suite.coverage import State
 from reports.html import MARK, environment
-from reports.matrix import Cell, Matrix, Promise, kept
+from reports.matrix import Cell, Column, Finding, Matrix, Promise, kept
 
 SCRIPT = Path(__file__).with_name("matrix.js")
+MOVES_OPEN = 8
+"""A step with more promises than this is folded at first, so that the table below is in reach."""
 LEVELS = ("must", "should", "may")
 
 
@@ -28,11 +33,15 @@ def render(matrix: Matrix) -> str:
         "kept": kept,
         "words": words,
         "searched": searched,
+        "alike": alike,
+        "driven": driven,
+        "MOVES_OPEN": MOVES_OPEN,
     }
     return made.get_template("matrix.html.j2").render(
         matrix=matrix,
         rows={promise.id: promise for task in matrix.tasks for promise in task.promises},
         divergences={one.id: one for one in matrix.divergences},
+        runs={column.target: len(column.runs) for column in matrix.columns},
         targets=[column.target for column in matrix.columns],
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -43,6 +52,24 @@ def words(cell: Cell) -> str:
     """The text of a cell beside its sign: the number of verdicts that decide it, and the state."""
     count = cell.counts.get(cell.state, 0)
     return f"{count} {cell.state}" if count and cell.state not in (State.PASS, State.NOT_EXERCISED) else str(cell.state)
+
+
+def driven(column: Column) -> list[str]:
+    """How the release was driven, one line for each way: "start fork, cpu, float32: disaggregated"."""
+    ways: dict[str, dict[str, None]] = {}
+    for run in column.runs:
+        ways.setdefault(f"start {run.start}, {run.computed}", {}).update(dict.fromkeys(run.topologies))
+    return [f"{way}: {', '.join(places)}" if places else way for way, places in ways.items()]
+
+
+def alike(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings in groups that differ in nothing but their check. What has evidence of its own is a group alone."""
+    return [list(group) for _, group in groupby(findings, key=_but_for_the_check)]
+
+
+def _but_for_the_check(found: Finding) -> tuple[Any, ...]:
+    alone = found.check if found.evidence else ""
+    return found.state, found.reason, found.since, found.blame, found.known, found.next_step, alone
 
 
 def searched(promise: Promise) -> str:

@@ -6,12 +6,14 @@ import re
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from harness.contract.errors import UsageError
 from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_form, of_place
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
+from harness.records.forms import Forms
 from harness.records.verdict import UNEXPLAINED
 from harness.suite.plan import load_plan
 from harness.suite.profiles import named
@@ -151,7 +153,51 @@ def test_the_cause_of_the_texts_of_single_tokens(place, baseline, candidate, cau
     ],
 )
 def test_the_cause_of_a_form_that_one_result_lacks(place, forms, causes):
-    assert of_form(place, *forms) == of_form(place, *reversed(forms)) == causes
+    assert causes_of_forms(place, *({place: form} if form != NOT_THERE else {} for form in forms)) == causes
+
+
+def causes_of_forms(place: str, baseline: dict[str, str], candidate: dict[str, str]) -> tuple[str, ...]:
+    found = of_form(place, baseline, candidate)
+    assert found == of_form(place, candidate, baseline), "it does not matter which side is which"
+    return found
+
+
+EXPERTS = ".rollout_expert_indices[]"
+
+
+def forms_of(value: Any) -> dict[str, str]:
+    forms = Forms()
+    forms.returned({"rollout_expert_indices": [value]})
+    return forms.found()
+
+
+@pytest.mark.parametrize(
+    ("array", "lists", "causes"),
+    [
+        (np.zeros((5, 2, 4), np.uint8), np.zeros((5, 2, 4), int).tolist(), (Why.ARRAY,)),
+        (np.zeros(3, np.float32), [0.5], (Why.ARRAY,)),
+        (np.zeros((1, 1), bool), [[True]], (Why.ARRAY,)),
+        (np.zeros((5, 2, 4), np.uint8), [[1, 2]], ()),
+        (np.zeros((5, 2), np.uint8), [[[1, 2]]], ()),
+        (np.zeros(3, np.uint8), [1.0], ()),
+        (np.zeros(3, np.float32), [1], ()),
+        (np.zeros(3, np.uint8), [1, None], ()),
+        (np.zeros(3, np.uint8), [], ()),
+        (np.zeros(3, np.uint8), (1, 2), ()),
+        (np.uint8(3), 3, ()),
+        (np.zeros(3, np.uint8), np.zeros(3, np.int64), ()),
+    ],
+    ids=str,
+)
+def test_an_array_in_place_of_lists_has_their_depth_and_their_kind_of_number(array, lists, causes):
+    assert causes_of_forms(EXPERTS, forms_of(array), forms_of(lists)) == causes
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float8_e4m3fn", "float64"])
+def test_an_array_of_any_framework_is_one(dtype):
+    array = {EXPERTS: f"torch.Tensor {dtype} rank 1"}
+    assert causes_of_forms(EXPERTS, array, {EXPERTS: "list of 3", f"{EXPERTS}[]": "float"}) == (Why.ARRAY,)
+    assert causes_of_forms(EXPERTS, array, {EXPERTS: "list of 3", f"{EXPERTS}[]": "int"}) == ()
 
 
 def test_causes_are_added_up_and_what_is_not_understood_comes_first():

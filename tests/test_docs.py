@@ -24,8 +24,11 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "benchmarks" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
 ]
+LARGEST_PAGE = 1_500_000
+"""Bytes of a made page that a repository bears."""
+MACHINE_PATH = re.compile(r"(?<![\w.:/>-])/(?:home|root|tmp|work|Users|var|mnt)/[\w.-]+(?:/[\w.-]+)*")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 OPTION = re.compile(r"--?[a-z][\w-]*")
@@ -123,6 +126,14 @@ def test_the_contract_names_every_promise_scenario_and_check():
         assert f"### `{scenario.name}`" in text
         for check in scenario.checks:
             assert f"| `{check.name.partition(':')[0]}` |" in text
+
+
+def test_pages_of_the_documents_are_small_and_name_no_path_of_a_machine():
+    """``docs/releases/matrix.html``, once it has been made."""
+    for page in (ROOT / "docs").glob("**/*.html"):
+        assert page.stat().st_size < LARGEST_PAGE, page
+        assert MACHINE_PATH.findall(page.read_text()) == [], page
+    assert MACHINE_PATH.findall("--run-dir /tmp/x, (/home/me/y) and /work/z") == ["/tmp/x", "/home/me/y", "/work/z"]
 
 
 def test_lines_of_documents_fit_a_page():

@@ -200,6 +200,29 @@ def test_what_a_failed_check_is_about_is_left_out_and_the_rest_is_not():
     assert found[REQUESTS].evidence == [{"place": "requests in all", "baseline": 2, "candidate": 4}]
 
 
+@pytest.mark.parametrize(
+    ("late_s", "kinds", "causes"),
+    [
+        (0.5, ["sleep"], {}),
+        (1.5, ["sleep"], {}),
+        (2.5, ["sleep"], {}),
+        (2.5, ["reset_prefix_cache", "sleep"], {ORDER: [Why.CACHE_RESET_AT_SLEEP]}),
+    ],
+)
+def test_what_servers_do_after_a_call_that_failed_at_one_of_them_belongs_to_that_call(late_s, kinds, causes):
+    def stack(kinds: list[str], late_s: float) -> ScenarioTrace:
+        """A sleep that fails at one server, while the other one's last step comes late; and one that succeeds."""
+        steps = [(kind, {"level": 1} if kind == "sleep" else {}) for kind in kinds]
+        broken = control("sleep", steps[:-1], servers=["server-1"])
+        broken[0] = traces.call("sleep", {"level": 1}, error=traces.error(), started_ns=10, ended_ns=10 + SECOND)
+        op, arguments = steps[-1]
+        at = int(late_s * SECOND)
+        late = traces.observation("control", "server-1", at, op=op, arguments=arguments, error=None)
+        return trace(*broken, late, *control("sleep", steps, at_s=2))
+
+    assert why(facets(stack(["sleep"], 0.5), stack(kinds, late_s))) == causes
+
+
 def test_nothing_seen_is_nothing_compared():
     calls = [part for part in batch(EVEN[:2]) if isinstance(part, Call)]
     blind = traces.trace(*calls)

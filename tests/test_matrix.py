@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -446,7 +447,29 @@ def test_the_files_validate_and_the_page_is_one_file_without_foreign_content(tmp
     }
 
 
+def test_checks_that_say_the_same_are_one_finding_of_the_page():
+    def found(check: str, reason: str, **fields) -> page.Finding:
+        return page.Finding(check=check, state=State.MISSING, reason=reason, since=LEGACY, **fields)
+
+    one, two, other = found("a", "it lacks x"), found("b", "it lacks x"), found("c", "it lacks y")
+    shown = found("d", "it lacks y", evidence=[{"row": 1}])
+    assert matrix_html.alike([one, two, other, shown]) == [[one, two], [other], [shown]]
+
+
 # --- the command
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("matrix --stack a --run-dir /tmp/x --out=/work/docs --shard 1/9 -k 'not bulk'", "parity matrix --stack a -k 'not bulk'"),
+        ("matrix --from /tmp/runs/monday b --stack a", "parity matrix --from monday b --stack a"),
+        ("matrix --python local:http=/opt/python --checkout=/me/SkyRL", "parity matrix --python local:http=python --checkout=SkyRL"),
+        ("matrix --checkout=local:http=/me/SkyRL -- --dtype fp8", "parity matrix --checkout=local:http=SkyRL -- --dtype fp8"),
+    ],
+)  # fmt: skip
+def test_the_pages_command_has_no_path_of_the_machine(typed, told):
+    assert matrix.command_of(shlex.split(typed)) == told
 
 
 def test_the_command_puts_runs_together_and_says_what_it_wrote(tmp_path, monkeypatch, capsys):

@@ -510,7 +510,7 @@ def drive_matrix(
             _drive_cells(folder, orders, shard, again=again)
         found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
         target = out.expanduser().absolute() if out is not None else whole
-        made, page = matrix.write(found, target, _typed())
+        made, page = matrix.write(found, target, matrix.command_of(sys.argv[1:]))
     typer.echo("\n".join(matrix.summary(made)))
     typer.echo(f"page: {page}")
     raise typer.Exit(made.exit_status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from reports import matrix
 from reports.matrix import Matrix, Release
 from reports.render import write_all
 
+_OF_THIS_MACHINE = frozenset({"--run-dir", "--out", "--shard"})
+"""Options that the page's command leaves out."""
 Read = Callable[[Path], Judgement]
 """Reads a run's report."""
 
@@ -116,6 +119,20 @@ def _merged(cells: Sequence[Path], whole: Path, progress: Progress, target: str)
             judgement = judge_run(folder)
             write_all(judgement, folder)
     return judgement
+
+
+def command_of(words: Sequence[str]) -> str:
+    """The command line of a matrix for its page: without what belongs to one machine (where it wrote, its shard, folders)."""
+    told: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, _, value = word.partition("=")
+        if option not in _OF_THIS_MACHINE:
+            before, equals, path = word.rpartition("=")
+            told.append(before + equals + (Path(path).name if path.startswith("/") else path))
+        elif not value:
+            next(rest, None)
+    return shlex.join(["parity", *told])
 
 
 def write(found: Iterable[Release], out: Path, command: str) -> tuple[Matrix, Path]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -113,6 +113,9 @@ class Why(StrEnum):
     FIELD = "field-of-one-stack"
     """One stack's answer has a value in a field that the other's lacks, or leaves null. The field's name follows after a colon: each
     has its own entry."""
+    ARRAY = "array-in-place-of-lists"
+    """One client returns an array, the other nested lists of the same depth with numbers of the same kind. Facets of outputs compare
+    the numbers themselves."""
     TOKEN_TEXT = "text-of-a-token-within-a-character"
     """Beside log-probabilities: the text of a token that holds a part of a character only."""
 
@@ -252,18 +255,34 @@ _BY_SERVER = re.compile(r"dict of \d+ \| list of \d+|None \| (dict|list) of \d+"
 """Two forms of a control call's result."""
 
 
-def of_form(place: str, baseline: str, candidate: str) -> tuple[str, ...]:
-    """Causes of a difference between the forms of two results that are no errors."""
-    both = sorted((baseline, candidate))
+_ARRAY = re.compile(r"\S+ (?:torch\.)?b?(u?int|float|bool)\d*(?:_\w+)? rank ([1-9]\d*)")
+"""Form of an array: kind of its numbers, number of dimensions."""
+
+
+def of_form(place: str, baseline: Mapping[str, str], candidate: Mapping[str, str]) -> tuple[str, ...]:
+    """Causes of a difference between two results that are no errors, each as place → form."""
+    both = sorted(forms.get(place, NOT_THERE) for forms in (baseline, candidate))
     if all(WITH in form for form in both):
         return (Why.OTHER_FIELDS,)
     if not place and _BY_SERVER.fullmatch(OR.join(both)):
         return (Why.BY_SERVER,)
+    if _array_and_lists(place, baseline, candidate) or _array_and_lists(place, candidate, baseline):
+        return (Why.ARRAY,)
     if set(both) == {"None", NOT_THERE}:
         return (Why.NULL,)
     if place.endswith("token_ids") and {"None", NOT_THERE} & set(both):
         return (Why.NO_TOKEN_IDS,)
     return _of_field(place) if {"None", NOT_THERE} & set(both) else ()
+
+
+def _array_and_lists(place: str, one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """True if the first has an array at the place, and the other as many levels of lists as the array has dimensions."""
+    array = _ARRAY.fullmatch(one.get(place, ""))
+    if array is None:
+        return False
+    depth = int(array[2])
+    levels = [other.get(place + "[]" * level, "").partition(" of ")[0] for level in range(depth + 1)]
+    return levels == ["list"] * depth + [array[1].removeprefix("u")]
 
 
 def _of_tokens(asked: Asked) -> tuple[str, ...]:

@@ -382,14 +382,13 @@ def _order(both: _Both) -> Facet:
         (None, _between(both.baseline), _between(both.candidate), None if twin is None else _between(twin))
     ]
     for left, right in both.pairs:
-        if (
-            METHODS[left.method].plane is Plane.CONTROL
-            and _alone(left, both.baseline)
-            and _alone(right, both.candidate)
-        ):
+        alone = _alone(left, both.baseline) and _alone(right, both.candidate)
+        if METHODS[left.method].plane is Plane.CONTROL and alone:
+            failed = left.error is not None or right.error is not None
             again = both.again.get(left.id)
-            twins = None if twin is None or again is None else _during(twin, again)
-            found.append((left, _during(both.baseline, left), _during(both.candidate, right), twins))
+            twins = None if twin is None or again is None else _during(twin, again, failed=failed)
+            sides = _during(both.baseline, left, failed=failed), _during(both.candidate, right, failed=failed)
+            found.append((left, *sides, twins))
     for call, a, b, twins in found:
         if not any(a) and not any(b):
             continue
@@ -399,27 +398,41 @@ def _order(both: _Both) -> Facet:
 
 
 def _alone(call: Call, evidence: Evidence) -> bool:
-    """True if no other control call overlaps the call: only then does the contract order their steps."""
-    return all(
-        other.id == call.id or other.ended_ns <= call.started_ns or call.ended_ns <= other.started_ns
-        for other in evidence.calls()
-        if METHODS[other.method].plane is Plane.CONTROL
-    )
+    """True if all steps of the control calls before are done and no other control call overlaps the call: only then does the
+    contract order their steps."""
+    others = [c for c in evidence.calls() if METHODS[c.method].plane is Plane.CONTROL and c.id != call.id]
+    before = [other for other in others if other.ended_ns <= call.started_ns]
+    failed = max(before, key=lambda other: other.ended_ns).error is not None if before else False
+    return not failed and all(other in before or call.ended_ns <= other.started_ns for other in others)
 
 
-def _during(evidence: Evidence, call: Call) -> list[list[str]]:
-    return _steps(evidence, (s for s in evidence.controls() if call.started_ns <= s.at_ns <= call.ended_ns))
+def _during(evidence: Evidence, call: Call, *, failed: bool) -> list[list[str]]:
+    """The steps of a call at each server. Of one that failed on a stack only the kinds of steps, those of the next control call
+    among them (`_alone` leaves that one out): it may have returned while servers were still at work."""
+    until_ns = _settled_ns(evidence, call) if failed else call.ended_ns
+    steps = _steps(evidence, (s for s in evidence.controls() if call.started_ns <= s.at_ns <= until_ns))
+    return [sorted({step for at_server in steps for step in at_server})] if failed else steps
+
+
+def _settled_ns(evidence: Evidence, call: Call) -> int:
+    """End of the next control call, or of the scenario if there is none."""
+    later = [c for c in evidence.calls() if METHODS[c.method].plane is Plane.CONTROL and c.started_ns >= call.ended_ns]
+    return min(later, key=lambda c: c.started_ns).ended_ns if later else evidence.trace.end.at_ns
 
 
 def _between(evidence: Evidence) -> list[list[str]]:
     """Steps that no control call explains, such as one that a stack makes after its call returned."""
-    calls = [call for call in evidence.calls() if METHODS[call.method].plane is not Plane.DATA]
+    spans = [
+        (call.started_ns, call.ended_ns if call.error is None else _settled_ns(evidence, call))
+        for call in evidence.calls()
+        if METHODS[call.method].plane is not Plane.DATA
+    ]
     return _steps(
         evidence,
         (
             seen
             for seen in evidence.controls()
-            if seen.at_ns >= evidence.began_ns and not any(c.started_ns <= seen.at_ns <= c.ended_ns for c in calls)
+            if seen.at_ns >= evidence.began_ns and not any(begin <= seen.at_ns <= end for begin, end in spans)
         ),
     )
 

@@ -70,7 +70,7 @@ def compare(left: Call, right: Call, again: Call | None, *, met: tuple[str, ...]
                 place=begin + place,
                 baseline=a.get(place, NOT_THERE),
                 candidate=b.get(place, NOT_THERE),
-                why=failure if any(refused) else of_form(place, a.get(place, NOT_THERE), b.get(place, NOT_THERE)),
+                why=failure if any(refused) else of_form(place, a, b),
                 noisy=name in twins and twins[name].forms.get(place) != mine.forms.get(place),
             )
 
