@@ -27,14 +27,17 @@ TARGETS = ("miniature", "miniature:retry")
 
 def test_the_correct_miniatures_pass_a_scenario_of_every_check(tmp_path):
     """On the first miniature that is able to. The control of `parity prove` drives every scenario on both."""
-    left = {s.name: s for s in {family(c.name): s for s in catalogue.declared().values() for c in s.checks}.values()}
+    judged = {s: {family(check.name) for check in s.checks} for s in catalogue.declared().values()}
+    quick_first = sorted(judged, key=lambda s: (s.bulk, -len(judged[s])))
+    left = set().union(*judged.values())
     for target in TARGETS:
         with bench(tmp_path / target, target) as stack:
-            for name in [name for name, scenario in left.items() if scenario.needs <= known(target).capabilities]:
-                del left[name]
-                verdicts = stack.drive(name)
-                shown = [(v.check, v.status, v.reason) for v in verdicts if v.status != "pass"]
-                assert {v.status for v in verdicts} == {"pass"}, (name, shown)
+            for scenario in quick_first:
+                if judged[scenario] & left and scenario.needs <= known(target).capabilities:
+                    left -= judged[scenario]
+                    verdicts = stack.drive(scenario.name)
+                    shown = [(v.check, v.status, v.reason) for v in verdicts if v.status != "pass"]
+                    assert {v.status for v in verdicts} == {"pass"}, (scenario.name, shown)
     assert not left
 
 

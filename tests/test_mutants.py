@@ -80,8 +80,12 @@ def handlers(offset):
 '''
 
 
+A, B, C = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:3]
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
+    """`SOURCE` in this process. Scenario A calls add(), B calls add() and twice()."""
     file = tmp_path / "tiny_stack.py"
     file.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("tiny_stack", file)
@@ -89,7 +93,18 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiny_stack", made)
     spec.loader.exec_module(made)
     made.logger = type("Logger", (), {"info": staticmethod(lambda _: None)})
+    monkeypatch.setattr(catalogue, "body", {A: calling("add"), B: calling("add", "twice")}.__getitem__)
     return made
+
+
+def calling(*names):
+    """A scenario that calls these functions of the client."""
+
+    async def body(stack):
+        for name in names:
+            await getattr(stack, name)()
+
+    return body
 
 
 @cache
@@ -307,8 +322,6 @@ def test_every_process_that_listens_takes_the_order_also_forked_ones(tmp_path):
 
 # --- judging
 
-A, B, C = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:3]
-
 
 def ended(
     error: str, message: str = "missing argument: 'n'", *, phase: str = "scenario", status: str = "fail",
@@ -482,18 +495,6 @@ class Tiny:
         self.closed = outcome
 
 
-@pytest.fixture
-def _two_scenarios(monkeypatch):
-    async def first(stack):
-        await stack.add()
-
-    async def second(stack):
-        await stack.add()
-        await stack.twice()
-
-    monkeypatch.setattr(catalogue, "body", {A: first, B: second}.__getitem__)
-
-
 def proved(session, chosen, *, names=None, excluded=(), **request) -> MutantProof:
     code = code_of({"tiny_stack": SOURCE}, [Equivalent(mutant="*:Client.name:*", reason="not shown")], excluded)
     told: list[str] = []
@@ -506,7 +507,6 @@ def proved(session, chosen, *, names=None, excluded=(), **request) -> MutantProo
     return proving.proof()
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, tmp_path):
     class Stuck(Tiny):
         def close(self, outcome="completed"):
@@ -524,7 +524,6 @@ def test_an_error_while_a_stack_ends_keeps_what_was_judged(module, monkeypatch, 
     assert finished.run.exit_status == 1
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_only_scenarios_that_call_the_function_are_driven_until_one_turns_red(module):
     session = Tiny(module)
     shown = of("Client.name", "string")
@@ -580,7 +579,6 @@ def test_scenarios_with_untried_checks_and_little_cost_come_first_after_those_th
     assert proving._in_order(of(*PLUS), [one, third])[0] == third
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module):
     unseen = msgspec.structs.replace(of("Client.add", "swap_op"))
     session = Tiny(module)
@@ -590,7 +588,6 @@ def test_a_mutant_that_nothing_sees_survives_every_scenario_that_calls_it(module
     assert (judged.fate, judged.driven, judged.callers, proof.score) == (Fate.SURVIVED, 2, 2, 0.0)
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 @pytest.mark.parametrize("minutes", [None, 0.001])
 def test_a_mutant_whose_statement_ran_in_the_control_only_gets_a_start_of_its_own(module, minutes, monkeypatch):
     session = Tiny(module, runs_once=True)
@@ -606,16 +603,8 @@ def test_a_mutant_whose_statement_ran_in_the_control_only_gets_a_start_of_its_ow
 
 
 def test_survivors_are_driven_together_and_apart_if_one_of_them_is_seen(module, monkeypatch):
-    bodies = {A: ("add",), B: ("twice",), C: ("add", "twice")}
-
-    def body(name):
-        async def calls(stack):
-            for call in bodies[name]:
-                await getattr(stack, call)()
-
-        return calls
-
-    monkeypatch.setattr(catalogue, "body", body)
+    bodies = {A: calling("add"), B: calling("twice"), C: calling("add", "twice")}
+    monkeypatch.setattr(catalogue, "body", bodies.__getitem__)
     monkeypatch.setattr(mutants, "ALONE_S", 0.0)
     monkeypatch.setattr(Proving, "_in_order", lambda _self, _mutant, callers: list(callers))
     session = Tiny(module, right=lambda name, seen: name != C or seen[0] == 5)
@@ -629,14 +618,12 @@ def test_survivors_are_driven_together_and_apart_if_one_of_them_is_seen(module, 
     assert proved(Tiny(module), [of(*PLUS), of(*TIMES)], names=(A, B, C), earlier=(proof,)).judged == [plus, times]
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_stack_that_dies_of_it_is_an_accident(module):
     proof = proved(Tiny(module, dies_of="StackDied"), [of(*PLUS)])
     assert [one.fate for one in proof.judged] == [Fate.ACCIDENT]
     assert proof.score == 0.0
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
     session = Tiny(module, flaky=True)
     proof = proved(session, [of(*PLUS)])
@@ -646,7 +633,6 @@ def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
     assert session.renewed == 2
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 @pytest.mark.parametrize("at_start", [False, True])
 def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module, at_start):
     session = Tiny(module, starts_with="_private")
@@ -659,7 +645,6 @@ def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module,
     assert session._begins is None
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_survivor_whose_statement_a_start_runs_too_gets_a_start_of_its_own(module):
     session = Tiny(module, starts_with="add")
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": lambda *_: 6})})
@@ -667,14 +652,12 @@ def test_a_survivor_whose_statement_a_start_runs_too_gets_a_start_of_its_own(mod
     assert (judged.fate, judged.started, judged.driven) == (Fate.KILLED, True, 3)
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_mutants_of_excluded_functions_are_not_reached(module):
     excluded = [mutants.Excluded(function="*:Client.add", reason="only a GPU calls it")]
     [judged] = proved(Tiny(module), [of(*PLUS)], excluded=excluded).judged
     assert (judged.fate, judged.reason, judged.driven) == (Fate.UNREACHED, "only a GPU calls it", 0)
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 @pytest.mark.parametrize(
     ("message", "fate"),
     [("StartFailed: unexpected keyword argument 'port'", Fate.KILLED), ("StackDied: no answer", Fate.ACCIDENT)],
@@ -692,13 +675,11 @@ def test_a_stack_that_does_not_start_is_killed_if_the_error_names_the_matter(mod
     assert report.figures_of(proof).killed_by_a_failed_call == (fate == Fate.KILLED)
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_what_was_judged_before_an_interrupt_is_kept(module):
     proof = proved(Tiny(module, interrupts=4), [of(*PLUS), of(*TIMES)])
     assert [one.fate for one in proof.judged] == [Fate.KILLED, Fate.NOT_DRIVEN]
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_control_that_was_interrupted_is_continued(module):
     first = proved(Tiny(module, interrupts=1), [of(*PLUS)])
     assert [one.scenario for one in first.control] == [A]
@@ -707,7 +688,6 @@ def test_a_control_that_was_interrupted_is_continued(module):
     assert session.drives[0] == B
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_resumed_run_drives_neither_the_control_nor_what_was_judged(module, tmp_path):
     first = proved(Tiny(module, interrupts=4), [of(*PLUS), of(*TIMES)])
     run = MutantRun(run_id="r", created_at="now", command="parity prove", outcome="interrupted", proofs=[first])
@@ -723,7 +703,6 @@ def test_a_resumed_run_drives_neither_the_control_nor_what_was_judged(module, tm
         report.read(tmp_path / "no-run")
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_a_check_that_is_red_in_the_earlier_control_kills_nothing_in_a_resumed_run(module):
     first = proved(Tiny(module), [of(*NAME)])
     known = [msgspec.structs.replace(one, reds={"sum": "sum is wrong"}) for one in first.control]
@@ -731,13 +710,11 @@ def test_a_check_that_is_red_in_the_earlier_control_kills_nothing_in_a_resumed_r
     assert [one.fate for one in proof.judged] == [Fate.SURVIVED]
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_no_mutant_begins_after_the_time_is_up(module):
     proof = proved(Tiny(module), [of(*PLUS), of(*TIMES)], minutes=0.0)
     assert {one.fate for one in proof.judged} == {Fate.NOT_DRIVEN}
 
 
-@pytest.mark.usefixtures("_two_scenarios")
 def test_the_report_names_score_survivors_and_unreached_functions(module, tmp_path):
     session = Tiny(module)
     session._module = type("Same", (), {"Client": type("C", (), {"add": lambda *_: 5, "twice": module.Client.twice})})

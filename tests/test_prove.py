@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from reports import kill_figures, kill_matrix, kill_matrix_terminal
 from reports.readme import block
 from tests import kill_matrices
 from tests.kill_matrices import FAULTS, READS, Script, planned, target, verdict
+from tests.test_cli import parity
 from tests.test_reports import HOSTILE, Page
 
 A, B = sorted(name for name in catalogue.declared() if name.startswith("ordering."))[:2]
@@ -492,13 +492,6 @@ def test_a_fault_that_16_bits_hide_is_driven_in_float32_and_named_otherwise(dtyp
     proof = msgspec.structs.replace(matrix().proofs[0], dtype=dtype, hidden=list(made.hidden))
     said = in_terminal(msgspec.structs.replace(matrix(), proofs=[proof]))
     assert any("moves/a_hair" in line for line in said) == bool(hidden)
-
-
-def parity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["parity", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize(

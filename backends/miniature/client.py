@@ -325,12 +325,18 @@ class RetryingClient(Client):
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         done = await super().row(session, prompt, params, **more)
-        while done.reason == "abort":
-            again = await super().row(
-                session, prompt + done.tokens, self.remaining(params, done), prior=len(done.tokens), **more
-            )
-            done = self.joined(done, again)
+        while self.cut_short(done):
+            done = self.joined(done, await self.again(done, session, params, **more))
         return done
+
+    def cut_short(self, done: Output) -> bool:
+        """True if the request has to be sent again."""
+        return done.reason == "abort"
+
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        """Send prompt and tokens so far."""
+        left, prior = self.remaining(params, done), len(done.tokens)
+        return await super().row(session, done.prompt + done.tokens, left, prior=prior, **more)
 
     def remaining(self, params: dict[str, Any], done: Output) -> dict[str, Any]:
         """The sampling parameters with the budget reduced by the tokens already generated."""

@@ -530,10 +530,15 @@ class Engine:
             request.node, request.experts = None, []
 
     async def resume_generation(self) -> None:
+        for request in self.running if self.frozen else ():
+            self.thaw(request)
         self.frozen = self.closed = False
         self.waiting += self.held
         self.held = []
         self._poke()
+
+    def thaw(self, request: Request) -> None:
+        """A frozen request goes on as it is."""
 
     async def sleep(self, *, level: int) -> None:
         """vLLM documentation, Sleep Mode: drops the cache, and at level 2 the weights too."""

@@ -111,10 +111,7 @@ def _noise(dtype: Dtype) -> reference.Noise:
         quarter=float(np.quantile(sizes, 0.25)),
     )
     return reference.Noise(
-        numbers=measured.numbers,
-        largest=measured.largest,
-        rms=measured.rms,
-        quarter=measured.quarter,
+        **msgspec.structs.asdict(measured),
         weights=measured.largest,
         router=router,
         measured={"reference": measured},
@@ -141,22 +138,13 @@ class MiniatureReference:
     async def teardown(self, _request: Empty) -> None:
         """Nothing runs that would have to be stopped."""
 
-    def _about_the_model(self, request: reference.Weights | reference.ExpectedDigestsRequest) -> Message:
+    async def score(self, request: reference.Weights | reference.ExpectedDigestsRequest) -> Message:
         versions = [request.version, *(version for _, version in getattr(request, "cached", ()))]
         policies = self._request.policies if max(versions) >= FIRST_TRAINED else ""
         return _answer(msgspec.json.encode(request), type(request), policies)
 
-    async def score(self, request: reference.ScoreRequest) -> Message:
-        return self._about_the_model(request)
-
-    async def next(self, request: reference.NextRequest) -> Message:
-        return self._about_the_model(request)
-
-    async def experts(self, request: reference.ExpertsRequest) -> Message:
-        return self._about_the_model(request)
-
-    async def expected_digests(self, request: reference.ExpectedDigestsRequest) -> Message:
-        return self._about_the_model(request)
+    next = experts = expected_digests = score
+    """Every question about the model is answered in the same way."""
 
     async def noise(self, _request: reference.NoiseRequest) -> reference.Noise:
         return _noise(self._request.dtype)

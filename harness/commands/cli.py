@@ -87,6 +87,13 @@ Checkouts = Annotated[
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Where to write (default: a new folder in .parity/runs).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below .parity/runs.")]
+TO_PYTEST_ITSELF = ("wave", "k", "router", "router_policy", "verbose", "pytest_arguments")
+"""Parameters of `parity run` that are no option of the plugin."""
+
+
+def option_of(parameter: str) -> str:
+    """The plugin's option for a parameter of `parity run`. pytest lists its own `--python…` options under another name."""
+    return "--target-python" if parameter == "python" else f"--{parameter.replace('_', '-')}"
 
 
 def main() -> None:
@@ -249,6 +256,7 @@ def run(
     It calls pytest and ends with pytest's exit status: 0 everything green or explained in the ledger, 1 something is
     red, 2 interrupted, 4 wrong usage, 5 no scenario selected.
     """
+    given = {name: value for name, value in locals().items() if name not in TO_PYTEST_ITSELF}
     import pytest
 
     from harness.driving.models import absolute
@@ -264,38 +272,18 @@ def run(
     target = None if earlier or "/" in (baseline or "") else baseline
     names = [name for name in (target, candidate, *(stack or ())) if name]
     _check_targets(names, python or (), checkout or ())
-    options: dict[str, Any] = {
-        "-m": " or ".join(f"wave{number}" for number in wave or ()),
-        "-k": k,
-        "--baseline": earlier or baseline,
-        "--candidate": candidate,
-        "--stack": stack,
-        "--target-python": _of_local("--python", python),
-        "--checkout": _of_local("--checkout", checkout),
-        "--reference-python": reference_python and reference_python.expanduser().absolute(),
-        "--dtype": dtype,
-        "--engine": engine,
-        "--start": start,
-        "--engines": engines,
-        "--topology": topology,
-        "--model": model and absolute(model),
-        "--run-dir": run_dir and run_dir.expanduser().absolute(),
-        "--profile": profile,
-        "--ledger": ledger and ledger.expanduser().absolute(),
-        "--budget": budget,
-        "--repeat": repeat,
-        "--base-port": base_port,
+    given |= {
+        "baseline": earlier or baseline,
+        "candidate": candidate,
+        "stack": stack,
+        "python": _of_local("--python", python),
+        "checkout": _of_local("--checkout", checkout),
+        "model": model and absolute(model),
     }
     arguments = [
         "scenarios",
-        *_arguments(options),
-        *["--twin"] * twin,
-        *["--no-twin"] * no_twin,
-        *["--fresh"] * fresh,
-        *["--bulk"] * bulk,
-        *["--cuda-graphs"] * cuda_graphs,
-        *["--batch-invariant"] * batch_invariant,
-        *["--colocate"] * colocate,
+        *_arguments({"-m": " or ".join(f"wave{number}" for number in wave or ()), "-k": k}),
+        *_arguments({option_of(name): value for name, value in given.items()}),
         *["-v"] * verbose,
         *(pytest_arguments or ()),
     ]
@@ -1341,13 +1329,19 @@ def _of_local(option: str, given: Sequence[str] | None) -> list[str]:
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:
-    """The given options as pytest's arguments. A list repeats its option."""
+    """The given options as pytest's arguments. A list repeats its option, a path is absolute."""
     given: list[str] = []
     for name, value in options.items():
-        if value is None or value == "":
-            continue
         for one in value if isinstance(value, list) else [value]:
-            given += [name, str(one)] if name in ("-m", "-k") else [f"{name}={one}"]
+            match one:
+                case None | False | "":
+                    pass
+                case True:
+                    given.append(name)
+                case Path():
+                    given.append(f"{name}={one.expanduser().absolute()}")
+                case _:
+                    given += [name, str(one)] if name in ("-m", "-k") else [f"{name}={one}"]
     return given
 
 

@@ -55,6 +55,13 @@ BASELINE = pytest.StashKey[tuple[str, Path | None]]()
 """The baseline's name, and the earlier run that recorded it; None if this run drives it."""
 
 
+OF_THE_SAME_NAME = (
+    "candidate", "start", "engines", "model", "run_dir", "reference_python", "dtype", "cuda_graphs", "batch_invariant",
+    "budget", "repeat", "base_port", "ledger", "profile",
+)  # fmt: skip
+"""Fields of `Options` that an option of this name gives as they are."""
+
+
 class Duel(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison of two targets in one topology."""
 
@@ -67,10 +74,6 @@ class Duel(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.baseline}~{self.candidate}@{self.topology.name}"
 
 
-COMMANDS_OWN = {"wave", "k", "router", "router_policy", "verbose", "pytest_arguments"}
-"""Parameters of `parity run` that reach pytest in another way."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of `parity run`, which hands them on. `--python` is `--target-python` here."""
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
@@ -78,7 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     defaults: dict[str, Any] = {"baseline": baseline, "candidate": candidate, "engine": "auto", "start": "ray"}
     defaults |= {"engines": DEFAULT_ENGINES, "repeat": 1, "budget": 1.0}
     for name, hint in get_type_hints(cli.run, include_extras=True).items():
-        if name in COMMANDS_OWN or name == "return":
+        if name in cli.TO_PYTEST_ITSELF or name == "return":
             continue
         declared, option = get_args(hint)
         kind = next((one for one in get_args(declared) if one is not NoneType), declared)
@@ -93,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             given |= {"type": kind} if kind in (int, float, Path) else {}
         if name == "topology":
             given["choices"] = topology_table.names()
-        group.addoption("--target-python" if name == "python" else f"--{name.replace('_', '-')}", **given)
+        group.addoption(cli.option_of(name), **given)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads its options in the same hook
@@ -323,26 +326,13 @@ class Parity:
         return Options(
             baseline=self._config.stash[BASELINE][0],
             recorded=self._config.stash[BASELINE][1],
-            candidate=option("--candidate"),
             stacks=option("--stack"),
             engine=environments.detect_engine() if engine == "auto" else engine,
-            start=option("--start"),
-            engines=option("--engines"),
-            model=option("--model"),
-            run_dir=option("--run-dir"),
             target_python=of_local("--python", option("--target-python")),
             checkouts=of_local("--checkout", option("--checkout")),
-            reference_python=option("--reference-python"),
-            dtype=option("--dtype"),
-            cuda_graphs=option("--cuda-graphs"),
-            batch_invariant=option("--batch-invariant"),
-            budget=option("--budget"),
-            repeat=option("--repeat"),
             twin=False if option("--no-twin") else option("--twin") or None,
-            base_port=option("--base-port"),
-            ledger=option("--ledger"),
-            profile=option("--profile"),
             reuse=not option("--fresh"),
+            **{name: option(cli.option_of(name)) for name in OF_THE_SAME_NAME},
             command="pytest " + shlex.join(str(a) for a in self._config.invocation_params.args),
         )
 

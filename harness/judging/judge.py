@@ -172,42 +172,18 @@ def _last_call(trace: ScenarioTrace) -> dict[str, str]:
 
 def _verdict(scenario: Scenario, trace: ScenarioTrace, check: Check, finding: Finding) -> Verdict:
     blame = None if finding.status == "pass" else finding.blame or Blame.HARNESS
-    about = _about(
-        scenario,
-        check,
-        trace.header.target,
-        trace.header.topology.name,
-        status=finding.status,
-        reason=finding.reason,
-        blame=blame,
-    )
+    found = msgspec.structs.asdict(finding) | {"blame": blame}  # a verdict has every field of a finding
+    about = _about(scenario, check, trace.header.target, trace.header.topology.name, **found)
     own = finding.status == "fail" and finding.cause is None
     return msgspec.structs.replace(
         about,
-        reasons=finding.reasons,
         next_step=(own and check.next_step) or about.next_step,
-        facts=finding.facts,
-        numbers=finding.numbers,
-        evidence=finding.evidence,
-        concerns=finding.concerns,
-        margin=finding.margin,
-        exposures=finding.exposures,
-        effects=finding.effects,
-        visits=finding.visits,
-        cause=finding.cause,
         left_out=sum(int(mark.numbers["left_out"]) for mark in trace.own_marks if mark.name == ENUMERATED),
     )
 
 
 def _about(
-    scenario: Scenario,
-    check: Check,
-    target: str,
-    topology: str,
-    *,
-    status: str,
-    reason: str,
-    blame: Blame | None = None,
+    scenario: Scenario, check: Check, target: str, topology: str, *, blame: Blame | None = None, **found: Any
 ) -> Verdict:
     return Verdict(
         scenario=scenario.name,
@@ -217,10 +193,9 @@ def _about(
         topology=topology,
         check=check.name,
         target=target,
-        status=status,
-        blame=blame,
-        reason=reason,
         fault=check.fault,
         source=check.source,
         next_step=NEXT_STEP[blame] if blame else "",
+        blame=blame,
+        **found,
     )

@@ -293,24 +293,15 @@ class Session:
             return target.python
         if name == self._oracle_name and self.options.reference_python is not None:
             return self.options.reference_python
-        if target.checkout is not None:
-            return self._python_of_checkout(target)
-        assert target.environment is not None
-        if target.environment not in self._pythons:
+        engine, progress = self.options.engine, self._progress
+        if (known := target.environment or target.name) not in self._pythons:
             with self.timed("environment"):
-                self._pythons[target.environment] = environments.ensure(
-                    target.environment, self.options.engine, root=PROJECT, progress=self._progress
+                self._pythons[known] = (
+                    checkouts.environment(needs_of(target, engine), engine, root=PROJECT, progress=progress)
+                    if target.environment is None
+                    else environments.ensure(target.environment, engine, root=PROJECT, progress=progress)
                 )
-        return self._pythons[target.environment]
-
-    def _python_of_checkout(self, target: Target) -> Path:
-        """The interpreter of an environment for a checkout. Makes it if needed."""
-        if target.name not in self._pythons:
-            with self.timed("environment"):
-                self._pythons[target.name] = checkouts.environment(
-                    needs_of(target, self.options.engine), self.options.engine, root=PROJECT, progress=self._progress
-                )
-        return self._pythons[target.name]
+        return self._pythons[known]
 
     def _notes(self, target: Target) -> list[str]:
         """What the report has to say of a checkout's environment that this run made."""

@@ -261,11 +261,9 @@ class ExpertsEmpty(Engine):
 class ExpertsLostInAPause(Engine):
     """A pause loses the first half of the experts recorded before it."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            self.fired += 1
-            request.experts = request.experts[len(request.experts) // 2 :]
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        self.fired += 1
+        request.experts = request.experts[len(request.experts) // 2 :]
 
 
 @seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"])

@@ -19,13 +19,11 @@ from harness.contract.messages import PauseMode, SessionId
 class TokenLostOnResume(Engine):
     """A frozen request loses its last token on resume."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            if len(request.tokens) > 1:
-                self.fired += 1
-                request.tokens.pop()
-                request.logprobs.pop()
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        if len(request.tokens) > 1:
+            self.fired += 1
+            request.tokens.pop()
+            request.logprobs.pop()
 
 
 @seeded(
@@ -34,24 +32,20 @@ class TokenLostOnResume(Engine):
 class TokenDoubledOnResume(Engine):
     """A frozen request repeats its last token on resume."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            if request.tokens:
-                self.fired += 1
-                request.tokens.append(request.tokens[-1])
-                request.logprobs.append(request.logprobs[-1])
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        if request.tokens:
+            self.fired += 1
+            request.tokens.append(request.tokens[-1])
+            request.logprobs.append(request.logprobs[-1])
 
 
 @seeded("budget_not_reduced", "keep", caught_by=["pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class BudgetRenewedOnResume(Engine):
     """A frozen request gets its whole budget again on resume."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            self.fired += 1
-            request.params["max_tokens"] = request.params.get("max_tokens", 16) + len(request.tokens)
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        self.fired += 1
+        request.params["max_tokens"] = request.params.get("max_tokens", 16) + len(request.tokens)
 
 
 @seeded("abort_leaks", "keep", caught_by=["all_complete", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
@@ -264,12 +258,9 @@ class RetryDoublesAToken(RetryingClient):
 class RetryStartsAnew(RetryingClient):
     """A retry starts from the bare prompt, and its tokens are appended to the earlier ones."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
-        while done.reason == "abort":
-            self.fired += 1
-            done = self.joined(done, await Client.row(self, session, prompt, self.remaining(params, done), **more))
-        return done
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        self.fired += 1
+        return await Client.row(self, session, done.prompt, self.remaining(params, done), **more)
 
 
 @seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
@@ -287,10 +278,9 @@ class RetryKeepsItsBudget(RetryingClient):
 class RetryNever(RetryingClient):
     """A request that pause(abort) cut short is never retried."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
+    def cut_short(self, done: Output) -> bool:
         self.fired += done.reason == "abort"
-        return done
+        return False
 
 
 @seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
@@ -355,30 +345,23 @@ class RetryOnlyWhatHasTokens(RetryingClient):
 class RetryAsksThreeTimes(RetryingClient):
     """A retry is sent and cancelled twice before it is awaited."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
-        while done.reason == "abort":
-            left, prior = self.remaining(params, done), len(done.tokens)
-            fed = prompt + done.tokens
-            for _ in range(2):
-                given_up = asyncio.create_task(Client.row(self, session, fed, left, prior=prior, **more))
-                await asyncio.sleep(0.001)
-                given_up.cancel()
-                self.fired += 1
-            done = self.joined(done, await Client.row(self, session, fed, left, prior=prior, **more))
-        return done
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        for _ in range(2):
+            given_up = asyncio.create_task(super().again(done, session, params, **more))
+            await asyncio.sleep(0.001)
+            given_up.cancel()
+            self.fired += 1
+        return await super().again(done, session, params, **more)
 
 
 @seeded("budget_not_reduced", "keep_last_token", caught_by=["pause_changes_nothing"])
 class OneMoreOnResume(Engine):
     """A request that was frozen with one token left generates two."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            if request.params.get("max_tokens", 16) - len(request.tokens) == 1:
-                self.fired += 1
-                request.params["max_tokens"] += 1
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        if request.params.get("max_tokens", 16) - len(request.tokens) == 1:
+            self.fired += 1
+            request.params["max_tokens"] += 1
 
 
 class _CutsTheQueue(Engine):
@@ -435,25 +418,19 @@ class ChatIsNotRetried(RetryingClient):
 class StopStringAcrossIsMissed(RetryingClient):
     """A retry looks for stop strings only in its own tokens."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
-        while done.reason == "abort":
-            self.fired += bool(params.get("stop"))
-            left = self.remaining(params, done)
-            done = self.joined(done, await Client.row(self, session, prompt + done.tokens, left, **more))
-        return done
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        self.fired += bool(params.get("stop"))
+        return await Client.row(self, session, done.prompt + done.tokens, self.remaining(params, done), **more)
 
 
 @seeded("seed_ignored", "begun_anew_on_resume", caught_by=["pause_changes_nothing"])
 class SeedBeginsAnewOnResume(Engine):
     """A frozen request with a seed restarts its random sequence on resume."""
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            if request.params.get("seed") is not None and request.tokens:
-                self.fired += 1
-                request.random.seed(f"{request.params['seed']} {request.prompt}")
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        if request.params.get("seed") is not None and request.tokens:
+            self.fired += 1
+            request.random.seed(f"{request.params['seed']} {request.prompt}")
 
 
 @seeded("stop_string_missed", "across_a_freeze", caught_by=["pause_changes_nothing"])
@@ -464,12 +441,10 @@ class StopStringAcrossAFreezeIsMissed(Engine):
         super().__init__(name, **about)
         self._thawed: dict[str, int] = {}
 
-    async def resume_generation(self) -> None:
-        for request in self.running if self.frozen else ():
-            if request.params.get("stop"):
-                self.fired += 1
-                self._thawed[request.id] = len(request.answer)
-        await super().resume_generation()
+    def thaw(self, request: Request) -> None:
+        if request.params.get("stop"):
+            self.fired += 1
+            self._thawed[request.id] = len(request.answer)
 
     def stop_string(self, request: Request) -> str | None:
         stop = request.params.get("stop") or []

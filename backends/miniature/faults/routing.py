@@ -132,15 +132,9 @@ class CompletionsAreOneSession(Client):
 class RetryMovesSessions(RetryingClient):
     """A retry goes to the server next to its session's."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
-        while done.reason == "abort":
-            left, prior = self.remaining(params, done), len(done.tokens)
-            there: dict[str, Engine] = {}
-            if session is not None and "engine" not in more:
-                self.fired += 1
-                at = self.engines.index(self.router.server_of(session))
-                there = {"engine": self.engines[(at + 1) % len(self.engines)]}
-            again = Client.row(self, session, prompt + done.tokens, left, prior=prior, **more, **there)
-            done = self.joined(done, await again)
-        return done
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        if session is not None and "engine" not in more:
+            self.fired += 1
+            at = self.engines.index(self.router.server_of(session))
+            more["engine"] = self.engines[(at + 1) % len(self.engines)]
+        return await super().again(done, session, params, **more)

@@ -87,14 +87,12 @@ class DetokenizesWithoutSpecial(Client):
 class RetryRetokenizes(RetryingClient):
     """A retry decodes and encodes the prompt and the tokens from before the interruption again."""
 
-    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        done = await Client.row(self, session, prompt, params, **more)
-        while done.reason == "abort":
-            fed = tokenizer.encode(tokenizer.decode(prompt + done.tokens, skip_special_tokens=False))
-            self.fired += fed != prompt + done.tokens
-            left, prior = self.remaining(params, done), len(done.tokens)
-            done = self.joined(done, await Client.row(self, session, fed, left, prior=prior, **more))
-        return done
+    async def again(self, done: Output, session: SessionId | None, params: dict[str, Any], **more: Any) -> Output:
+        whole = done.prompt + done.tokens
+        fed = tokenizer.encode(tokenizer.decode(whole, skip_special_tokens=False))
+        self.fired += fed != whole
+        left, prior = self.remaining(params, done), len(done.tokens)
+        return await Client.row(self, session, fed, left, prior=prior, **more)
 
 
 @seeded("messages_lost", "first_answer", caught_by=["text_turns"], corrupts=Fact.ANSWERS)
