@@ -26,9 +26,9 @@ def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
 
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:
     """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate."""
-    theirs = {(one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
+    theirs = {(one.call, one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
     for call, one in _effects(baseline):
-        if (found := theirs.get((one.field, one.given))) is not None:
+        if (found := theirs.get((one.call, one.field, one.given))) is not None:
             yield f"{one.field}: {one.given}", (call, found[0]), (one.effect, found[1])
 
 
