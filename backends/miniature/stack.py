@@ -360,7 +360,7 @@ class Miniature:
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         async def ask(request: messages.HttpRequest) -> messages.HttpResponse:
-            return messages.HttpResponse(status=self.router.asked(request))
+            return messages.HttpResponse(status=self.router.asked(request), headers=self.router.shared(request))
 
         address = probing.Address(name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES])
         found = await probing.probe([address], scratch=self.request.scratch)
