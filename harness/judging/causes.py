@@ -76,6 +76,8 @@ class Why(StrEnum):
     """A field of a request shows no effect on one stack: neither at the engine nor in the form of the answer."""
     VALUE_REFUSED = "value-refused-by-one"
     """One stack refuses a value of a field by an error that names it; the other takes it."""
+    NO_ROUTE = "route-of-one-stack"
+    """The address of one stack lacks a route or a method that the other's has."""
     REFUSED_ELSEWHERE = "refused-at-another-place"
     """A call fails: on one stack before an engine takes any row of it, on the other after an engine took some."""
     ASKED_AGAIN = "failed-call-asked-again"
