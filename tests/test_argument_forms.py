@@ -65,3 +65,12 @@ def test_one_place_gets_the_form():
 
 def test_a_form_that_no_argument_has():
     assert formed(SIGNATURE, (None, {"ids": [1]}), {}, "first.other: tuple") is None
+
+
+def test_what_a_method_takes_by_any_name():
+    async def control(self: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    signature = inspect.signature(control)
+    assert set(places(signature, (None,), {"tags": ["weights"]})) >= {"all arguments: by position", "tags: tuple"}
+    assert formed(signature, (None,), {"tags": ["weights"]}, "all arguments: by position") == ((None, ["weights"]), {})
+    assert formed(signature, (None,), {"tags": ["weights"]}, "tags: tuple") == ((None,), {"tags": ("weights",)})

@@ -44,6 +44,7 @@ def test_a_call_that_fails_on_one_stack_only():
     empty, full = traces.generate([], []), traces.generate([[5]], [[6]])
     assert of_failure(full, one_sided=False, met=(Why.HOP_BROKEN,)) == (Why.ERROR_CLASS,)
     assert of_failure(empty, one_sided=True, met=()) == (Why.EMPTY_BATCH,)
+    assert of_failure(traces.sample([5], [], num_samples=0), one_sided=True, met=()) == (Why.NO_SAMPLES,)
     assert of_failure(full, one_sided=True, met=(Why.SERVER_DIED,)) == (Why.SERVER_DIED,)
     assert of_failure(full, one_sided=True, met=()) == ()
 

@@ -49,6 +49,7 @@ async def test_each_route_is_asked_and_so_is_a_path_that_nobody_has(tmp_path):
         ("nothing", f"POST {NOBODYS}", 404),
         ("control", "POST /pause", 404),
         ("information", "GET /metrics", 200),
+        ("page", "OPTIONS /v1/completions", 404),
     ]
 
 

@@ -52,10 +52,14 @@ class Endpoint:
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; a bad one gets an error."""
         if request.path not in NEEDS or request.method != "POST":
-            return self.json(404, {"detail": "Not Found"})
+            return self.absent()
         if said := self.unsupported(request):
             return self.json(415, {"detail": said})
         return await self.posted(request)
+
+    def absent(self) -> HttpResponse:
+        """The answer to a request for a route that the address lacks."""
+        return self.json(404, {"detail": "Not Found"})
 
     async def configured(self, request: HttpRequest) -> HttpResponse:
         """Answer one request to host and port of the configuration: the address is there."""

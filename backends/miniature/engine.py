@@ -541,7 +541,9 @@ class Engine:
         """A frozen request goes on as it is."""
 
     async def sleep(self, *, level: int) -> None:
-        """vLLM documentation, Sleep Mode: drops the cache, and at level 2 the weights too."""
+        """vLLM documentation, Sleep Mode: ends all requests, drops the cache, and at level 2 the weights too."""
+        self.abort_all()
+        self._poke()
         self.asleep = set(TAGS)
         self.forget()
         if level == 2:

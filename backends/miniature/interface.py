@@ -73,19 +73,19 @@ class Interface:
         return await self.client.completion(_plain(request_payload)["json"])
 
     async def pause_generation(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        await self.client.pause(mode, clear_cache=clear_cache)
+        await self.client.pause(_plain(mode), clear_cache=_plain(clear_cache))
 
     async def resume_generation(self) -> None:
         await self.client.everywhere("resume_generation")
 
     async def sleep(self, level: int = 2) -> None:
-        await self.client.everywhere("sleep", level=level)
+        await self.client.everywhere("sleep", level=_plain(level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        await self.client.everywhere("wake_up", tags=tags)
+        await self.client.everywhere("wake_up", tags=_plain(tags))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
-        await self.client.everywhere("reset_prefix_cache", reset_running_requests=reset_running_requests)
+        await self.client.everywhere("reset_prefix_cache", reset_running_requests=_plain(reset_running_requests))
 
     async def init_weight_update_communicator(self, init_info: Any) -> None:
         """There is no group to join."""

@@ -128,6 +128,10 @@ class Router:
         """The status of the answer to a request outside the data plane."""
         return 404
 
+    def shared(self, _request: HttpRequest) -> dict[str, str]:
+        """Headers of the answer to such a request: none that lets pages of other origins call."""
+        return {}
+
     def listeners(self) -> list[Listener]:
         """Listening sockets: none, because the router runs in its caller's process."""
         return []

@@ -211,19 +211,19 @@ class Miniature:
     # --- control plane
 
     async def pause(self, request: messages.PauseRequest) -> None:
-        await self.interface.pause_generation(request.mode, request.clear_cache)
+        await self.interface.pause_generation(mode=request.mode, clear_cache=request.clear_cache)
 
     async def resume(self, _request: messages.Empty) -> None:
         await self.interface.resume_generation()
 
     async def sleep(self, request: messages.SleepRequest) -> None:
-        await self.interface.sleep(request.level)
+        await self.interface.sleep(level=request.level)
 
     async def wake_up(self, request: messages.WakeUpRequest) -> None:
-        await self.interface.wake_up(request.tags)
+        await self.interface.wake_up(tags=request.tags)
 
     async def reset_prefix_cache(self, request: messages.ResetPrefixCacheRequest) -> None:
-        await self.interface.reset_prefix_cache(request.reset_running_requests)
+        await self.interface.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
 
     async def health(self, _request: messages.Empty) -> messages.HealthResult:
         return messages.HealthResult(healthy=self.router.healthy())
@@ -360,7 +360,7 @@ class Miniature:
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         async def ask(request: messages.HttpRequest) -> messages.HttpResponse:
-            return messages.HttpResponse(status=self.router.asked(request))
+            return messages.HttpResponse(status=self.router.asked(request), headers=self.router.shared(request))
 
         address = probing.Address(name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES])
         found = await probing.probe([address], scratch=self.request.scratch)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import EVERY, Check, Evidence, Execution, Finding, Tap, concluded, kept, untestable
+from harness.checks.echo import CONTROL_OPS, reached
 from harness.checks.errors import breaks, error_of, unanswered
 from harness.checks.matching import assignment, queries
 from harness.contract.faults import ROWS, Fact
@@ -19,15 +20,17 @@ from harness.records.verdict import Effect, FieldEffect
 def effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     """Each call whose arguments got another form, with what became of it, in order of time. Empty if no form can be judged."""
     found = assignment(evidence)
-    ran = {row.call.id: found.of(row)[0] for row in found.rows if found.of(row)}
-    plain = [call for call in evidence.calls(label=AS_IT_IS) if call.error is None and call.id in ran]
-    if not plain:
-        return []
-    usual = ran[plain[0].id]
+    meant: dict[int, Any] = {row.call.id: _meant(found.of(row)[0]) for row in found.rows if found.of(row)}
+    for call in (call for method in CONTROL_OPS for call in evidence.calls(method)):
+        seen = sorted((one.server, str(one.data["arguments"])) for one in reached(evidence, call))
+        meant |= {call.id: seen} if seen else {}
+    plain = [call for call in evidence.calls(label=AS_IT_IS) if call.error is None and call.id in meant]
+    usual = {call.method: meant[call.id] for call in plain}
     late = unanswered(call for call in evidence.calls() if _formed(call))[1:]
     return [
-        (call, _effect(call, asked, ran.get(call.id), usual, untold=call in late))
+        (call, _effect(call, asked, same=meant.get(call.id) == usual[call.method], untold=call in late))
         for call in evidence.calls()
+        if call.method in usual
         for asked in _formed(call)
     ]
 
@@ -39,13 +42,12 @@ def _formed(call: Call) -> list[str]:
     return [raw.formed for raw in call.raw or () if raw.formed is not None and raw.formed == call.label]
 
 
-def _effect(call: Call, asked: str, ran: Execution | None, usual: Execution, *, untold: bool) -> FieldEffect:
+def _effect(call: Call, asked: str, *, same: bool, untold: bool) -> FieldEffect:
     place, _, form = asked.rpartition(": ")
     kind, message, status = error_of(call)
     if untold:
         effect = Effect.UNTOLD
     elif kind is None:
-        same = ran is not None and _meant(ran) == _meant(usual)
         effect = Effect.AS_USUAL if same else Effect.CHANGED
     elif breaks(kind, message, status):
         effect = Effect.BROKE

@@ -154,21 +154,27 @@ def nothing_for_nothing(label: str) -> Check:
     """A call for no rows returns no rows or fails with a named error."""
 
     def judge(evidence: Evidence) -> Finding:
-        calls = select(evidence, (label,), ("generate",))
+        calls = select(evidence, (label,), ("generate", "sample", "completion"))
         if not calls:
             return untestable(f"no call labelled {label} was recorded")
-        full = [call for call in calls if call.error is not None or any((call.result or {}).get(f) for f in COLUMNS)]
+        full = [call for call in calls if error_of(call)[0] is not None or _rows(call)]
         return concluded(len(calls), [(why, _shown(call)) for call in full if (why := _wrong(call, ()))])
 
     return Check(
         name=f"errors.empty:{label}",
-        fault="an empty batch hangs, fails without a name, or returns results",
+        fault="a call for no rows hangs, fails without a name, or returns results",
         reads=Fact.ERRORS,
         falsifies=Fact.ERRORS | Fact.ANSWERS | Fact.TEXT,
         errors_of=label,
-        source="SkyRL API reference, InferenceEngineInterface.generate",
+        source="SkyRL API reference, InferenceEngineInterface: generate, sample, completion",
         judge=judge,
     )
+
+
+def _rows(call: Call) -> bool:
+    """True if its result has something of a row."""
+    result = call.result or {}
+    return any(result.get(column) for column in COLUMNS) or bool((result.get("body") or {}).get("choices"))
 
 
 def _shown(call: Call) -> dict[str, Any]:

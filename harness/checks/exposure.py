@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, failed, passed, untestable
-from harness.contract.messages import Answer, Listener, ProbedAddress, ProbeSecurityResult
+from harness.contract.messages import ORIGIN, Answer, Listener, ProbedAddress, ProbeSecurityResult
 from harness.records.verdict import Exposure, Severity
 
 REFUSED = frozenset({401, 403, 404})
@@ -131,6 +131,42 @@ NOTHING_UNPICKLED = Check(
     fault="any client that reaches an address of the stack can run its own code there",
     source='Python documentation, pickle: "Never unpickle data that could have come from an untrusted source"',
     judge=_pickles,
+)
+
+
+# --- pages of other origins -----------------------------------------------------------------------------------------
+
+
+def _pages(evidence: Evidence) -> Finding:
+    sent = [answer for probe in _probes(evidence) for answer in probe.answers if answer.kind == "page"]
+    if not sent:
+        return untestable(NOT_PROBED)
+    exposures = [one for answer in sent if (one := _open_to_pages(answer)) is not None]
+    where = ", ".join(sorted(one.where for one in exposures if one.severity in RED))
+    reason = f"a page of any origin may call with the credentials of its visitor: {where}"
+    unclear = _unclear([answer for answer in sent if answer.status in UNCLEAR])
+    return _finding(len(sent), exposures, reason, unclear, asked=len(sent))
+
+
+def _open_to_pages(answer: Answer) -> Exposure | None:
+    origin = answer.shares.get("access-control-allow-origin")
+    if origin not in ("*", ORIGIN):
+        return None
+    credentials = origin == ORIGIN and answer.shares.get("access-control-allow-credentials") == "true"
+    return Exposure(
+        severity=Severity.HIGH if credentials else Severity.MEDIUM,
+        where=answer.address,
+        what=f"{answer.address} lets pages of any origin call it{', with credentials' if credentials else ''}",
+        by=[f"{answer.route} ({answer.status})"],
+    )
+
+
+CLOSED_TO_PAGES = Check(
+    name="closed_to_pages",
+    fault="any web page that a user of the machine visits may send requests in that user's name and read the answers",
+    source="Fetch standard, CORS protocol and credentials; Starlette documentation, CORSMiddleware: with allow_credentials, "
+    'origins "must be explicitly specified"',
+    judge=_pages,
 )
 
 

@@ -448,7 +448,10 @@ class ProbedAddress(Message, frozen=True, kw_only=True):
     """None if the stack serves it without a socket."""
 
 
-RouteKind = Literal["control", "weights", "information", "pickle", "nothing"]
+ORIGIN = "http://page.invalid"
+"""Origin of a web page that has nothing to do with the stack."""
+
+RouteKind = Literal["control", "weights", "information", "pickle", "nothing", "page"]
 
 
 class Answer(Message, frozen=True, kw_only=True):
@@ -458,10 +461,13 @@ class Answer(Message, frozen=True, kw_only=True):
     route: str
     """Method and path: "POST /pause"."""
     kind: RouteKind
-    """"pickle": the request carried a serialized object. "nothing": a path that no server has, for comparison."""
+    """"pickle": the request carried a serialized object. "nothing": a path that no server has, for comparison. "page": a browser asks
+    whether a page of `ORIGIN` may call this route."""
     status: int
     unpickled: bool = False
     """True if the marker that unpickling leaves was there afterwards."""
+    shares: dict[str, str] = {}
+    """Of a "page": the headers that begin with "access-control-", by their names in lower case."""
 
 
 class ProbeSecurityResult(Message, frozen=True, kw_only=True):

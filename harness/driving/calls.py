@@ -169,19 +169,21 @@ class Calls(ABC):
 
     # --- control plane
 
-    async def pause(self, mode: messages.PauseMode = "keep", *, clear_cache: bool = False) -> None:
+    async def pause(
+        self, mode: messages.PauseMode = "keep", *, clear_cache: bool = False, label: str | None = None
+    ) -> None:
         self._condition.paused = True  # also when it fails: it may have reached some servers
-        await self._call("pause", messages.PauseRequest(mode=mode, clear_cache=clear_cache), messages.Empty)
+        await self._call("pause", messages.PauseRequest(mode=mode, clear_cache=clear_cache), messages.Empty, label)
 
     async def resume(self) -> None:
         await self._call("resume", messages.Empty(), messages.Empty)
         self._condition.paused = False
 
-    async def sleep(self, level: int = 2) -> None:
-        await self._call("sleep", messages.SleepRequest(level=level), messages.Empty)
+    async def sleep(self, level: int = 2, *, label: str | None = None) -> None:
+        await self._call("sleep", messages.SleepRequest(level=level), messages.Empty, label)
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        await self._call("wake_up", messages.WakeUpRequest(tags=tags), messages.Empty)
+    async def wake_up(self, tags: list[str] | None = None, *, label: str | None = None) -> None:
+        await self._call("wake_up", messages.WakeUpRequest(tags=tags), messages.Empty, label)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool = False, label: str | None = None) -> None:
         request = messages.ResetPrefixCacheRequest(reset_running_requests=reset_running_requests)

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from harness.contract.messages import (
+    ORIGIN,
     Answer,
     HttpRequest,
     HttpResponse,
@@ -66,6 +67,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
 
 
+PREFLIGHT = HttpRequest(
+    method="OPTIONS",
+    path="/v1/completions",
+    headers={
+        "origin": ORIGIN,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type",
+    },
+)
+"""What a browser asks before a page of another origin may send JSON (Fetch standard, CORS-preflight request)."""
 PLAIN_PICKLE = (
     HttpRequest(path="/v1/completions", headers={"content-type": "application/octet-stream"}, body=PICKLE_AS_TEXT),
 )
@@ -118,6 +129,11 @@ async def _answers(address: Address, folder: Path) -> list[Answer]:
         status = (await address.ask(route.request())).status
         name = f"{route.method} {route.path}"
         answers.append(Answer(address=address.name, route=name, kind=route.kind, status=status))
+    asked = await address.ask(PREFLIGHT)
+    headers = {name.lower(): value for name, value in asked.headers.items()}
+    shares = {name: value for name, value in headers.items() if name.startswith("access-control-")}
+    name = f"{PREFLIGHT.method} {PREFLIGHT.path}"
+    answers.append(Answer(address=address.name, route=name, kind="page", status=asked.status, shares=shares))
     for number, attempt in enumerate(address.pickles):
         for _ in range(ATTEMPTS):
             answer = await _unpickled(address, attempt, folder / f"{address.name}-{number}")

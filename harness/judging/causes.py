@@ -76,6 +76,8 @@ class Why(StrEnum):
     """A field of a request shows no effect on one stack: neither at the engine nor in the form of the answer."""
     VALUE_REFUSED = "value-refused-by-one"
     """One stack refuses a value of a field by an error that names it; the other takes it."""
+    NO_ROUTE = "route-of-one-stack"
+    """The address of one stack lacks a route or a method that the other's has."""
     REFUSED_ELSEWHERE = "refused-at-another-place"
     """A call fails: on one stack before an engine takes any row of it, on the other after an engine took some."""
     ASKED_AGAIN = "failed-call-asked-again"
@@ -84,6 +86,8 @@ class Why(StrEnum):
     """A pause meets the call, and the stacks give its rows to an engine a different number of times."""
     EMPTY_BATCH = "empty-batch-refused"
     """One stack refuses a batch without prompts; the other returns nothing for it."""
+    NO_SAMPLES = "no-samples-refused"
+    """One stack refuses sample() with num_samples=0; the other returns nothing for it."""
     SERVER_DIED = "dead-server-asked-or-left"
     """A server has died: the call fails on one stack; on the other it is asked again elsewhere."""
     HOP_BROKEN = "broken-hop-asked-again-or-left"
@@ -243,6 +247,8 @@ def of_failure(call: Call, *, one_sided: bool, met: tuple[str, ...]) -> tuple[st
         return (Why.ERROR_CLASS,)
     if call.method == "generate" and not (call.request.get("prompt_token_ids") or call.request.get("prompts")):
         return (Why.EMPTY_BATCH,)
+    if call.method == "sample" and call.request.get("num_samples") == 0:
+        return (Why.NO_SAMPLES,)
     return met
 
 

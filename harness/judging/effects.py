@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.checks import bad_rows, call_forms, http_fields, request_fields
+from harness.checks import bad_rows, call_forms, http_fields, http_routes, request_fields
 from harness.checks.base import Evidence
 from harness.judging.causes import Why
 from harness.judging.sides import Facet
@@ -15,20 +15,28 @@ from harness.records.recording import Call
 from harness.records.verdict import Concern, Effect, FieldEffect
 
 EFFECTS = "requests.effects"
+CAUSES = {Effect.NO_ROUTE: Why.NO_ROUTE, Effect.REFUSED: Why.VALUE_REFUSED}
+"""What became of a case on one stack → the cause of the difference."""
 RIGHT = frozenset({Effect.TOOK_EFFECT, Effect.AS_USUAL, Effect.REFUSED, Effect.NO_ROUTE})
 
 
 def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     """A scenario asks for one kind of case."""
-    kinds = (request_fields.effects, call_forms.effects, http_fields.effects, bad_rows.effects)
+    kinds = (
+        request_fields.effects,
+        call_forms.effects,
+        http_routes.effects,
+        http_fields.effects,
+        bad_rows.effects,
+    )
     return next((found for effects in kinds if (found := effects(evidence))), [])
 
 
 def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tuple[Call, Call], tuple[Effect, Effect]]]:
     """(field and value, its calls, what became of it) for each that both stacks were asked for: baseline, candidate."""
-    theirs = {(one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
+    theirs = {(one.call, one.field, one.given): (call, one.effect) for call, one in _effects(candidate)}
     for call, one in _effects(baseline):
-        if (found := theirs.get((one.field, one.given))) is not None:
+        if (found := theirs.get((one.call, one.field, one.given))) is not None:
             yield f"{one.field}: {one.given}", (call, found[0]), (one.effect, found[1])
 
 
@@ -43,6 +51,6 @@ def compare(baseline: Evidence, candidate: Evidence) -> dict[str, Facet]:
     facet = Facet()
     for place, (call, _), effects in _paired(baseline, candidate):
         if RIGHT.issuperset(effects):
-            cause = Why.VALUE_REFUSED if Effect.REFUSED in effects else Why.FIELD_IGNORED
+            cause = next((why for effect, why in CAUSES.items() if effect in effects), Why.FIELD_IGNORED)
             facet.compare(place, effects, (cause,), noisy=False, call=call)
     return {EFFECTS: facet} if facet.facts else {}

@@ -82,7 +82,10 @@ FORMS: Mapping[type, Mapping[str, tuple[Callable[[Any], bool], Make]]] = {
 
 def places(signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> list[str]:
     """Every "place: form" that these arguments have. `args` begins with the client itself."""
-    either = {name for name, one in signature.parameters.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    kinds = {name: one.kind for name, one in signature.parameters.items()}
+    either = {name for name, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values():
+        either |= given.keys()
     bound = _bound(signature, args, given)
     found = []
     if bound.keys() <= either:
@@ -93,7 +96,12 @@ def places(signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[s
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(list(signature.bind(*args, **given).arguments.items())[1:])
+    """Name → value, without the client itself. What `**kwargs` takes keeps its own names."""
+    found = dict(list(signature.bind(*args, **given).arguments.items())[1:])
+    for name, one in signature.parameters.items():
+        if one.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
 
 
 def _within(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, str]]:

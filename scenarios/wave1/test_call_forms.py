@@ -8,15 +8,17 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.call_forms import CALL_FORMS, KEPT_ARGUMENTS
 from harness.contract.capability import Capability
+from harness.contract.states import TAGS
 from harness.driving.stack import Stack
 from harness.records.argument_forms import ADMITTED, AS_IT_IS
-from harness.suite.scenario import variants
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import one_by_one, until_idle
 
 SESSION = "conversation"
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "stop_token_ids": [5], "ignore_eos": False}
 Ask = Callable[[str], Coroutine[Any, Any, Any]]
 """Label → the call."""
+PROMISE = "an argument means the same in every form that it can have, or is refused by name; the caller's own object stays as it is"
 
 
 def by_generate(stack: Stack, prompts: Prompts) -> Ask:
@@ -47,7 +49,7 @@ def by_completion(stack: Stack, prompts: Prompts) -> Ask:
         "test_completion": {"send": by_completion, "needs": {Capability.COMPLETION}},
     },
     task=0,
-    promise="an argument means the same in every form that it can have, or is refused by name; the caller's own object stays as it is",
+    promise=PROMISE,
     checks=[CALL_FORMS, KEPT_ARGUMENTS],
     deadline_s=120,
     bulk=True,
@@ -67,6 +69,48 @@ async def formed(stack: Stack, form: str, ask: Ask) -> None:
     """The call with its arguments in this form."""
     await stack.form(form)
     await ask(form)
+
+
+@scenario(
+    task=0,
+    promise=PROMISE,
+    needs={
+        Capability.PAUSE_KEEP,
+        Capability.RESET_PREFIX_CACHE,
+        Capability.SLEEP,
+        Capability.WAKE_UP_TAGS,
+        Capability.WEIGHT_SYNC,
+    },
+    checks=[CALL_FORMS, KEPT_ARGUMENTS],
+    topologies=["colocated"],
+    deadline_s=120,
+    bulk=True,
+)
+async def test_control_calls(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001
+    """SkyRL API reference, InferenceEngineInterface: the arguments and their types; vLLM documentation, Sleep Mode."""
+
+    asks: dict[str, Ask] = {
+        "pause": lambda label: stack.pause("keep", label=label),
+        "reset_prefix_cache": lambda label: stack.reset_prefix_cache(label=label),
+        "sleep": lambda label: stack.sleep(1, label=label),
+        "wake_up": lambda label: stack.wake_up(["weights"], label=label),
+    }
+
+    async def driven(call: str, form: str) -> list[str]:
+        """The call in this form; afterwards the engines work again. Returns the forms that its arguments can have."""
+        if call == "wake_up":
+            await stack.sleep(1)
+        await stack.attempt(formed(stack, form, asks[call]))
+        forms = await stack.form(None)
+        for tag in TAGS:
+            await stack.wake_up([tag])
+        await stack.resume()
+        return forms
+
+    for call in asks:
+        for form in stack.within_budget(await driven(call, AS_IT_IS)):
+            await driven(call, form)
+    await stack.sync_weights(1)  # an engine may have discarded its weights
 
 
 def _risk(form: str) -> tuple[bool, bool]:

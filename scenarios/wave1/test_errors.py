@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
@@ -10,7 +11,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import GenerateRequest
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 AFTER = greedy("after")
@@ -21,10 +22,30 @@ async def still_works(stack: Stack, prompts: Prompts) -> None:
     await stack.generate(prompts.unique(2 * stack.topology.engines), label="after", **GREEDY)
 
 
-@scenario(task=0, promise="an empty batch gives nothing or a named error", checks=[nothing_for_nothing("empty"), AFTER])
-async def test_an_empty_batch(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, InferenceEngineInterface.generate: one output for each prompt."""
-    await stack.attempt(stack.generate([], label="empty", **GREEDY))
+def no_samples(stack: Stack, prompts: Prompts) -> Coroutine[Any, Any, Any]:
+    return stack.sample(prompts.one(), 0, label="empty", **GREEDY)
+
+
+def no_prompts(stack: Stack, _: Prompts) -> Coroutine[Any, Any, Any]:
+    return stack.completion({"model": stack.model_name, "prompt": [], **GREEDY}, label="empty")
+
+
+@variants(
+    {
+        "test_an_empty_batch": {"nothing": lambda stack, _: stack.generate([], label="empty", **GREEDY)},
+        "test_no_samples": {"nothing": no_samples, "needs": {Capability.SAMPLE}},
+        "test_a_completion_of_no_prompts": {"nothing": no_prompts, "needs": {Capability.COMPLETION}},
+    },
+    task=0,
+    promise="a call for no rows gives nothing or a named error",
+    checks=[nothing_for_nothing("empty"), AFTER],
+    deadline_s=100,
+)
+async def asks_for_nothing(
+    stack: Stack, prompts: Prompts, *, nothing: Callable[[Stack, Prompts], Coroutine[Any, Any, Any]]
+) -> None:
+    """SkyRL API reference, InferenceEngineInterface: generate() has one output for each prompt, sample() num_samples of them."""
+    await stack.attempt(nothing(stack, prompts))
     await still_works(stack, prompts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 from urllib.parse import urlencode
@@ -10,12 +11,14 @@ from urllib.parse import urlencode
 from fixtures.prompts import Prompts
 from fixtures.request_fields import VALID, Case, of_its_type, of_other_types
 from harness.checks.http_fields import HTTP_FIELDS
+from harness.checks.http_routes import HTTP_ROUTES, NOWHERE
 from harness.checks.request_fields import AS_IT_IS
 from harness.contract.capability import Capability
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
 from harness.records.wire import REQUEST_ID, SESSION
 from harness.suite.scenario import scenario, variants
+from scenarios.requests import ANSWER, SPREAD
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -103,6 +106,45 @@ async def test_headers(stack: Stack, prompts: Prompts) -> None:
         async with asyncio.TaskGroup() as turns:
             for _ in range(TURNS if label.startswith(SESSION) else 1):
                 turns.create_task(send(label, **other))
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
+PATHS = (
+    COMPLETIONS,
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/audio/transcriptions",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/ping",
+    "/version",
+    "/load",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+    "/",
+    NOWHERE,
+)
+"""Routes of OpenAI-compatible servers, and a path that none has."""
+
+
+@scenario(
+    task=0,
+    promise="the OpenAI address refuses a route or method that it lacks by 404 or 405",
+    needs={Capability.HTTP_ENDPOINT},
+    checks=[HTTP_ROUTES],
+)
+async def test_routes(stack: Stack, prompts: Prompts) -> None:
+    """RFC 9110, 15.5.5 and 15.5.6; vLLM documentation, OpenAI-Compatible Server, Supported APIs."""
+    for path, method in stack.within_budget(itertools.product(PATHS, METHODS)):
+        body = {"headers": JSON, "body": "{}"} if method in ("POST", "PUT") else {}
+        request = HttpRequest(method=method, path=path, **body)  # type: ignore[arg-type]
+        await stack.attempt(stack.http(request, label=f"{method} {path}"))
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {

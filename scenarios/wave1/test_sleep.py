@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import FAN_OUT
+from harness.checks.cut_by_sleep import CUT_BY_SLEEP
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.memory import AWAKE_AGAIN, BY_TAGS, RELEASED
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER, SPREAD
+from scenarios.moments import QUEUED
+from scenarios.requests import ANSWER, SPREAD, long
 
 COLOCATED = ("colocated",)
 
@@ -107,3 +112,24 @@ async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
         await stack.digests()
         await stack.generate(batch, **ANSWER)
         await stack.device_memory(label="awake")
+
+
+@scenario(
+    task=1,
+    promise="requests in flight when the engines sleep are cut short and say so, or fail by name; afterwards engines answer as before",
+    needs={Capability.SLEEP},
+    checks=[CUT_BY_SLEEP, greedy("after")],
+    topologies=COLOCATED,
+    deadline_s=120.0,
+)
+async def test_sleep_with_requests_in_flight(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, AsyncVLLMInferenceEngine.sleep: "Aborting all unfinished requests"; vLLM documentation, /sleep: mode "abort".
+
+    More requests than the engines run at once, so that some have no token yet."""
+    batch = prompts.unique(QUEUED)
+    async with asyncio.TaskGroup() as callers:
+        callers.create_task(stack.attempt(stack.generate(batch, logprobs=0, label="in flight", **long(stack))))
+        await stack.until_generating(requests=QUEUED // 2, tokens=QUEUED)
+        await stack.sleep(1)
+        await stack.wake_up()
+    await stack.generate(prompts.unique(SPREAD), label="after", **ANSWER)

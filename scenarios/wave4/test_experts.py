@@ -43,6 +43,19 @@ async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=10,
+    promise="each sample comes with the experts of each token that was fed to the model",
+    needs=NEEDS | {Capability.SAMPLE},
+    checks=[routed_experts(), ALL_COMPLETE],
+    topologies=["moe"],
+)
+async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.sample: an InferenceEngineOutput, as of generate(); rollout_expert_indices."""
+    for prompt in prompts.ragged(4):
+        await stack.sample(prompt, 2, temperature=1.0, max_tokens=16, ignore_eos=True)
+
+
+@scenario(
+    task=10,
     promise="tokens that the prefix cache holds come with the experts that they were routed to when they were fed",
     needs=NEEDS,
     checks=[routed_experts(), same_output("first", "from_the_cache"), ALL_COMPLETE],

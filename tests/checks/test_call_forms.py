@@ -14,6 +14,7 @@ from tests.traces import error
 PLAIN = {"max_tokens": 4, "temperature": 0.0}
 TUPLE = "input_batch.prompt_token_ids: tuple"
 SUBCLASS = "input_batch: of a subclass"
+POSITION = "all arguments: by position"
 
 
 def noted(formed=None, changed=()) -> list[Raw]:
@@ -82,3 +83,12 @@ def test_a_caller_finds_its_objects_as_they_were():
     blind = asked()
     blind.change(usual(blind), raw=None)
     assert blind.judge(KEPT_ARGUMENTS).status == "untestable"
+
+
+@pytest.mark.parametrize(("tags", "effect"), [(["weights"], Effect.AS_USUAL), (None, Effect.CHANGED)])
+def test_a_control_call_is_judged_by_its_arguments_at_the_engines(tags, effect):
+    scene = Scene()
+    for label, seen in ((AS_IT_IS, ["weights"]), (POSITION, tags)):
+        call = scene.control("wake_up", tags=["weights"], arguments={"tags": seen})
+        scene.change(call, label=label, raw=noted(formed=None if label == AS_IT_IS else label))
+    assert [one.effect for one in scene.judge(CALL_FORMS).effects] == [effect]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from harness.checks.errors import answered_or_named, names_error, nothing_for_nothing, returns_error
 from harness.records.recording import CallError
-from tests.traces import call, error, generate, judge
+from tests.traces import call, error, generate, judge, sample
 from tests.traces import openai as called
 
 ERROR = {"error": {"message": "The model `nope` does not exist.", "type": "NotFoundError", "param": None, "code": 404}}
@@ -112,3 +114,12 @@ def test_an_empty_batch_gives_nothing_or_a_named_error():
         "generate() did not end",
     )
     assert found(check)[0] == "untestable"
+
+
+def test_no_samples_and_no_prompts_give_nothing_or_a_named_error():
+    check = nothing_for_nothing("none")
+    asked: dict[str, Any] = {"label": "none"}
+    assert found(check, sample([10], [], **asked))[0] == "pass"
+    assert found(check, sample([10], [[5]], **asked)) == ("fail", "sample() succeeded instead of failing")
+    assert found(check, called("completion", {"prompt": []}, ERROR, **asked))[0] == "pass"
+    assert found(check, called("completion", {"prompt": []}, {"choices": [{}]}, **asked))[0] == "fail"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from harness.checks.exposure import BOUND_TO_LOOPBACK, CONTROL_PLANE_CLOSED, NOTHING_UNPICKLED
+from harness.checks.exposure import BOUND_TO_LOOPBACK, CLOSED_TO_PAGES, CONTROL_PLANE_CLOSED, NOTHING_UNPICKLED
+from harness.contract.messages import ORIGIN
 from tests.checks.scene import Scene
 
 CANARIES = {"sockets": True, "pickle": True}
@@ -17,7 +18,8 @@ def probed(answers=(), *, at="router", front=True, port=None, listeners=(), cana
         "addresses": [{"name": at, "data_plane": front, "port": port}],
         "listeners": [dict(zip(("address", "port", "process", "shipped"), one, strict=False)) for one in listeners],
         "answers": [
-            dict(zip(("kind", "route", "status", "unpickled"), one, strict=False)) | {"address": at} for one in answers
+            dict(zip(("kind", "route", "status", "unpickled", "shares"), one, strict=False)) | {"address": at}
+            for one in answers
         ],
         "canaries": canaries,
     }
@@ -137,3 +139,28 @@ def test_an_address_whose_socket_was_not_seen_says_that_the_instrument_is_blind(
     assert probed(port=81, listeners=heard).judge(BOUND_TO_LOOPBACK).status == "untestable"
     assert probed(listeners=heard, canaries={}).judge(BOUND_TO_LOOPBACK).status == "untestable"
     assert Scene().judge(BOUND_TO_LOOPBACK).status == "untestable"
+
+
+# --- pages of other origins
+
+
+@pytest.mark.parametrize(
+    ("origin", "credentials", "status", "severities"),
+    [
+        (None, None, "pass", []),
+        ("http://trusted.example", "true", "pass", []),
+        ("*", None, "pass", ["medium"]),
+        ("*", "true", "pass", ["medium"]),  # browsers send no credentials where every origin is named by *
+        (ORIGIN, None, "pass", ["medium"]),
+        (ORIGIN, "true", "fail", ["high"]),
+    ],
+)
+def test_a_page_of_another_origin(origin, credentials, status, severities):
+    both = {"access-control-allow-origin": origin, "access-control-allow-credentials": credentials}
+    shares = {name: value for name, value in both.items() if value is not None}
+    found = probed([("page", "OPTIONS /v1/completions", 200, False, shares)]).judge(CLOSED_TO_PAGES)
+    assert (found.status, [one.severity for one in found.exposures]) == (status, severities)
+
+
+def test_without_a_browsers_question_nothing_is_known_of_pages():
+    assert probed(CLOSED).judge(CLOSED_TO_PAGES).status == "untestable"

@@ -257,6 +257,16 @@ class ExpertsEmpty(Engine):
         return done
 
 
+@seeded("experts_empty", "of_samples", caught_by=["routed_experts"])
+class ExpertsOfSamplesDropped(Client):
+    """sample() drops the experts that generate() returns."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        done = await super().sample(request)
+        self.fired += 1
+        return msgspec.structs.replace(done, routed_experts=None)
+
+
 @seeded("experts_empty", "after_a_pause", caught_by=["routed_experts"])
 class ExpertsLostInAPause(Engine):
     """A pause loses the first half of the experts recorded before it."""

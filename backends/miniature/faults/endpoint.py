@@ -22,6 +22,24 @@ class ErrorsAreEmpty(Endpoint):
         return self.json(200, {})
 
 
+@seeded("endpoint_lacks_a_route", "server_error", caught_by=["http_routes", "errors.named"])
+class AbsenceBreaks(Endpoint):
+    """A route that the address lacks is answered as a server error."""
+
+    def absent(self) -> HttpResponse:
+        self.fired += 1
+        return self.json(500, {"detail": "Not Found"})
+
+
+@seeded("endpoint_lacks_a_route", "success", caught_by=["http_routes", "errors.named"])
+class AbsenceIsSuccess(Endpoint):
+    """A route that the address lacks is answered as if it were there."""
+
+    def absent(self) -> HttpResponse:
+        self.fired += 1
+        return self.json(200, {})
+
+
 @seeded("endpoint_hides_errors", "status", caught_by=["wire.status"])
 class ErrorsAreSuccesses(Endpoint):
     """An error body has a success status."""

@@ -11,7 +11,7 @@ from backends.miniature.engine import BadRequest, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
-from harness.contract.messages import GenerateRequest, Generation, SessionId
+from harness.contract.messages import GenerateRequest, Generation, SampleRequest, SessionId
 
 
 @seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])
@@ -101,6 +101,26 @@ class NothingIsAnswered(Client):
             self.fired += 1
             return Generation(response_ids=[[3]], responses=["!"], stop_reasons=["stop"])
         return done
+
+
+@seeded("nothing_answered", "sample", caught_by=["errors.empty"], corrupts=Fact.ERRORS)
+class NoSampleIsAnswered(Client):
+    """sample() gives a sample where none was asked for."""
+
+    async def sample(self, request: SampleRequest) -> Generation:
+        self.fired += request.num_samples == 0
+        return await super().sample(msgspec.structs.replace(request, num_samples=max(1, request.num_samples)))
+
+
+@seeded("nothing_answered", "completion", caught_by=["errors.empty"], corrupts=Fact.ERRORS)
+class NoPromptIsAnswered(Client):
+    """completion() answers an empty list of prompts with a choice."""
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body["prompt"]:
+            return await super().completion(body)
+        self.fired += 1
+        return {"object": "text_completion", "choices": [{"index": 0, "text": "!", "finish_reason": "stop"}]}
 
 
 @seeded("health_always_yes", caught_by=["health_follows_servers"])

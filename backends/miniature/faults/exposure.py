@@ -76,6 +76,18 @@ class BodiesUnpickled(Router):
         return super().asked(request)
 
 
+@seeded("open_to_pages", caught_by=["closed_to_pages"])
+class OpenToPages(Router):
+    """Every origin is echoed, and credentials are allowed."""
+
+    def shared(self, request: HttpRequest) -> dict[str, str]:
+        origin = request.headers.get("origin")
+        if origin is None:
+            return super().shared(request)
+        self.fired += 1
+        return {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+
+
 class _Bound(Router):
     """Reports a bound socket without binding one, because this suite never listens beyond loopback."""
 

@@ -56,6 +56,15 @@ class Hangs(Interface):
         return await super().generate(input_batch)
 
 
+@seeded("argument_form", "by_position", caught_by=["call_forms", "echo"])
+class OnlyByKeyword(Interface):
+    """wake_up() wakes everything if its tags are given by position."""
+
+    async def wake_up(self, *args: Any, **given: Any) -> None:
+        self.fired += len(args)
+        await super().wake_up(given.get("tags"))
+
+
 @seeded("argument_changed", caught_by=["kept_arguments"])
 class TakesOut(Interface):
     """The session is taken out of the caller's own body."""

@@ -51,6 +51,19 @@ class TagsIgnored(_Mapped):
         return TAGS if right else right
 
 
+@seeded("cut_by_sleep", "as_whole", caught_by=["cut_by_sleep"])
+class CutAsWhole(Engine):
+    """Requests that sleep() cuts short come back with the finish reason of whole answers."""
+
+    async def sleep(self, *, level: int) -> None:
+        for request in [*self.running, *self.waiting]:
+            self.fired += 1
+            request.reason = "length"
+            self.finish(request)
+        self.running, self.waiting = [], []
+        await super().sleep(level=level)
+
+
 @seeded("wake_up_takes_nothing", caught_by=["memory.awake_again"])
 class NothingTakenBack(_Mapped):
     """wake_up() reports success, but takes no memory until the next sync."""
