@@ -19,7 +19,7 @@
     } catch {
       // no encoded name: taken as it is
     }
-    return name.includes("@") ? document.querySelector(`a.c[data-cell="${CSS.escape(name)}"]`) : null;
+    return name.includes("@") ? document.querySelector(`a.c[href="#${CSS.escape(name)}"]`) : null;
   };
 
   function filter() {
@@ -69,7 +69,7 @@
     if (!cell) return;
     cell.setAttribute("aria-expanded", "true");
     reach(cell);
-    const panel = $(cell.dataset.cell);
+    const panel = $(cell.getAttribute("href").slice(1));
     panel.scrollTop = 0;
     panel.focus({ preventScroll: true });
   }

@@ -25,6 +25,7 @@ from harness.suite.coverage import State, state_of
 from harness.suite.plan import Bullet, Plan
 from reports import published, reproduce
 from reports.json_report import plain
+from reports.text import of_no_machine
 
 FORMAT: Literal[1] = 1
 """Version of matrix.json."""
@@ -489,8 +490,8 @@ def badge(column: Column, promises: int) -> dict[str, Any]:
 
 
 def settle(matrix: Matrix) -> Matrix:
-    """The same matrix, with values that JSON cannot hold written as text."""
-    return msgspec.convert(plain(msgspec.to_builtins(matrix), as_number=False), Matrix)
+    """The same matrix, with values that JSON cannot hold written as text, and without the machine's paths."""
+    return msgspec.convert(of_no_machine(plain(msgspec.to_builtins(matrix), as_number=False)), Matrix)
 
 
 def write_all(matrix: Matrix, folder: Path) -> dict[str, Path]:

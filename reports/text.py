@@ -46,6 +46,19 @@ def one_line(text: str) -> str:
     return visible(text, lines=False)
 
 
+MACHINE_PATH = re.compile(r"(?<![\w.:/>-])/(?:home|root|tmp|work|Users|var|mnt|opt)(?:/[\w.@+~-]+)+")
+"""An absolute path below a folder that machines have."""
+
+
+def of_no_machine(value: Any) -> Any:
+    """A JSON value with the last part of each path of a machine: "…/tiny-qwen2"."""
+    if isinstance(value, str):
+        return MACHINE_PATH.sub(lambda found: f"…/{found[0].rpartition('/')[2]}", value)
+    if isinstance(value, dict):
+        return {key: of_no_machine(inner) for key, inner in value.items()}
+    return [of_no_machine(inner) for inner in value] if isinstance(value, list) else value
+
+
 def exact(value: Any) -> str:
     """A JSON value in the shortest complete form. Strings are quoted, so that spaces are visible."""
     return visible(json.dumps(value, ensure_ascii=False, separators=(", ", ": "), default=str))

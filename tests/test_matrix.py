@@ -456,6 +456,23 @@ def test_checks_that_say_the_same_are_one_finding_of_the_page():
     assert matrix_html.alike([one, two, other, shown]) == [[one, two], [other], [shown]]
 
 
+def test_a_page_has_no_path_of_the_machine_that_made_it(tmp_path):
+    said = "lost /work/wt/a/.parity/models/tiny-1, see (/home/me/b.log); POST /pause, http://127.0.0.1:80/tmp/x, skyrl/tmp/y.py:3"
+    told = "lost …/tiny-1, see (…/b.log); POST /pause, http://127.0.0.1:80/tmp/x, skyrl/tmp/y.py:3"
+    *earlier, latest = matrices.releases()
+    evidence = [{"request": {"model": "/work/wt/a/.parity/models/tiny-1"}}]
+    verdicts = [
+        (run, msgspec.structs.replace(v, status="fail", reason=said, evidence=evidence)) for run, v in latest.verdicts
+    ]
+    found = matrices.build([*earlier, msgspec.structs.replace(latest, verdicts=verdicts, failed=[f"a cell: {said}"])])
+    paths = page.write_all(found, tmp_path)
+    for name in ("matrix.json", "matrix.html"):
+        text = paths[name].read_text()
+        assert told in text, name
+        assert "/work/" not in text, name
+        assert "…/tiny-1" in text, name
+
+
 # --- the command
 
 

@@ -72,7 +72,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, css)
 
     def cell(self, name: str) -> WebElement:
-        return self.one(f'a.c[data-cell="{name}"]')
+        return self.one(f'a.c[href="#{name}"]')
 
     def rows(self) -> list[str]:
         every = self.browser.find_elements(By.CSS_SELECTOR, ".row[data-state]")
@@ -90,7 +90,7 @@ class Page:
         self.browser.switch_to.active_element.send_keys(*keys)
 
     def focused(self) -> str | None:
-        return self.browser.switch_to.active_element.get_attribute("data-cell")
+        return self.browser.switch_to.active_element.get_dom_attribute("href").removeprefix("#")
 
 
 def test_the_filter_leaves_the_promises_that_fit_all_of_it(page: Page):
