@@ -30,16 +30,10 @@ def check(judge_it, name="a_check", queries=lambda evidence: ()) -> Check:
     return Check(name=name, fault="f", source="s", judge=judge_it, queries=queries)
 
 
-@pytest.fixture
-def alone(monkeypatch):
-    """Turn off the checks of every scenario, so that only one check is judged."""
-    monkeypatch.setattr(judge, "ALWAYS", ())
-
-
 def verdict_of(judge_it, *, queries=lambda evidence: (), reference=EMPTY, **about) -> Verdict:
+    """The verdict of a check with this function, without those of the checks of every scenario."""
     scenario = recordings.declared(checks=(check(judge_it, queries=queries),))
-    [verdict] = judge.judge(scenario, traces.trace(CALL, **about), reference)
-    return verdict
+    return judge.judge(scenario, traces.trace(CALL, **about), reference)[0]
 
 
 def test_a_correct_recording_passes_every_check_and_those_of_every_scenario():
@@ -59,7 +53,6 @@ def test_a_correct_recording_passes_every_check_and_those_of_every_scenario():
     assert all(v.facts > 0 and v.blame is None and v.target == "stack:new" for v in verdicts)
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_finding_becomes_a_verdict_with_everything_that_it_said():
     found = verdict_of(lambda evidence: failed(3, "wrong order", [{"row": 1}], worst=2.0))
     assert (found.status, found.blame, found.reason, found.facts) == ("fail", Blame.STACK, "wrong order", 3)
@@ -68,7 +61,6 @@ def test_a_finding_becomes_a_verdict_with_everything_that_it_said():
     assert found.next_step
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_pass_over_no_facts_is_untestable():
     found = verdict_of(lambda evidence: passed(0))
     assert (found.status, found.blame) == (Conformance.UNTESTABLE, Blame.HARNESS)
@@ -76,7 +68,6 @@ def test_a_pass_over_no_facts_is_untestable():
     assert found.red
 
 
-@pytest.mark.usefixtures("alone")
 def test_an_exception_in_a_check_is_untestable_and_shown_with_its_place():
     def broken(evidence):
         return passed(len(evidence.trace.calls) // 0)
@@ -89,7 +80,6 @@ def test_an_exception_in_a_check_is_untestable_and_shown_with_its_place():
     assert not any("/" in frame.partition(" in ")[0] for frame in found.evidence[0]["traceback"])
 
 
-@pytest.mark.usefixtures("alone")
 def test_an_answer_that_was_never_given_is_untestable():
     found = verdict_of(
         lambda evidence: passed(len(evidence.reference.next(NextRequest(version=0, prompt=[1])).logprobs))
@@ -98,7 +88,6 @@ def test_an_answer_that_was_never_given_is_untestable():
     assert "never asked" in found.reason
 
 
-@pytest.mark.usefixtures("alone")
 def test_a_finding_of_the_instruments_keeps_its_blame():
     found = verdict_of(lambda evidence: untestable("no memory", Blame.ENVIRONMENT))
     assert (found.status, found.blame, found.reason) == (Conformance.UNTESTABLE, Blame.ENVIRONMENT, "no memory")
@@ -188,7 +177,6 @@ def test_a_declared_capability_that_nothing_exercised_with_success_is_red():
     assert all(v.red and v.blame == Blame.HARNESS for v in verdicts)
 
 
-@pytest.mark.usefixtures("alone")
 def test_red_in_any_take_is_red_and_says_in_how_many():
     good = verdict_of(lambda evidence: passed(2))
     bad = verdict_of(lambda evidence: failed(2, "lost a row", [{"row": 1}]))
