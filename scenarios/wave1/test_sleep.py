@@ -129,7 +129,7 @@ async def test_sleep_with_requests_in_flight(stack: Stack, prompts: Prompts) -> 
     batch = prompts.unique(QUEUED)
     async with asyncio.TaskGroup() as callers:
         callers.create_task(stack.attempt(stack.generate(batch, logprobs=0, label="in flight", **long(stack))))
-        await stack.until_generating(requests=QUEUED // 2, tokens=QUEUED)
+        await stack.until_generating(requests=QUEUED, tokens=QUEUED)
         await stack.sleep(1)
         await stack.wake_up()
     await stack.generate(prompts.unique(SPREAD), label="after", **ANSWER)
