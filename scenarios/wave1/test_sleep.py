@@ -17,7 +17,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.moments import QUEUED
-from scenarios.requests import ANSWER, SPREAD, long
+from scenarios.requests import ANSWER, GREEDY, SPREAD
 
 COLOCATED = ("colocated",)
 
@@ -125,8 +125,8 @@ async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
 async def test_sleep_with_requests_in_flight(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, AsyncVLLMInferenceEngine.sleep: "Aborting all unfinished requests"; vLLM documentation, /sleep: mode "abort".
 
-    More requests than the engines run at once, so that the later ones have no token yet."""
-    asked = {"logprobs": 0, **long(stack)}
+    More requests than the engines run at once, and answers of nearly the whole context: the later ones have no token yet."""
+    asked = {**GREEDY, "logprobs": 0, "max_tokens": stack.max_model_len - 64}
     async with asyncio.TaskGroup() as callers:
         first, later = prompts.unique(QUEUED - SPREAD), prompts.unique(SPREAD)
         callers.create_task(stack.attempt(stack.generate(first, label="in flight", **asked)))
