@@ -32,12 +32,24 @@ def why(
         if method == "generate"
         else traces.call(method, {"sampling_params": params})
     )
-    known = {"call": call, "same_tokens": True, "tokens": 5, "stopped": False, "synced": False, "paused": False} | about
+    known = {
+        "call": call,
+        "same_tokens": True,
+        "tokens": 5,
+        "stopped": False,
+        "synced": False,
+        "paused": False,
+        "slept": False,
+    } | about
     both = of_place(facet, place, baseline, candidate, Asked(**known))
     assert set(both) == set(of_place(facet, place, candidate, baseline, Asked(**known))), (
         "it does not matter which side is which"
     )
     return sorted(both)
+
+
+def test_tokens_that_a_sleep_cut():
+    assert why("outputs.tokens", [3, 4], [3], slept=True) == [Why.CUT_BY_SLEEP]
 
 
 def test_a_call_that_fails_on_one_stack_only():

@@ -43,18 +43,19 @@ def _judge(evidence: Evidence) -> Finding:
     wrong = []
     for call, one in found:
         if (reason := _wrong(call, one.effect)) is not None:
-            wrong.append((f"{call.label} {reason}", {"call": call.id, "got": " ".join(map(str, error_of(call)))[:300]}))
+            got = " ".join(map(str, error_of(call)))[:300]
+            wrong.append((f"{one.given} {reason}", {"call": call.id, "path": one.field, "got": got}))
     return msgspec.structs.replace(concluded(len(found), wrong), effects=[one for _, one in found])
 
 
 def _wrong(call: Call, effect: Effect) -> str | None:
     result = call.result or {}
     if effect is Effect.BROKE:
-        return "is a server error, or is not answered"
+        return "is a server error at some routes, or not answered"
     if effect is Effect.AS_USUAL and call.request["path"] == NOWHERE and call.request["method"] != "OPTIONS":
-        return "is answered, though no server has that path"
+        return "is answered at a path that no server has"
     silent = result.get("status") == http.HTTPStatus.METHOD_NOT_ALLOWED and not header(result["headers"], "allow")
-    return "is refused by 405 without the methods that the route has" if silent else None
+    return "is refused at some routes by 405 without the methods that they have" if silent else None
 
 
 HTTP_ROUTES = Check(

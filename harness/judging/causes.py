@@ -54,6 +54,8 @@ class Why(StrEnum):
     """One body has the token ids that were asked for; the other leaves them out."""
     SYNC_IN_FLIGHT = "sync-in-flight"
     """A weight sync reached the request after another token than on the other stack."""
+    CUT_BY_SLEEP = "cut-by-sleep"
+    """The engines were put to sleep during the request, after another token than on the other stack."""
     DRAWS = "draws-of-one-seed"
     """Sampled tokens of a request with a seed: several samples, or a pause in the middle. No release says what a seed draws then."""
     OTHER_SERVERS = "sessions-on-other-servers"
@@ -195,6 +197,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """True if a weight sync overlaps the call on either side."""
     paused: bool
     """True if a pause overlaps the call on either side."""
+    slept: bool
+    """True if a sleep overlaps the call on either side."""
 
 
 def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked) -> tuple[str, ...]:
@@ -296,4 +300,6 @@ def _of_tokens(asked: Asked) -> tuple[str, ...]:
     drawn = params.get("seed") is not None and (params.get("temperature") or 0) > 0
     if asked.synced:
         return (Why.SYNC_IN_FLIGHT,)
+    if asked.slept:
+        return (Why.CUT_BY_SLEEP,)
     return (Why.DRAWS,) if drawn and (asked.paused or asked.call.method == "sample") else ()

@@ -249,6 +249,7 @@ def _outputs(
                 tokens=len(ours.get(TOKENS, {}).get(place) or ()),
                 synced=overlaps("sync_weights"),
                 paused=overlaps("pause"),
+                slept=overlaps("sleep"),
             )
             why = of_place(name, place, a, b, asked)
             facet.differences.append(

@@ -17,7 +17,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.moments import QUEUED
-from scenarios.requests import ANSWER, SPREAD, long
+from scenarios.requests import ANSWER, GREEDY, SPREAD
 
 COLOCATED = ("colocated",)
 
@@ -125,11 +125,14 @@ async def test_sleep_gives_memory_back(stack: Stack, prompts: Prompts) -> None:
 async def test_sleep_with_requests_in_flight(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, AsyncVLLMInferenceEngine.sleep: "Aborting all unfinished requests"; vLLM documentation, /sleep: mode "abort".
 
-    More requests than the engines run at once, so that some have no token yet."""
-    batch = prompts.unique(QUEUED)
+    More requests than the engines run at once, and answers of nearly the whole context: the later ones have no token yet."""
+    asked = {**GREEDY, "logprobs": 0, "max_tokens": stack.max_model_len - 64}
     async with asyncio.TaskGroup() as callers:
-        callers.create_task(stack.attempt(stack.generate(batch, logprobs=0, label="in flight", **long(stack))))
-        await stack.until_generating(requests=QUEUED // 2, tokens=QUEUED)
+        first, later = prompts.unique(QUEUED - SPREAD), prompts.unique(SPREAD)
+        callers.create_task(stack.attempt(stack.generate(first, label="in flight", **asked)))
+        await stack.until_generating(requests=len(first), tokens=len(first))
+        callers.create_task(stack.attempt(stack.generate(later, label="queued", **asked)))
+        await stack.until_generating(requests=QUEUED)
         await stack.sleep(1)
         await stack.wake_up()
     await stack.generate(prompts.unique(SPREAD), label="after", **ANSWER)

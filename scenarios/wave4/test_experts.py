@@ -51,7 +51,7 @@ async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
 async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface.sample: an InferenceEngineOutput, as of generate(); rollout_expert_indices."""
     for prompt in prompts.ragged(4):
-        await stack.sample(prompt, 2, temperature=1.0, max_tokens=16, ignore_eos=True)
+        await stack.sample(prompt, 2, temperature=1.0, max_tokens=16)
 
 
 @scenario(
