@@ -291,3 +291,19 @@ def test_a_second_stack_uses_the_reference_of_the_first():
     up()
     up("second", target="Hangs")
     assert sorted(one.name for one in kept.running()) == ["Hangs@disaggregated", "Toy@disaggregated", "oracle"]
+
+
+def test_one_of_another_version_is_named_while_it_lives_and_ignored_later():
+    up()
+    (file, *_) = (PROJECT / kept.UP).glob(kept.FILES)
+    before, said = file.read_bytes(), msgspec.json.decode(file.read_bytes())
+    del said["model_sha256"]
+    file.write_bytes(msgspec.json.encode(said))
+    with pytest.raises(UsageError, match=rf"another version of the harness started .*{file.name}") as refused:
+        list(kept.running())
+    assert str(said["supervisor"]) in refused.value.next_step
+    file.write_bytes(before)
+    cli.down()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(msgspec.json.encode(said))
+    assert list(kept.running()) == []

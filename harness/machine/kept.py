@@ -59,10 +59,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        try:
-            return self.lifeline.is_socket() and SUPERVISOR in psutil.Process(self.supervisor).cmdline()
-        except psutil.Error:
-            return False
+        return _lives(self.supervisor, self.lifeline)
 
     def differs(self, other: Kept) -> list[str]:
         """What was asked of this one and is not asked of `other`, in words. `other` need not run."""
@@ -106,9 +103,31 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 def running(root: Path = PROJECT) -> Iterator[Kept]:
     """All kept stacks and references that live."""
     for file in sorted((root / UP).glob(FILES)):
-        found = msgspec.json.decode(file.read_bytes(), type=Kept, dec_hook=lambda kind, said: kind(said))
-        if found.alive:
+        found = _read(file)
+        if found is not None and found.alive:
             yield found
+
+
+def _read(file: Path) -> Kept | None:
+    """None for a file of another version of the harness whose stack has ended. Raises UsageError if that stack lives."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Kept, dec_hook=lambda kind, said: kind(said))
+    except msgspec.ValidationError as e:
+        said = msgspec.json.decode(file.read_bytes())
+        name, supervisor, lifeline = said.get("name"), said.get("supervisor", 0), said.get("lifeline", "")
+        if not _lives(supervisor, Path(lifeline)):
+            return None
+        raise UsageError(
+            f"another version of the harness started {name}, which is up: {file}: {e}",
+            next_step=f"`parity down` of that version ends it, and so does `kill {supervisor}`",
+        ) from None
+
+
+def _lives(supervisor: int, lifeline: Path) -> bool:
+    try:
+        return lifeline.is_socket() and SUPERVISOR in psutil.Process(supervisor).cmdline()
+    except psutil.Error:
+        return False
 
 
 def new_folder(name: str, root: Path = PROJECT) -> Path:
