@@ -278,6 +278,7 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
         ([], False),
         (["-m", "wave1"], False),
         (["--bulk"], True),
+        (["-m", "bulk"], True),
         (["-k", "many or greedy"], True),
         (["scenarios/wave1/test_bulk.py"], True),
     ],

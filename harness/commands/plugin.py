@@ -247,9 +247,10 @@ class Parity:
         self._starts = self._outlook(mine)
 
     def _chooses(self) -> bool:
-        """True if the command line chooses scenarios by name, or all."""
+        """True if the command line chooses scenarios by name or as bulk, or all."""
         named = any("::" in argument or argument.endswith(".py") for argument in self._config.args)
-        return named or bool(self._config.getoption("keyword")) or self._config.getoption("--bulk")
+        chosen = named or bool(self._config.getoption("keyword")) or "bulk" in self._config.getoption("markexpr")
+        return chosen or self._config.getoption("--bulk")
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
         """The coming starts, in order. Scenarios whose required capabilities the target lacks start nothing."""
