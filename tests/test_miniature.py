@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.miniature import model, tokenizer
+from backends.miniature import model, router, tokenizer
+from backends.miniature.engine import STEP_S
 from backends.miniature.faults.registry import parts
 from backends.miniature.stack import Parts
 from harness.checks.liveness import ALL_COMPLETE
@@ -253,6 +254,20 @@ def test_a_moment_that_is_always_missed_says_nothing_about_the_stack(tmp_path):
         assert verdict.reason.startswith("could not be driven: MissedMoment: ")
         _, verdicts, _ = catching(stack, enough_at=1)  # the stack is as good as before
         assert {v.status for v in verdicts} == {"pass"}
+
+
+def test_allowed_tokens_meet_their_moment_behind_a_router_that_passes_requests_on_one_by_one(tmp_path, monkeypatch):
+    """The router of SkyRL 0.1.0 takes as long to pass 16 requests on as a tiny model takes to make 24 tokens."""
+    monkeypatch.setattr(router, "HOP_S", 30 * STEP_S)
+    with bench(tmp_path / "run") as stack:
+        assert stack.red("tokens.test_allowed_tokens_bind_no_other_request") == {}
+        trace = stack.trace("tokens.test_allowed_tokens_bind_no_other_request")
+    assert trace.end.attempts == 1
+    others = [call for call in trace.own_calls if call.label == "others"]
+    allowed = [call for call in trace.own_calls if "allowed_token_ids" in call.request["sampling_params"]]
+    assert len(allowed) == 3
+    for one, first, after in zip(allowed, others[::2], others[1::2], strict=True):
+        assert first.started_ns < one.started_ns < first.ended_ns < after.started_ns < after.ended_ns < one.ended_ns
 
 
 # --- messages that come late ------------------------------------------------------------------------------------------

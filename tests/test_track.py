@@ -162,7 +162,7 @@ def test_a_recording_that_a_repository_does_not_bear_is_refused(run: Path, tmp_p
     [
         ({"entry": "no-such"}, "names the entry 'no-such': the ledger has no such entry"),
         ({"check": "echo"}, "the ledger has it for another scenario, check, topology or release"),
-        ({"with": "skyrl-0.1.0:http"}, "the ledger has it for another scenario, check, topology or release"),
+        ({"with": "skyrl-0.1.0:legacy"}, "the ledger has it for another scenario, check, topology or release"),
         ({"reason": "x"}, "gives a reason or source of its own"),
         ({"id": "No Id"}, "its id is no name"),
         ({"met": " "}, "does not say what users met"),

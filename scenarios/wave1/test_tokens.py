@@ -131,13 +131,15 @@ async def test_rows_of_one_prompt_are_independent(stack: Stack, prompts: Prompts
 @scenario(task=0, promise="the tokens that one request allows bind no other request", checks=[greedy(OTHERS)])
 async def test_allowed_tokens_bind_no_other_request(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.allowed_token_ids: "only the given token ids are allowed", of this request. Requests that end
-    make place in the engine's batch: those with allowed tokens move there, and new requests get the places that they leave."""
+    make place in the engine's batch: those with allowed tokens move there, and new requests get the places that they leave.
+    All of the first 16 have to be in flight at once. The router of SkyRL 0.1.0 takes about 100 ms to pass 16 requests on, and a
+    tiny model makes 24 tokens in that time, so they ask for more."""
     ours: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
     for _ in range(3):
         async with asyncio.TaskGroup() as callers:
-            first = callers.create_task(stack.generate(prompts.unique(16), label=OTHERS, max_tokens=24, **ours))
+            first = callers.create_task(stack.generate(prompts.unique(16), label=OTHERS, max_tokens=96, **ours))
             await stack.until_generating(requests=16)
-            allowed = {"allowed_token_ids": [stack.vocabulary.plain[0]], "max_tokens": 100, **ours}
+            allowed = {"allowed_token_ids": [stack.vocabulary.plain[0]], "max_tokens": 256, **ours}
             callers.create_task(stack.generate(prompts.unique(8), **allowed))
             await first
             await stack.generate(prompts.unique(16), label=OTHERS, max_tokens=8, **ours)
