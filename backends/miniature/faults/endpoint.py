@@ -9,7 +9,7 @@ from typing import Any
 from backends.miniature.client import error_body
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.faults.registry import seeded
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
 
 
@@ -49,7 +49,7 @@ class ErrorsAreSuccesses(Endpoint):
         return self.json(200, body)
 
 
-@seeded("endpoint_hides_errors", "server_error", caught_by=["wire.status"])
+@seeded("endpoint_hides_errors", "server_error", caught_by=["wire.status"], corrupts=Fact.ERRORS)
 class ErrorsAreAllOurs(Endpoint):
     """Every error has status 500, whatever its body says."""
 
@@ -85,7 +85,7 @@ class ElsewhereThanConfigured(Endpoint):
         raise ConnectionRefusedError(f"nothing listens where {request.path} was sent")
 
 
-@seeded("refusal_misleads", "server_error", caught_by=["errors.refused"])
+@seeded("refusal_misleads", "server_error", caught_by=["errors.refused"], corrupts=Fact.ERRORS)
 class RefusalBlamesServer(Endpoint):
     """A body without a model is refused as a fault of the server."""
 
@@ -182,7 +182,7 @@ class LogprobsShifted(Endpoint):
         return answer
 
 
-@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered"], corrupts=Fact.ERRORS)
+@seeded("endpoint_fails_after_an_error", caught_by=["wire.answered", "wire.streams"], corrupts=Fact.ERRORS | ROWS)
 class NeverRecovers(Endpoint):
     """After an error, every further request is refused."""
 

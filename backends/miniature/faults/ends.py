@@ -53,7 +53,7 @@ class ErrorsRaised(Client):
         return answer
 
 
-@seeded("error_blames_server", caught_by=["errors.named"])
+@seeded("error_blames_server", caught_by=["errors.named"], corrupts=Fact.ERRORS)
 class ErrorsAreServerErrors(Client):
     """The caller's mistakes are answered with status 500."""
 

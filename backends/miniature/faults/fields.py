@@ -97,12 +97,14 @@ class LostBeside(Client):
 class LostInABatch(Client):
     """The client leaves out min_p, beside another field, in every row of a batch but the first."""
 
+    _later: tuple[list[int], ...] = ()
+
     async def generate(self, request: GenerateRequest) -> Generation:
-        self.prompts = request.prompt_token_ids or []
+        self._later += tuple(request.prompt_token_ids or ())[1:]
         return await super().generate(request)
 
     async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
-        if prompt in self.prompts[1:] and params.get("min_p") and len(params) > PLAIN_AND_ONE:
+        if prompt in self._later and params.get("min_p") and len(params) > PLAIN_AND_ONE:
             self.fired += 1
             params = {name: value for name, value in params.items() if name != "min_p"}
         return await super().row(session, prompt, params, **more)

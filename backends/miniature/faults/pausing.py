@@ -78,7 +78,7 @@ class PartialAnswersEmptied(Engine):
         return done
 
 
-@seeded("partial_answers_lost", "renamed", caught_by=["abort_returns_partial"])
+@seeded("partial_answers_lost", "renamed", caught_by=["abort_returns_partial"], corrupts=Fact.ANSWERS)
 class AbortCalledLength(Client):
     """A request that pause(abort) cut short has the stop reason "length"."""
 
