@@ -457,10 +457,10 @@ def test_checks_that_say_the_same_are_one_finding_of_the_page():
 
 
 def test_a_page_has_no_path_of_the_machine_that_made_it(tmp_path):
-    said = "lost /work/wt/a/.parity/models/tiny-1, see (/home/me/b.log); POST /pause, http://127.0.0.1:80/tmp/x, skyrl/tmp/y.py:3"
+    said = "lost /opt/a/.parity/models/tiny-1, see (/home/me/b.log); POST /pause, http://127.0.0.1:80/tmp/x, skyrl/tmp/y.py:3"
     told = "lost …/tiny-1, see (…/b.log); POST /pause, http://127.0.0.1:80/tmp/x, skyrl/tmp/y.py:3"
     *earlier, latest = matrices.releases()
-    evidence = [{"request": {"model": "/work/wt/a/.parity/models/tiny-1"}}]
+    evidence = [{"request": {"model": "/opt/a/.parity/models/tiny-1"}}]
     verdicts = [
         (run, msgspec.structs.replace(v, status="fail", reason=said, evidence=evidence)) for run, v in latest.verdicts
     ]
@@ -469,7 +469,7 @@ def test_a_page_has_no_path_of_the_machine_that_made_it(tmp_path):
     for name in ("matrix.json", "matrix.html"):
         text = paths[name].read_text()
         assert told in text, name
-        assert "/work/" not in text, name
+        assert "/opt/" not in text, name
         assert "…/tiny-1" in text, name
 
 
@@ -479,8 +479,8 @@ def test_a_page_has_no_path_of_the_machine_that_made_it(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("matrix --stack a --run-dir /tmp/x --out=/work/docs --shard 1/9 -k 'not bulk'", "parity matrix --stack a -k 'not bulk'"),
-        ("matrix --from /tmp/runs/monday b --stack a", "parity matrix --from monday b --stack a"),
+        ("matrix --stack a --run-dir /tmp/x --out=/opt/docs --shard 1/9 -k 'not bulk'", "parity matrix --stack a -k 'not bulk'"),
+        ("matrix --from /mnt/runs/monday b --stack a", "parity matrix --from monday b --stack a"),
         ("matrix --python local:http=/opt/python --checkout=/me/SkyRL", "parity matrix --python local:http=python --checkout=SkyRL"),
         ("matrix --checkout=local:http=/me/SkyRL -- --dtype fp8", "parity matrix --checkout=local:http=SkyRL -- --dtype fp8"),
     ],

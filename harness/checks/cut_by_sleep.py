@@ -21,11 +21,8 @@ def _judge(evidence: Evidence) -> Finding:
 def _wrong(row: Row) -> str | None:
     kind, message, status = error_of(row.call)
     if kind is not None:
-        return (
-            f"{row.call.method}() fails without a reason when the engines sleep"
-            if breaks(kind, message, status)
-            else None
-        )
+        unnamed = breaks(kind, message, status)
+        return f"{row.call.method}() fails without a reason when the engines sleep" if unnamed else None
     if row.state == "lost":
         return "a request that sleep() met is neither answered nor reported as failed"
     if row.finish_reason not in ("abort", "stop", "length"):

@@ -856,6 +856,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
         case "http" if request.get("server"):
             found = {Capability.SERVER_ADDRESSES}
         case "http":
+            found |= {Capability.CONFIGURED_ADDRESS} if request.get("configured") else set()
             found |= _of_openai_body(request.get("path", ""), request.get("body", ""))
         case "reset_prefix_cache" if request.get("reset_running_requests"):
             found.add(Capability.RESET_RUNNING_REQUESTS)

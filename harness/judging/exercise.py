@@ -31,9 +31,8 @@ def exercised(trace: ScenarioTrace) -> set[Capability]:
         for call in own
         for capability in capabilities_of(call.method, call.request) - _NO_PROOF.get(call.method, frozenset())
     }
-    asked = any(
-        call.request.get("configured") for call in trace.own_calls
-    )  # whether anybody listens there is the question
+    # Whether anybody listens there is the question.
+    asked = any(call.request.get("configured") for call in trace.own_calls)
     return found | _of_answers(trace, own) | ({Capability.CONFIGURED_ADDRESS} if asked else set())
 
 
