@@ -633,6 +633,22 @@ def test_a_scenario_that_is_red_without_the_mutant_too_kills_nothing(module):
     assert session.renewed == 2
 
 
+@pytest.mark.parametrize("reds", [1, 2])
+def test_a_red_scenario_of_the_control_is_driven_again_on_a_fresh_stack(module, reds):
+    asked: list[str] = []
+
+    def right(name: str, seen: list[object]) -> bool:
+        asked.append(name)
+        return seen in ([5], [5, 6]) and not (name == A and asked.count(A) <= reds)
+
+    session = Tiny(module, right=right)
+    proof = proved(session, [of(*PLUS)])
+    assert (session.drives[:3], session.renewed) == ([A, B, A], 1)
+    assert [(one.green, one.red_once) for one in proof.control] == [(False, reds == 1), (True, False)]
+    assert proof.problems == ([] if reds == 1 else [f"red without a mutant: {A} (sum: sum is wrong)"])
+    assert [(one.fate, one.scenario) for one in proof.judged] == [(Fate.KILLED, B)], "it judges no mutant"
+
+
 @pytest.mark.parametrize("at_start", [False, True])
 def test_code_that_runs_only_before_a_scenario_is_changed_from_the_start(module, at_start):
     session = Tiny(module, starts_with="_private")
@@ -748,7 +764,7 @@ PROOF = MutantProof(target="toy", seed=1, population=1, judged=[JUDGED], control
     [
         ({"error": "StackDied"}, "ended early: StackDied"),
         ({"control": []}, "the control drove no scenario"),
-        ({"control": [msgspec.structs.replace(GREEN, green=False)]}, f"red without a mutant: {A}"),
+        ({"control": [msgspec.structs.replace(GREEN, green=False)]}, f"red without a mutant: {A} ()"),
         ({"control": [msgspec.structs.replace(GREEN, called={})]}, "the control saw no code run"),
         ({"judged": [msgspec.structs.replace(JUDGED, fate=Fate.SKIPPED)]}, "no mutant was judged"),
         (

@@ -13,7 +13,7 @@ import subprocess
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -157,6 +157,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """Function ("module:name") → its lines that ran after the clean room."""
     reds: dict[str, str] = {}
     """Check → reason of each verdict that is no pass, known ones included."""
+    red_once: bool = False
+    """Red, and green when it was driven again on a fresh stack: it judges no mutant."""
+
+    @property
+    def why(self) -> str:
+        """Its name, and what is red there."""
+        reasons = "; ".join(f"{check}: {reason}" for check, reason in self.reds.items())
+        return f"{self.scenario} ({reasons}){' (green when driven again)' if self.red_once else ''}"
 
 
 @final
@@ -206,7 +214,7 @@ class MutantProof(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> list[str]:
         """Why the figures do not count: the instrument did not work, or the control was red. A low score is no problem."""
-        reds = [ran.scenario for ran in self.control if not ran.green]
+        reds = [ran.why for ran in self.control if not ran.green and not ran.red_once]
         found = {
             f"ended early: {self.error}": self.error,
             "the control drove no scenario": not self.control,
@@ -402,6 +410,15 @@ def judge(verdicts: Iterable[Verdict], baseline: Baseline, phases: tuple[str, ..
     if turned:
         return Kill(fate=Fate.ACCIDENT, by=sorted({family(v.check) for v in turned}), reason=turned[0].reason)
     return None
+
+
+def _explained(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())[0]
+
+
+def _red(verdicts: Sequence[Verdict]) -> set[str]:
+    """Scenarios with a verdict that is red and in no ledger entry."""
+    return {v.scenario for v in _explained(verdicts) if v.red}
 
 
 # --- driving
@@ -698,14 +715,18 @@ class Proving:
         verdicts: list[Verdict] = []
         found: list[tuple[str, float, dict[str, list[int]]]] = []
         known = [one for one in self._control if one.topology == seat.topology.name and one.scenario in names]
+        steady: set[str] = set()
         try:
             for name in [name for name in names if name not in {one.scenario for one in known}]:
                 here, took, called = self._watched(session, seat, name)
                 if not any(v.status == Conformance.MISSING for v in here):
                     verdicts += here
                     found.append((name, took, called))
+            if red := _red(verdicts):
+                session.renew(seat)
+                steady = red & _red([v for name in sorted(red) for v in self._watched(session, seat, name)[0]])
         finally:
-            self._keep(seat, known, verdicts, found)
+            self._keep(seat, known, verdicts, found, steady)
 
     def _watched(self, session: Driver, seat: Seat, name: str) -> tuple[list[Verdict], float, dict[str, list[int]]]:
         """Drive a scenario of the control. Answers its verdicts, its seconds after the clean room, and the lines that ran in them."""
@@ -734,16 +755,18 @@ class Proving:
         known: list[Ran],
         verdicts: list[Verdict],
         found: Sequence[tuple[str, float, dict[str, list[int]]]],
+        steady: Set[str],
     ) -> None:
-        explained_verdicts, _ = ledger.apply(ledger.load(), verdicts, datetime.now(UTC).date())
-        baseline = Baseline(explained_verdicts)
-        red = {(v.scenario) for v in explained_verdicts if v.red}
+        """`steady`: scenarios that were red twice."""
+        baseline = Baseline(_explained(verdicts))
+        red = _red(verdicts)
         new = [
             Ran(
                 scenario=name,
                 topology=seat.topology.name,
                 seconds=round(took, 3),
                 green=name not in red,
+                red_once=name in red - steady,
                 called=called,
                 reds={check: reason for (scenario, check), reason in baseline.red.items() if scenario == name},
             )
@@ -757,7 +780,7 @@ class Proving:
         so_far.ran.extend(one for one in ran if one.green)
         self._tell(
             f"{seat.name}: control: {len(ran)} scenarios in {sum(one.seconds for one in ran):.0f} s, "
-            f"{sum(not one.green for one in ran)} of them red: {', '.join(one.scenario for one in ran if not one.green) or 'none'}"
+            f"{sum(not one.green for one in ran)} of them red: {', '.join(one.why for one in ran if not one.green) or 'none'}"
         )
 
     def _drive_mutant(self, session: Driver, seat: Seat, mutant: Mutant, callers: Sequence[Ran]) -> Judged:
