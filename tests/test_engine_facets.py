@@ -56,6 +56,7 @@ def control(
     return [traces.call(method, {"version": 1}, started_ns=at, ended_ns=at + SECOND), *seen]
 
 
+KILLED = [traces.call("kill_server", {"server": "server-1"}, started_ns=11, ended_ns=12)]
 CLEAN_ROOM = traces.call("digests", phase="clean_room", started_ns=1, ended_ns=5)
 CANARY = traces.executed([1], [2], from_ns=2)
 
@@ -101,6 +102,11 @@ PAUSE = [("pause_generation", {"mode": "keep"})]
         (batch(EVEN, session="a"), batch(ONE, session="a"), {}),
         (batch(EVEN[:4]), batch(EVEN[:4])[:1] + batch(EVEN[:8])[1:], {REQUESTS: [UNEXPLAINED]}),
         (batch(EVEN[:2]), batch(EVEN[:2]) + batch(EVEN[:2])[1:], {one: [UNEXPLAINED] for one in (ATTEMPTS, REQUESTS, CONCURRENCY)}),
+        (
+            batch(EVEN[:1]) + KILLED,
+            batch(EVEN[:1]) + batch(EVEN[:1], from_s=0.01)[1:] + KILLED,
+            {ATTEMPTS: [Why.SERVER_DIED], REQUESTS: [Why.SERVER_DIED], CONCURRENCY: [UNEXPLAINED]},
+        ),
         (batch(EVEN[:2]), batch(EVEN[:2])[:1], {ATTEMPTS: [UNEXPLAINED], REQUESTS: [UNEXPLAINED]}),
         (batch(EVEN[:1], **REFUSED), batch(EVEN[:1], **REFUSED)[:1], {ATTEMPTS: [Why.REFUSED_ELSEWHERE]}),
         (batch(EVEN[:2], **REFUSED), batch(EVEN[:2], **REFUSED)[:1], {}),

@@ -91,7 +91,7 @@ class Why(StrEnum):
     NO_SAMPLES = "no-samples-refused"
     """One stack refuses sample() with num_samples=0; the other returns nothing for it."""
     SERVER_DIED = "dead-server-asked-or-left"
-    """A server has died: the call fails on one stack; on the other it is asked again elsewhere."""
+    """A server has died: one stack asks again elsewhere; on the other the call fails, or had not met the dead server."""
     HOP_BROKEN = "broken-hop-asked-again-or-left"
     """A call meets a broken hop: it fails on one stack; the other asks again, or has no such hop."""
     OTHER_SPREAD = "requests-on-other-servers"

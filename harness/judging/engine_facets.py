@@ -24,7 +24,7 @@ from harness.judging.causes import Why
 from harness.judging.facets import deterministic, error_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
-from harness.judging.sides import Difference, Facet, covered, given_up, on_a_broken_hop, overlaps
+from harness.judging.sides import Difference, Facet, after_a_death, covered, given_up, on_a_broken_hop, overlaps
 from harness.records.recording import Call, Observation, ScenarioTrace, most_at_once
 from harness.records.verdict import Concern
 
@@ -132,6 +132,8 @@ def _attempts(both: _Both) -> Facet:
         for place in ours.keys() & theirs.keys():
             a, b = ours[place], theirs[place]
             why: tuple[str, ...] = (Why.INTERRUPTED,) if paused else ()
+            if after_a_death(left, both.baseline) and after_a_death(right, both.candidate):
+                why = (Why.SERVER_DIED,)
             if failed:
                 why = (Why.REFUSED_ELSEWHERE if _NONE in (a, b) else Why.ASKED_AGAIN,)
             if on_a_broken_hop(left, both.baseline) and on_a_broken_hop(right, both.candidate):

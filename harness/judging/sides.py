@@ -172,7 +172,7 @@ def lay_side_by_side(
     )
 
 
-def _after_a_death(call: Call, evidence: Evidence) -> bool:
+def after_a_death(call: Call, evidence: Evidence) -> bool:
     """True if a server was killed before the call ended."""
     return any(kill.ended_ns < call.ended_ns for kill in evidence.calls("kill_server") if kill.error is None)
 
@@ -183,7 +183,7 @@ def on_a_broken_hop(call: Call, evidence: Evidence) -> bool:
     return bool(before) and before[-1].request.get("fault") is not None
 
 
-BROKEN = {Why.SERVER_DIED: _after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
+BROKEN = {Why.SERVER_DIED: after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
 """What a scenario breaks, and whether a call met it."""
 
 
