@@ -70,7 +70,10 @@ CHANGED = (
     _change("Change", lambda change: change.how),
     _change("On the baseline", lambda change: change.baseline or "not there"),
     _change("On the candidate", lambda change: change.candidate or "not there"),
-    _change("What a caller does", lambda change: change.do or "no entry says it: this is red"),
+    _change(
+        "What a caller does",
+        lambda change: change.do or ("no entry says it: this is red" if change.bare else "nothing"),
+    ),
     _change("Released source", lambda change: change.source),
 )
 """A row is a verdict and a change that it found."""

@@ -20,6 +20,7 @@ from harness.records.verdict import (
     Exposure,
     Gap,
     GapCurve,
+    How,
     Judgement,
     NoiseFloor,
     Parity,
@@ -89,10 +90,10 @@ def open_causes(judgement: Judgement) -> list[str]:
 
 
 def changes(judgement: Judgement) -> list[tuple[Verdict, Change]]:
-    """Everything that a caller of the baseline's client has to change, each with the verdict that found it. First what no entry
-    explains."""
+    """Everything in which the candidate's client is not the baseline's, each with the verdict that found it. First what a caller has to
+    change and no entry explains, last what is new."""
     found = [(verdict, change) for verdict in judgement.verdicts for change in verdict.changes]
-    return sorted(found, key=lambda row: bool(row[1].do))
+    return sorted(found, key=lambda row: (not row[1].bare, row[1].how is How.NEW))
 
 
 def changed(judgement: Judgement) -> list[str]:
@@ -102,7 +103,7 @@ def changed(judgement: Judgement) -> list[str]:
         return []
     found = [change for _, change in changes(judgement)]
     counts = Counter(str(change.how) for change in found)
-    bare = sum(not change.do for change in found)
+    bare = sum(change.bare for change in found)
     same = sum(int(verdict.numbers.get("same", 0)) for verdict in censuses)
     said = [f"{same} the same", *(f"{times} {how}" for how, times in counts.most_common())]
     return [f"Client, what a caller meets: {', '.join(said)}" + (f"; {bare} without an entry" if bare else "")]

@@ -140,6 +140,28 @@ def test_keys_outside_the_section_for_engines_are_named_by_their_path(tmp_path, 
     assert [key.name for key in found] == ["generator.rope", "trainer.model.rows"], "sections are no keys"
 
 
+def test_environment_variables_are_those_that_the_package_reads(tmp_path, monkeypatch):
+    (tmp_path / "settings_of_all.py").write_text(
+        "import os\nLIMIT = int(os.environ.get('A_LIMIT', 5))\nUNUSED = os.getenv('B_UNUSED')\n_FLAG = os.environ.get('_C_FLAG', '1') in ('1',)\n"
+    )
+    package = tmp_path / "a_package" / "below"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "module.py").write_text(
+        "import os\nimport settings_of_all\nfrom settings_of_all import LIMIT\nos.environ['D_WRITTEN'] = str(LIMIT)\n"
+        "if settings_of_all._FLAG:\n    print(os.environ['E_READ'], os.environ[LIMIT])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [*census.variables("a_package", "settings_of_all")]
+    assert [(o.name, o.kind, o.default) for o in found] == [
+        ("A_LIMIT", "variable", "5"),
+        ("E_READ", "variable", None),
+        ("_C_FLAG", "variable", "'1'"),
+    ]
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        [*census.variables("no_such_package", "settings_of_all")]
+
+
 def test_a_reader_that_is_gone_has_a_name():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         [*census.read_by(["no_such_module"])]
@@ -281,6 +303,26 @@ def test_what_is_gone_without_an_entry_is_red_whatever_the_checks_say(status):
     assert found.red
     assert (found.status, found.reason) == ("regression", "gone and without an entry: teardown")
     assert [(change.name, change.do) for change in found.changes] == [("teardown", "")]
+
+
+def test_what_the_candidate_alone_offers_is_listed_and_asks_nothing():
+    ours = CORRECT | offers("pause")
+    more = {"pause(mode)": Offer(name="pause(mode)", kind="parameter", default="'keep'")}
+    more |= {"fly(high)": Offer(name="fly(high)", kind="parameter")} | offers("fly")
+    more |= {
+        o.name: o for o in (*census.options([{"engine.new": "1"}]), Offer(name="A_LIMIT", kind="variable", default="5"))
+    }
+    found = compare(ours, ours | more, [])
+    assert (found.same, found.changes) == (len(ours), [])
+    assert [(change.name, change.how, change.bare) for change in found.new] == [
+        (name, How.NEW, False) for name in ("pause(mode)", "fly", "A_LIMIT")
+    ], "no arguments of a new method, and no option"
+    verdict = verdict_of(CORRECT | more)
+    assert (verdict.status, verdict.red, [change.name for change in verdict.changes]) == (
+        "parity",
+        False,
+        ["fly", "A_LIMIT"],
+    )
 
 
 def test_the_same_client_is_parity():

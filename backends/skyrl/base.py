@@ -499,6 +499,10 @@ class SkyRLStack(VllmStack):
         """Source code of this stack that reads the section of the configuration for engines (`census.read_by`)."""
         raise NotImplementedError
 
+    def package(self) -> str:
+        """The package with this stack's source code."""
+        raise NotImplementedError
+
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")
         return await asyncio.to_thread(self._census, [ranks[0] for ranks in engines.values()])
@@ -509,7 +513,8 @@ class SkyRLStack(VllmStack):
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
         others = census.others(self.cfg, self.reads_configuration())
-        return census.of(self.client, types=vars(weight_sync), keys=[*keys, *others, *census.options(engines)])
+        told = [*keys, *others, *census.variables(self.package(), "skyrl.env_vars"), *census.options(engines)]
+        return census.of(self.client, types=vars(weight_sync), keys=told)
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         described = await self._describe()

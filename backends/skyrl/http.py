@@ -371,6 +371,9 @@ class HttpStack(SkyRLStack):
         unpatched.router_init_kwargs = {}
         return {port: build_router_args(unpatched, server_urls=self._urls).host}
 
+    def package(self) -> str:
+        return f"{PACKAGE}.inference_servers"
+
     def reads_configuration(self) -> Sequence[str]:
         modules = ["remote_inference_client", "server_group", "utils", *([] if self.release.own_groups else ["setup"])]
         return (

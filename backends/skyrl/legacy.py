@@ -280,6 +280,9 @@ class LegacyStack(SkyRLStack):
         async with httpx.AsyncClient() as direct:
             return await endpoint.passed_on(direct, self.configured_address, request)
 
+    def package(self) -> str:
+        return f"{PACKAGE}.inference_engines"
+
     def reads_configuration(self) -> Sequence[str]:
         return (
             f"{PACKAGE}.inference_engines.inference_engine_client",

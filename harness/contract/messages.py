@@ -479,14 +479,15 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
     canaries: dict[str, bool]
 
 
-OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key", "option"]
+OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key", "variable", "option"]
 
 
 class Offer(Message, frozen=True, kw_only=True):
     """One thing that a caller of the stack's client meets, as text that is the same from run to run."""
 
     name: str
-    """"generate", "generate(input_batch)", "PauseMode.KEEP"; a configuration key by its path. "client" is the client's constructor."""
+    """"generate", "generate(input_batch)", "PauseMode.KEEP"; a configuration key by its path; an environment variable.
+    "client" is the client's constructor."""
     kind: OfferKind
     """A field is one of a type that the client's methods name. An exception is raised by the client's own code. An option is one
     of vLLM's, with the value that the engines run with under this configuration."""

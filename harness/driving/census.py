@@ -32,6 +32,7 @@ _CONFIGURATION = ("ie_cfg", "inference_engine", "inference_engine_cfg", "engine_
 _ENGINES = "generator.inference_engine"
 _PATH = re.compile(r"(?:self\.)?cfg\.((?:generator|trainer)\.[\w.]+)")
 """A key of the whole configuration, by its path."""
+_ENVIRONMENT = ("os.environ", "os.environ.get", "os.getenv")
 
 
 def of(client: Any, *, types: Mapping[str, Any], keys: Iterable[Offer] = ()) -> CensusResult:
@@ -77,13 +78,56 @@ def others(configuration: Any, readers: Iterable[str]) -> Iterator[Offer]:
             yield Offer(name=path, kind="key")
 
 
+def variables(package: str, constants: str) -> Iterator[Offer]:
+    """Environment variables that the package's source code reads: by itself, or as constants of the module `constants`, which reads
+    them. The code is read and not imported."""
+    named = {
+        target.id: variable
+        for node in ast.iter_child_nodes(_tree(constants))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        for variable in _variables(node)
+    }
+    found: dict[str, Offer] = {}
+    for file in sorted(_source(package).parent.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        found |= {one.name: one for one in (*_variables(tree), *(named[name] for name in used & named.keys()))}
+    yield from (found[name] for name in sorted(found))
+
+
+def _variables(tree: ast.AST) -> Iterator[Offer]:
+    """The environment variables that this code reads under a literal name."""
+    for node in ast.walk(tree):
+        default: str | None = None
+        if isinstance(node, ast.Call) and node.args:
+            reader, name = node.func, node.args[0]
+            default = ast.unparse(node.args[1]) if len(node.args) > 1 else None
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            reader, name = node.value, node.slice
+        else:
+            continue
+        if ast.unparse(reader) in _ENVIRONMENT and isinstance(name, ast.Constant):
+            yield Offer(name=str(name.value), kind="variable", default=default)
+
+
+def _source(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{module} has no source code here")
+    return Path(spec.origin)
+
+
+def _tree(module: str) -> ast.AST:
+    return ast.parse(_source(module).read_text(encoding="utf-8"))
+
+
 def _loads(readers: Iterable[str]) -> Iterator[ast.Attribute]:
     for reader in readers:
         module, _, place = reader.partition(":")
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"{module} has no source code here")
-        tree: ast.AST = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        tree = _tree(module)
         for name in filter(None, place.split(".")):
             tree = next(node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == name)
         yield from (

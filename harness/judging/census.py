@@ -1,7 +1,7 @@
 """What a caller has to change when the candidate's client replaces the baseline's. Pure but for `load`.
 
 Each thing that the baseline offers is the same, or a `Change`. A change that no entry of ``scenarios/client_changes.toml`` explains is
-red. So is an entry whose change is not there.
+red. So is an entry whose change is not there. What the candidate alone offers is listed too.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     same: int
     """Number of things that the caller keeps."""
     changes: list[Change]
+    new: list[Change]
+    """What the candidate alone offers, and nobody has to give."""
     stale: list[str]
     """Names of entries whose change is not there."""
 
     @property
     def unexplained(self) -> list[Change]:
-        return [change for change in self.changes if not change.do]
+        return [change for change in self.changes if change.bare]
 
 
 def load(path: Path | None = None) -> list[Entry]:
@@ -95,12 +97,18 @@ def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Fo
     by_name = {name: entry for entry in entries for name in entry.names}
     renamed = {name: entry.to for name, entry in by_name.items() if entry.how is How.RENAMED and entry.to in candidate}
     judged = [*_lost(baseline, candidate, renamed, by_name)]
-    changes = [*filter(None, judged), *_required(baseline, candidate, renamed)]
+    added = [*_added(baseline, candidate, renamed)]
+    changes = [*filter(None, judged), *(change for change in added if change.how is not How.NEW)]
     explained = [_explained(change, by_name.get(change.name)) for change in changes]
     used = {change.name for change in explained if change.do}
     if not any(offer.kind == "option" for offer in baseline.values()):
         used |= {name for name in by_name if _LATER.fullmatch(name)}  # a recording of an earlier harness
-    return Found(same=judged.count(None), changes=explained, stale=[name for name in by_name if name not in used])
+    return Found(
+        same=judged.count(None),
+        changes=explained,
+        new=[change for change in added if change.how is How.NEW],
+        stale=[name for name in by_name if name not in used],
+    )
 
 
 def _explained(change: Change, entry: Entry | None) -> Change:
@@ -137,14 +145,17 @@ def _how(ours: Offer, theirs: Offer | None) -> How | None:
     return How.TYPE if ours.type != theirs.type else None
 
 
-def _required(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> Iterator[Change]:
-    """Arguments of the candidate alone that a caller has to give."""
+def _added(baseline: Offers, candidate: Offers, renamed: Mapping[str, str]) -> Iterator[Change]:
+    """What the candidate alone offers: arguments that a caller has to give, and the rest, which is new. Arguments of a new method are
+    left out, and options, which are those of vLLM's release."""
     methods = {renamed.get(name, name) for name, offer in baseline.items() if offer.kind == "method"}
     there = {*baseline, *renamed.values()}
     for name, theirs in candidate.items():
-        must = theirs.kind == "parameter" and theirs.default is None and not name.partition("(")[2].startswith("*")
-        if must and name not in there and name.partition("(")[0] in methods:
-            yield Change(name=name, how=How.REQUIRED, candidate=_said(theirs))
+        of_parameter = theirs.kind == "parameter"
+        if name in there or theirs.kind == "option" or (of_parameter and name.partition("(")[0] not in methods):
+            continue
+        must = of_parameter and theirs.default is None and not name.partition("(")[2].startswith("*")
+        yield Change(name=name, how=How.REQUIRED if must else How.NEW, candidate=_said(theirs))
 
 
 def _said(offer: Offer | None) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from harness.judging.census import CENSUS
 from harness.judging.ledger import Ledger
 from harness.machine.targets import real_stacks
-from harness.records.verdict import UNEXPLAINED, Cause, Concession, Conformance, Gate, Judgement, Parity, Verdict
+from harness.records.verdict import UNEXPLAINED, Cause, Concession, Conformance, Gate, How, Judgement, Parity, Verdict
 from harness.suite.concessions import EVERY_STACK
 from harness.suite.coverage import Column, State, cell
 from harness.suite.plan import Bullet, Plan, Task
@@ -136,7 +136,8 @@ def _client_changes(judgement: Judgement) -> Iterable[str]:
         yield "the clients were not compared: no scenario with a census was driven on both stacks"
     names: dict[str, dict[str, None]] = {}
     for change in (change for verdict in found for change in verdict.changes):
-        names.setdefault(change.how, {})[change.name] = None
+        if change.how is not How.NEW:
+            names.setdefault(change.how, {})[change.name] = None
     for how, changed in names.items():
         yield f"a caller has to change {len(changed)} ({how}): {', '.join(changed)}"
 

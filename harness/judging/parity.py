@@ -308,7 +308,7 @@ def _census(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
     details: dict[str, Any] = {
         "facts": found.same + len(found.changes),
         "numbers": {"same": float(found.same)} | {how: float(count) for how, count in counts.items()},
-        "changes": found.changes,
+        "changes": [*found.changes, *found.new],
         "fault": "a caller of the baseline's client breaks with the candidate's, and nobody has said how",
         "source": 'scenarios/client_changes.toml; the HTTP client\'s own docstring, "Replaces InferenceEngineInterface"',
     }

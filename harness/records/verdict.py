@@ -128,7 +128,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class How(StrEnum):
-    """What becomes of something that the baseline's client offers."""
+    """What becomes of something that the two clients offer."""
 
     GONE = "gone"
     RENAMED = "renamed"
@@ -142,10 +142,12 @@ class How(StrEnum):
     """A method of both clients has an argument more that has to be given."""
     MEANING = "other meaning"
     """The same signature does something else: a scenario shows it."""
+    NEW = "new"
+    """The candidate alone has it. A caller has to change nothing."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """Something of the baseline's client that a caller has to change for the candidate's."""
+    """Something in which the candidate's client is not the baseline's."""
 
     name: str
     how: How
@@ -156,6 +158,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller has to do. Empty if no entry of ``scenarios/client_changes.toml`` says it: that is red."""
     source: str = ""
     """File and line of the released source, from the entry."""
+
+    @property
+    def bare(self) -> bool:
+        """True if a caller has to change it, and no entry says how."""
+        return not self.do and self.how is not How.NEW
 
 
 class Effect(StrEnum):
