@@ -90,8 +90,8 @@ def open_causes(judgement: Judgement) -> list[str]:
 
 
 def changes(judgement: Judgement) -> list[tuple[Verdict, Change]]:
-    """Everything in which the candidate's client is not the baseline's, each with the verdict that found it. First what a caller has to
-    change and no entry explains, last what is new."""
+    """Everything in which the candidate's client is not the baseline's, each with the verdict that found it. First
+    what a caller has to change and no entry explains, last what is new."""
     found = [(verdict, change) for verdict in judgement.verdicts for change in verdict.changes]
     return sorted(found, key=lambda row: (not row[1].bare, row[1].how is How.NEW))
 

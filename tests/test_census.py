@@ -142,7 +142,8 @@ def test_keys_outside_the_section_for_engines_are_named_by_their_path(tmp_path, 
 
 def test_environment_variables_are_those_that_the_package_reads(tmp_path, monkeypatch):
     (tmp_path / "settings_of_all.py").write_text(
-        "import os\nLIMIT = int(os.environ.get('A_LIMIT', 5))\nUNUSED = os.getenv('B_UNUSED')\n_FLAG = os.environ.get('_C_FLAG', '1') in ('1',)\n"
+        "import os\nLIMIT = int(os.environ.get('A_LIMIT', 5))\nUNUSED = os.getenv('B_UNUSED')\n"
+        "_FLAG = os.environ.get('_C_FLAG', '1') in ('1',)\n"
     )
     package = tmp_path / "a_package" / "below"
     package.mkdir(parents=True)
