@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from harness.contract.errors import UsageError
+from harness.judging import headers
 from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_form, of_place
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
+from harness.judging.pairing import pair
 from harness.records.forms import Forms
 from harness.records.verdict import UNEXPLAINED
 from harness.suite.plan import load_plan
@@ -281,3 +283,30 @@ def test_what_is_malformed_is_refused_by_name(tmp_path, text, said):
     (tmp_path / "d.toml").write_text(text)
     with pytest.raises(UsageError, match=said):
         load(tmp_path / "d.toml")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status", "causes"),
+    [
+        ({"Date": "later", "allow": "HEAD, GET", "server": "a"}, 200, {}),
+        ({"date": "later", "allow": "GET", "server": "a"}, 200, {"allow": "get, head | get"}),
+        ({"date": "later", "allow": "GET, HEAD", "Vary": "x", "server": "b"}, 200, {"server": "a | b", "vary": "(not there) | x"}),
+        ({"allow": "GET, HEAD", "server": "a"}, 200, {"date": "any | (not there)"}),
+        ({}, 404, {}),
+    ],
+)  # fmt: skip
+def test_each_header_that_differs_is_a_cause_of_its_own(theirs, status, causes):
+    """The statuses are the same, but for the last: then nothing is compared."""
+
+    def asked(headers, status=200):
+        request = {"method": "GET", "path": "/health", "headers": {}, "body": ""}
+        return traces.trace(traces.call("http", request, {"status": status, "headers": headers, "body": ""}))
+
+    left = asked({"date": "now", "allow": "GET, HEAD", "server": "a"})
+    right = asked(theirs, status)
+    found = headers.compare(left, right, pair(left, right).pairs)
+    facet = found.get(headers.HEADERS)
+    differences = facet.differences if facet else []
+    assert {d.place: f"{d.baseline} | {d.candidate}" for d in differences} == causes
+    assert [d.why for d in differences] == [(f"{Why.HEADER}:{name}",) for name in causes]
+    assert (facet is None) == (status != 200)

@@ -119,6 +119,9 @@ class Why(StrEnum):
     FIELD = "field-of-one-stack"
     """One stack's answer has a value in a field that the other's lacks, or leaves null. The field's name follows after a colon: each
     has its own entry."""
+    HEADER = "header-of-an-answer"
+    """Answers at the two addresses differ in a header: one lacks it, or its value is another one. The header's name follows after a
+    colon: each has its own entry."""
     ARRAY = "array-in-place-of-lists"
     """One client returns an array, the other nested lists of the same depth with numbers of the same kind. Facets of outputs compare
     the numbers themselves."""

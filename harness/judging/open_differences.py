@@ -13,13 +13,15 @@ from harness.judging.causes import Why
 from harness.judging.sources import SOURCE, OfPairs
 from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
 
+BY_FIELD = (Why.FIELD, Why.HEADER)
+
 
 class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cause that a pair of stacks is known to have."""
 
     cause: Why
     fields: list[str] = msgspec.field(default_factory=list)
-    """For `Why.FIELD`: the fields. Each is a cause of its own."""
+    """For the causes in `BY_FIELD`: the fields, or the headers. Each is a cause of its own."""
 
     @property
     def causes(self) -> list[str]:
@@ -36,10 +38,10 @@ def load(path: Path | None = None) -> list[Entry]:
     listed = data.read(path, "open_differences.toml", _File, holds="open differences").difference
     found = [one for entry in listed for one in entry.each]
     keys = [(cause, one.pair) for one in found for cause in one.causes]
-    if bare := sorted({one.pair for one in found if (one.cause == Why.FIELD) != bool(one.fields)}):
+    if bare := sorted({one.pair for one in found if (one.cause in BY_FIELD) != bool(one.fields)}):
         raise UsageError(
             f"{path or 'open_differences.toml'}: an entry of {', '.join(bare)} names no field, or another cause's fields",
-            next_step=f'give `fields` to an entry with cause = "{Why.FIELD}", and to no other',
+            next_step=f"give `fields` to an entry with cause {' or '.join(BY_FIELD)}, and to no other",
         )
     if wrong := [str(one.cause) for one in found if not SOURCE.fullmatch(one.source)]:
         raise UsageError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, final
 
 import msgspec
@@ -19,7 +19,7 @@ from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
 from harness.contract.messages import CHOICES
-from harness.judging import census, effects, engine_facets
+from harness.judging import census, effects, engine_facets, headers
 from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
@@ -232,7 +232,7 @@ def _facets(
     both = (baseline.evidence, candidate.evidence)
     aside = effects.apart(*both)
     found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
-    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside) | effects.compare(*both)
+    facets = _all_facets(found, both, twin, aside)
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
@@ -240,6 +240,21 @@ def _facets(
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
+
+
+def _all_facets(
+    found: Comparison,
+    both: tuple[Evidence, Evidence],
+    twin: ScenarioTrace | None,
+    aside: tuple[Collection[Concern], Collection[Concern]],
+) -> dict[str, Facet]:
+    """Those of the outputs, of what the engines did, of fields of requests, and of headers."""
+    return {
+        **found.facets,
+        **engine_facets.compare(*both, twin, found.pairing, aside),
+        **effects.compare(*both),
+        **headers.compare(both[0].trace, both[1].trace, found.pairing.pairs),
+    }
 
 
 def _beside_failures(
@@ -251,7 +266,7 @@ def _beside_failures(
     apart = effects.apart(*both)
     aside = ({*baseline.concerns, *apart[0]}, {*candidate.concerns, *apart[1]})
     found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
-    facets = found.facets | engine_facets.compare(*both, twin, found.pairing, aside) | effects.compare(*both)
+    facets = _all_facets(found, both, twin, aside)
     fails = [
         f"the {role} fails {', '.join(side.broken)}"
         for role, side in (("baseline", baseline), ("candidate", candidate))
