@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import types
+import typing
 
 import msgspec
 import pytest
@@ -103,6 +104,19 @@ def test_everything_public_is_named_with_its_form_and_nothing_else():
         "Mode.KEEP": ("field", "", "", "'keep'"),
     }
     assert found["raises Broken"].kind == "exception"
+
+
+class Row(typing.TypedDict):
+    tokens: "list[int]"
+
+
+class Typed:
+    async def generate(self) -> Row: ...
+
+
+def test_a_field_of_a_typed_dictionary_has_the_type_as_it_is_written():
+    found = by_name(census.of(Typed(), types={}))["Row.tokens"]
+    assert (found.kind, found.form, found.type) == ("field", "required", "list[int]")
 
 
 def test_two_clients_say_the_same():

@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, is_typeddict
+from typing import Any, ForwardRef, is_typeddict
 
 import msgspec
 
@@ -240,6 +240,8 @@ def _public(names: Iterable[str]) -> list[str]:
 def _text(annotation: Any) -> str:
     if annotation is inspect.Signature.empty:
         return ""
+    if isinstance(annotation, ForwardRef):  # of a TypedDict
+        annotation = annotation.__forward_arg__
     said = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     plain = _QUALIFIED.sub("", _ADDRESS.sub("", said)).replace("'", "").replace('"', "")
     return _OLD_NAMES.sub(lambda found: found[0].lower(), plain)
