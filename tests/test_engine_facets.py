@@ -9,7 +9,7 @@ import pytest
 
 from harness.checks.base import Evidence, failed
 from harness.judging.causes import Why
-from harness.judging.engine_facets import ATTEMPTS, CONCURRENCY, ORDER, REQUESTS, SECONDS, compare
+from harness.judging.engine_facets import ATTEMPTS, CONCURRENCY, ORDER, PARAMETERS, REQUESTS, SECONDS, compare
 from harness.judging.pace import LEAST_PAIRS
 from harness.judging.pairing import pair
 from harness.judging.parity import Judged
@@ -264,3 +264,24 @@ def test_the_miniatures_faults_are_seen_and_two_correct_takes_are_alike(tmp_path
                 why(compare(Evidence(right[0], BOOK), Evidence(broken, BOOK), right[1], pair(right[0], broken)))
                 == causes
             )
+
+
+def test_a_parameter_that_only_one_stack_fills_in_is_a_cause_of_its_own():
+    def asked(*params: dict[str, Any]) -> ScenarioTrace:
+        prompts = [[5, row] for row in range(len(params))]
+        made = [traces.executed(prompts[row], TOKENS, params=one, from_ns=20 + row) for row, one in enumerate(params)]
+        call = traces.generate(
+            prompts, [TOKENS] * len(params), params={"temperature": 0.0}, started_ns=10, ended_ns=SECOND
+        )
+        return trace(call, *(one for several in made for one in several))
+
+    given = {"max_tokens": 10, "temperature": 0, "stop": ["a"]}
+    left = asked({**given, "seed": 1}, {**given, "seed": 2})
+    right = asked({**given, "seed": 2, "temperature": 0.0}, {**given, "seed": 1, "kind": "FINAL", "stop": []})
+    found = facets(left, right)[PARAMETERS]
+    assert {d.place: (d.baseline, d.candidate) for d in found.differences} == {
+        "kind": ("(not there)", '"FINAL"'),
+        "stop": ('["a"]', '["a"], []'),
+    }, "the order of rows does not count, and 0 is 0.0"
+    assert [d.why for d in found.differences] == [(f"{Why.PARAMETER}:{name}",) for name in ("kind", "stop")]
+    assert facets(left, left)[PARAMETERS].facts == 4

@@ -122,6 +122,9 @@ class Why(StrEnum):
     HEADER = "header-of-an-answer"
     """Answers at the two addresses differ in a header: one lacks it, or its value is another one. The header's name follows after a
     colon: each has its own entry."""
+    PARAMETER = "parameter-at-the-engine"
+    """The engines of the two stacks get other values of a sampling parameter for one call. The parameter's name follows after a colon:
+    each has its own entry."""
     ARRAY = "array-in-place-of-lists"
     """One client returns an array, the other nested lists of the same depth with numbers of the same kind. Facets of outputs compare
     the numbers themselves."""

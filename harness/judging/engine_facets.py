@@ -6,6 +6,7 @@ from chance and time is compared robustly: a difference counts only beyond a sta
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from harness.checks.echo import CONTROL_ARGUMENTS, CONTROL_OPS
 from harness.checks.matching import Row, assignment
 from harness.checks.pausing import dropped, pauses
 from harness.contract.messages import METHODS, Plane
-from harness.judging.causes import Why
+from harness.judging.causes import NOT_THERE, Why
 from harness.judging.facets import deterministic, error_of
 from harness.judging.pace import FAR, LEAST_TOKENS, Pace, over
 from harness.judging.pairing import Pairing, pair
@@ -30,6 +31,7 @@ from harness.records.verdict import Concern
 
 REQUESTS = "engines.requests"
 ATTEMPTS = "engines.attempts"
+PARAMETERS = "engines.parameters"
 CONCURRENCY = "engines.concurrency"
 SECONDS = "engines.seconds"
 ORDER = "engines.order"
@@ -90,6 +92,7 @@ def compare(
         answered = _answered(both)
         found |= {ATTEMPTS: _attempts(both), CONCURRENCY: _concurrency(answered), ORDER: _order(both)}
         found[REQUESTS] = _requests(answered, found[ATTEMPTS])
+        found[PARAMETERS] = _parameters(answered)
     return found
 
 
@@ -154,6 +157,30 @@ def _in_words(attempts: dict[str, int]) -> str:
     if max(attempts.values()) > 1:
         return "a row reached an engine more than once"
     return _NONE if len(attempts) == 1 and not any(attempts.values()) else "no row reached an engine more than once"
+
+
+# --- sampling parameters --------------------------------------------------------------------------------------------
+
+
+def _parameters(both: _Both) -> Facet:
+    """Each sampling parameter with the values that the engines got for the rows of a call. `echo` judges what the call asks for; here
+    the rest shows too: what each stack fills in."""
+    facet = Facet()
+    for left, right in both.pairs:
+        ours, theirs = _values(both.baseline, left), _values(both.candidate, right)
+        for name in sorted({*ours, *theirs}) if ours and theirs else ():
+            sides = ours.get(name, NOT_THERE), theirs.get(name, NOT_THERE)
+            facet.compare(name, sides, (f"{Why.PARAMETER}:{name}",), noisy=False, call=left)
+    return facet
+
+
+def _values(evidence: Evidence, call: Call) -> dict[str, str]:
+    """Parameter → its values in all rows, each once."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for executions in _executions_of(evidence).get(call.id, {}).values():
+        for name, value in executions[0].sampling_params.items() if executions else ():
+            found[name].add(json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value))
+    return {name: ", ".join(sorted(values)) for name, values in found.items()}
 
 
 # --- requests per server --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from harness.judging.causes import Why
 from harness.judging.sources import SOURCE, OfPairs
 from harness.records.verdict import UNEXPLAINED, OpenCause, Parity, Verdict
 
-BY_FIELD = (Why.FIELD, Why.HEADER)
+BY_FIELD = (Why.FIELD, Why.HEADER, Why.PARAMETER)
 
 
 class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     cause: Why
     fields: list[str] = msgspec.field(default_factory=list)
-    """For the causes in `BY_FIELD`: the fields, or the headers. Each is a cause of its own."""
+    """For the causes in `BY_FIELD`: the fields, headers or parameters. Each is a cause of its own."""
 
     @property
     def causes(self) -> list[str]:
