@@ -261,9 +261,9 @@ def test_an_option_with_another_value_is_a_change_and_one_that_another_vllm_lack
     ]
     seeds = entry(How.DEFAULT, "engine.seed")
     assert compare(theirs, theirs, [seeds]).stale == ["engine.seed"]
-    rope = entry(How.GONE, "generator.rope_scaling", "generator.inference_engine.backend")
+    rope = entry(How.GONE, "generator.rope_scaling", "generator.inference_engine.backend", "A_LIMIT")
     assert compare({}, {}, [seeds, rope]).stale == ["generator.inference_engine.backend"], (
-        "an earlier harness told neither"
+        "an earlier harness told neither options nor variables"
     )
 
 

@@ -23,8 +23,11 @@ from harness.records.verdict import Change, How
 
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
-_LATER = re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+")
-"""Names that a census has since it tells the engines' options."""
+_LATER = {
+    "option": re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+"),
+    "variable": re.compile(r"[A-Z][A-Z0-9_]+"),
+}
+"""Kind → names that a census has since it tells that kind."""
 Offers = Mapping[str, Offer]
 """Name → what is offered under it."""
 
@@ -101,8 +104,9 @@ def compare(baseline: Offers, candidate: Offers, entries: Sequence[Entry]) -> Fo
     changes = [*filter(None, judged), *(change for change in added if change.how is not How.NEW)]
     explained = [_explained(change, by_name.get(change.name)) for change in changes]
     used = {change.name for change in explained if change.do}
-    if not any(offer.kind == "option" for offer in baseline.values()):
-        used |= {name for name in by_name if _LATER.fullmatch(name)}  # a recording of an earlier harness
+    told = {offer.kind for offer in baseline.values()}
+    for names in (names for kind, names in _LATER.items() if kind not in told):
+        used |= {name for name in by_name if names.fullmatch(name)}  # a recording of an earlier harness
     return Found(
         same=judged.count(None),
         changes=explained,

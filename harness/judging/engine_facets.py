@@ -179,7 +179,8 @@ def _values(evidence: Evidence, call: Call) -> dict[str, str]:
     found: dict[str, set[str]] = defaultdict(set)
     for executions in _executions_of(evidence).get(call.id, {}).values():
         for name, value in executions[0].sampling_params.items() if executions else ():
-            found[name].add(json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value))
+            whole = int(value) if isinstance(value, float) and value.is_integer() else value
+            found[name].add(json.dumps(whole, sort_keys=True))
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
 
 
