@@ -99,6 +99,8 @@ def test_a_sync_changes_the_text_of_a_body_and_nothing_else_in_it(place, synced,
         ("a b", "c a b d", {}, []),
         ("a b", "a c", {"same_tokens": False}, [Why.OTHER_TOKENS]),
         ("a b", NOT_THERE, {}, [Why.NO_TEXT]),
+        ("", "a b", {"params": {"detokenize": False}}, [Why.UNASKED_TEXT]),
+        ("a", "a b", {"params": {"detokenize": False}}, []),
     ],
 )
 def test_the_cause_of_two_texts(baseline, candidate, about, causes):

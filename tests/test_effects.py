@@ -32,3 +32,20 @@ def test_what_is_wrong_on_one_stack_is_set_aside_and_not_compared():
 
 def test_equal_stacks_have_nothing_apart():
     assert effects.apart(evidence(REFUSED), evidence(REFUSED)) == (set(), set())
+
+
+def test_two_fields_are_set_aside_with_the_one_that_differs_alone():
+    """Both stacks take the pair; what follows from it differs as its field does."""
+
+    def pair_of(became) -> Evidence:
+        both = {"top_k": 5, "min_p": 0.5}
+        scene = asked(
+            ("top_k: five", {"top_k": 5}, became),
+            ("min_p: a half", {"min_p": 0.5}, {"min_p": 0.5}),
+            ("top_k + min_p: five + a half", both, both),
+        )
+        return Evidence(traces.trace(*scene.calls, observations=scene.seen), scene.reference)
+
+    left, right = pair_of({"top_k": 5}), pair_of(REFUSED)
+    assert [len(side) for side in effects.apart(left, right)] == [2, 2]
+    assert effects.apart(left, left) == (set(), set())

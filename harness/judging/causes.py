@@ -46,6 +46,8 @@ class Why(StrEnum):
     """One text begins with the end of the prompt."""
     OTHER_TOKENS = "text-of-other-tokens"
     """The tokens behind the texts differ, which is a difference of its own."""
+    UNASKED_TEXT = "text-without-detokenization"
+    """A request says detokenize=false: one stack returns an empty text, the other decodes the tokens all the same."""
     NO_TEXT = "no-text"
     """One stack returns no text for this call."""
     NULL = "null-or-left-out"
@@ -157,6 +159,8 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 def _of_texts(baseline: str, candidate: str, asked: Asked) -> tuple[str, ...]:
     """The fewest causes that together make the texts equal; none if all of them do not."""
+    if (asked.call.request.get("sampling_params") or {}).get("detokenize") is False and "" in (baseline, candidate):
+        return (Why.UNASKED_TEXT,)
     for count in range(1, len(_TEXTS) + 1):
         for chosen in itertools.combinations(_TEXTS, count):
             left, right = baseline, candidate

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from harness.checks import bad_rows, call_forms, http_fields, http_routes, request_fields
 from harness.checks.base import Evidence
+from harness.checks.request_fields import PAIR
 from harness.judging.causes import Why
 from harness.judging.sides import Facet
 from harness.records.recording import Call
@@ -41,9 +42,18 @@ def _paired(baseline: Evidence, candidate: Evidence) -> Iterator[tuple[str, tupl
 
 
 def apart(baseline: Evidence, candidate: Evidence) -> tuple[set[Concern], set[Concern]]:
-    """The calls of each side whose field became something else on the other side. They differ in what follows from it too."""
-    calls = [both for _, both, (ours, theirs) in _paired(baseline, candidate) if ours != theirs]
+    """The calls of each side whose field, or one of whose two fields, became something else on the other side. They differ in what
+    follows from it too."""
+    cases = [*_paired(baseline, candidate)]
+    other = {place for place, _, (ours, theirs) in cases if ours != theirs}
+    calls = [both for place, both, _ in cases if place in other or not other.isdisjoint(_alone(place))]
     return {(left.id, None) for left, _ in calls}, {(right.id, None) for _, right in calls}
+
+
+def _alone(place: str) -> list[str]:
+    """The two cases of which a pair is made: "n: one" and "seed: big" of "n + seed: one + big"."""
+    fields, _, given = place.partition(": ")
+    return [f"{one}: {value}" for one, value in zip(fields.split(PAIR), given.split(PAIR), strict=False)]
 
 
 def compare(baseline: Evidence, candidate: Evidence) -> dict[str, Facet]:

@@ -24,7 +24,7 @@ from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
 from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
-from harness.judging.sides import Comparison, Facet, lay_side_by_side
+from harness.judging.sides import Comparison, Facet, covered, lay_side_by_side
 from harness.machine.targets import released
 from harness.records.recording import Call, ScenarioTrace
 from harness.records.verdict import UNEXPLAINED, Concern, Conformance, NoiseFloor, Parity, Verdict
@@ -236,7 +236,7 @@ def _facets(
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
-    verdicts.extend(_errors(about, found.errors))
+    verdicts.extend(_errors(about, [one for one in found.errors if not covered(one[0], aside[0])]))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
