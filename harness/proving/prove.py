@@ -322,39 +322,42 @@ _KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
 
 def _knowing(options: Options, progress: Progress) -> Driver:
     """A session that knows the oracle's answers to earlier sessions."""
-    session = Session(options, progress, _KNOWN)
-    gc.collect()
-    gc.freeze()  # collections then skip hundreds of thousands of answers
-    return session
+    return Session(options, progress, _KNOWN)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Turn garbage collection off: it takes a quarter of a fault's time, and the next job collects before it begins."""
+def _collected_once() -> Iterator[None]:
+    """Collect garbage only at the end: each collection walks through all that a job has made. What lives on is not walked again."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.collect()
+        gc.freeze()
         if collects:
             gc.enable()
 
 
 def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
     """Drive a job in its own session. Returns its laps as one."""
-    try:
-        session = begin(job.options, silent)
+    with _collected_once():  # the session is gone by its end
         try:
-            with _uncollected():
-                laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
-                return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
-        finally:
-            session.close()
-            if job.options.run_dir is not None:
-                shutil.rmtree(job.options.run_dir, ignore_errors=True)
-    except HarnessError as e:  # as text: not every error can be pickled out of another process
-        fault = None if job.fault is None else job.fault.id
-        return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+            return _drive(job, begin)
+        except HarnessError as e:  # as text: not every error can be pickled out of another process
+            fault = None if job.fault is None else job.fault.id
+            return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+
+
+def _drive(job: Job, begin: Begin) -> Lap:
+    session = begin(job.options, silent)
+    try:
+        laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+        return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
+    finally:
+        session.close()
+        if job.options.run_dir is not None:
+            shutil.rmtree(job.options.run_dir, ignore_errors=True)
 
 
 def _ignore_interrupts() -> None:
