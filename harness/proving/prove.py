@@ -6,12 +6,12 @@ faults are injected one after the other.
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Literal, Protocol, final
 
 import msgspec
@@ -237,6 +237,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """True if the functions that the fault changes are known."""
         return self.fault is not None and bool(self.fault.changes)
 
+    @property
+    def size(self) -> int:
+        """Number of scenarios."""
+        return sum(len(names) for _, names in self.seats)
+
     def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
         """The job without the scenarios that call no function that the fault changes."""
         if self.fault is None or not self.may_be_narrowed:
@@ -249,25 +254,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
     """Yields a function that returns which of `functions` (qualified names) were called since its last call."""
-    called: set[CodeType] = set()
-
-    def see(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            called.add(frame.f_code)
-
-    def since() -> frozenset[str]:
-        seen = list(called)  # a copy first, since the next line makes calls as well
-        called.clear()
-        return frozenset(functions & {code.co_qualname for code in seen})
-
     if not functions:
         yield frozenset
         return
-    sys.setprofile(see)
+    profiler = cProfile.Profile(builtins=False)
+
+    def since() -> frozenset[str]:
+        profiler.disable()
+        seen = {entry.code.co_qualname for entry in profiler.getstats() if isinstance(entry.code, CodeType)}
+        profiler.clear()
+        profiler.enable()
+        return frozenset(functions & seen)
+
+    profiler.enable()
     try:
         yield since
     finally:
-        sys.setprofile(None)
+        profiler.disable()
 
 
 def sampling_params(traces: Iterable[ScenarioTrace]) -> frozenset[str]:
@@ -396,9 +399,9 @@ def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin 
                 raise found
             yield found
             if found.fault is None:
-                for job in faults:
-                    if job.may_be_narrowed:
-                        begin_job(job if found.error else job.narrowed(found.called))
+                late = [job if found.error else job.narrowed(found.called) for job in faults if job.may_be_narrowed]
+                for job in sorted(late, key=lambda job: -job.size):  # a long one at the end would run alone
+                    begin_job(job)
 
 
 def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:

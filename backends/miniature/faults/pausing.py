@@ -12,6 +12,11 @@ from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import PauseMode, SessionId
 
+CUT_SHORT = frozenset({"Engine.abort_all"})
+"""Only what calls it cuts a request short (stop reason "abort")."""
+RETRIED = frozenset({"RetryingClient.again"})
+"""The client that retries calls it for every request that was cut short."""
+
 
 @seeded(
     "tokens_lost_on_continuation", "keep", caught_by=["conservation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
@@ -66,7 +71,7 @@ class WaitAborts(Engine):
         await super().pause_generation(mode="abort" if mode == "wait" else mode, clear_cache=clear_cache)
 
 
-@seeded("partial_answers_lost", "emptied", caught_by=["conservation"])
+@seeded("partial_answers_lost", "emptied", caught_by=["conservation"], changes=CUT_SHORT)
 class PartialAnswersEmptied(Engine):
     """A request that pause(abort) cut short comes back without its tokens."""
 
@@ -78,7 +83,13 @@ class PartialAnswersEmptied(Engine):
         return done
 
 
-@seeded("partial_answers_lost", "renamed", caught_by=["abort_returns_partial"], corrupts=Fact.ANSWERS)
+@seeded(
+    "partial_answers_lost",
+    "renamed",
+    caught_by=["abort_returns_partial"],
+    corrupts=Fact.ANSWERS,
+    changes=CUT_SHORT,
+)
 class AbortCalledLength(Client):
     """A request that pause(abort) cut short has the stop reason "length"."""
 
@@ -273,7 +284,11 @@ class RetryKeepsItsBudget(RetryingClient):
 
 
 @seeded(
-    "abort_leaks", "retry", caught_by=["all_complete", "continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
+    "abort_leaks",
+    "retry",
+    caught_by=["all_complete", "continuation", "pause_changes_nothing"],
+    corrupts=Fact.ANSWERS,
+    changes=RETRIED,
 )
 class RetryNever(RetryingClient):
     """A request that pause(abort) cut short is never retried."""
@@ -283,7 +298,12 @@ class RetryNever(RetryingClient):
         return False
 
 
-@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded(
+    "abort_leaks",
+    "second_time",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    changes=RETRIED,
+)
 class RetryOnce(RetryingClient):
     """A request that is cut short a second time is not retried again."""
 
@@ -325,7 +345,12 @@ class RetryMakesOneMore(RetryingClient):
         return left
 
 
-@seeded("abort_leaks", "before_the_first_token", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded(
+    "abort_leaks",
+    "before_the_first_token",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    changes=RETRIED,
+)
 class RetryOnlyWhatHasTokens(RetryingClient):
     """A request that was cut short before its first token is not retried."""
 
@@ -393,7 +418,7 @@ class WaitCutsTheQueue(_CutsTheQueue):
     cut_by = "wait"
 
 
-@seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"])
+@seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"], changes=RETRIED)
 class ChatIsNotRetried(RetryingClient):
     """A chat completion that pause(abort) cut short is not retried."""
 
@@ -433,7 +458,12 @@ class SeedBeginsAnewOnResume(Engine):
             request.random.seed(f"{request.params['seed']} {request.prompt}")
 
 
-@seeded("stop_string_missed", "across_a_freeze", caught_by=["pause_changes_nothing"])
+@seeded(
+    "stop_string_missed",
+    "across_a_freeze",
+    caught_by=["pause_changes_nothing"],
+    changes=frozenset({"Engine.thaw"}),  # it is correct until a frozen request goes on
+)
 class StopStringAcrossAFreezeIsMissed(Engine):
     """A request that was frozen looks for stop strings only in the tokens after the freeze."""
 
