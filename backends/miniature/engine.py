@@ -46,7 +46,9 @@ CacheKey = tuple[Any, ...]
 class BadRequest(ValueError):
     """The caller made a mistake."""
 
-    status = 400
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.status = 400
 
 
 class EngineDead(ConnectionError):

@@ -88,7 +88,13 @@ class AdapterCacheOfTheBase(Engine):
         return (0, tuple(tokens))
 
 
-@seeded("adapter_not_loaded", "one_server", caught_by=["only_adapter_travels"], corrupts=Fact.ADAPTERS)
+@seeded(
+    "adapter_not_loaded",
+    "one_server",
+    caught_by=["only_adapter_travels"],
+    corrupts=Fact.ADAPTERS,
+    changes=frozenset({"Client.load_lora_adapter"}),
+)
 class AdapterMissed(Engine):
     """When a new version of an adapter is loaded over its name, one server keeps the old one and reports success."""
 
@@ -286,7 +292,7 @@ class ExpertsLostInAPause(Engine):
         request.experts = request.experts[len(request.experts) // 2 :]
 
 
-@seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"])
+@seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"], changes=frozenset({"Engine.remember"}))
 class ExpertsNotCached(Engine):
     """The prefix cache does not keep the experts of its tokens: all are reported as expert 0."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
-from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.faults.registry import ONE, PAUSED, RECOMPUTED, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import PauseMode, SessionId
 
@@ -134,7 +134,7 @@ class ControlTwice(Client):
             await super().tell(engine, op, **arguments)
 
 
-@seeded("control_argument_dropped", caught_by=["echo"], corrupts=Fact.PAUSES)
+@seeded("control_argument_dropped", caught_by=["echo"], corrupts=Fact.PAUSES, changes=PAUSED | RECOMPUTED)
 class ClearCacheDropped(Client):
     """pause() and reset_prefix_cache() lose their arguments on the way."""
 
@@ -176,7 +176,7 @@ class WaitDoesNotWait(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS)
+@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS, changes=PAUSED)
 class AnsweredDuringPause(Engine):
     """A request that arrives during a pause returns immediately, empty."""
 
@@ -189,7 +189,7 @@ class AnsweredDuringPause(Engine):
             self.finish(request)
 
 
-@seeded("held_requests_answered", "refused", caught_by=["driven"])
+@seeded("held_requests_answered", "refused", caught_by=["driven"], changes=PAUSED)
 class RefusedDuringPause(Engine):
     """A request that arrives during a pause is refused."""
 
@@ -512,7 +512,7 @@ class PauseReturnsAfterAGrace(Client):
         return None
 
 
-@seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES)
+@seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES, changes=PAUSED)
 class WakeUpResumes(Engine):
     """wake_up() also ends a pause, as vLLM's does."""
 

@@ -40,6 +40,13 @@ ONE = "server-1"
 MANY = 6
 """Number of requests that count as load on a server."""
 
+REFUSED = frozenset({"BadRequest.__init__"})
+"""`Fault.changes` of faults that are correct until a request is refused."""
+PAUSED = frozenset({"Engine.pause_generation"})
+"""The same, until a pause."""
+RECOMPUTED = frozenset({"Engine.recompute"})
+"""The same, until running requests lose their cache."""
+
 
 def seeded(
     name: str,

@@ -6,13 +6,13 @@ from typing import Any
 
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output
-from backends.miniature.faults.registry import seeded
+from backends.miniature.faults.registry import REFUSED, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
 from harness.contract.messages import GenerateRequest, SessionId
 
 
-@seeded("single_request_loses_session", caught_by=["sticky_sessions"])
+@seeded("single_request_loses_session", caught_by=["sticky_sessions"], changes=REFUSED | {"Router.server_of_session"})
 class SingleRequestLosesSession(Client):
     """The client for single requests does not pass on the session."""
 
@@ -33,12 +33,14 @@ class _Moves(Router):
 class SessionMovesOnItsSecondTurn(_Moves):
     """A session's second turn runs on another server than the other turns."""
 
-    _turns: tuple[str, ...] = ()
+    def __init__(self, engines: list[Engine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self._turns: dict[str, int] = {}
 
     def server_of_session(self, session: SessionId) -> Engine:
         engine = super().server_of_session(session)
-        self._turns += (repr(session),)
-        return self.next_to(engine) if self._turns.count(repr(session)) == 2 else engine
+        turn = self._turns[repr(session)] = self._turns.get(repr(session), 0) + 1
+        return self.next_to(engine) if turn == 2 else engine
 
 
 @seeded("session_moves", "under_load", caught_by=["sticky_sessions"])
