@@ -102,6 +102,13 @@ def test_a_fault_counts_itself_and_is_gone_when_the_next_is_injected(tmp_path):
         assert stack.inject(None) == 0
 
 
+def test_a_fault_names_the_functions_that_its_part_replaces_unless_it_may_differ_from_the_start():
+    seeded = known("miniature").seeded()
+    assert seeded["hop_error_loses_its_cause"].changes == {"Router.over_broken_hop"}
+    assert seeded["count_lost/by_a_copy"].changes == {"Client.__getstate__"}
+    assert seeded["session_moves/second_turn"].changes == frozenset()
+
+
 def test_real_and_inline_stacks_do_not_mix(tmp_path):
     options = Options(baseline="miniature", candidate="skyrl-0.2.0:http", engine="cpu", run_dir=tmp_path / "run")
     with pytest.raises(UsageError, match="run different models"):

@@ -46,7 +46,9 @@ CacheKey = tuple[Any, ...]
 class BadRequest(ValueError):
     """The caller made a mistake."""
 
-    status = 400
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.status = 400
 
 
 class EngineDead(ConnectionError):
@@ -262,8 +264,17 @@ class Engine:
         if any(not isinstance(token, int) or not 0 <= token < model.VOCABULARY for token in prompt):
             raise BadRequest("the prompt has a token that is not in the vocabulary")
         if said := parameters.wrong(params):
-            raise BadRequest(said)
-        if adapter is not None and adapter not in self.adapters:
+            raise self.refusal(said, params)
+        if adapter is not None:
+            self.refuse_unknown(adapter)
+
+    def refusal(self, said: str, _params: dict[str, Any]) -> Exception:
+        """The error for wrong sampling parameters."""
+        return BadRequest(said)
+
+    def refuse_unknown(self, adapter: str) -> None:
+        """Raises BadRequest for an adapter that is not loaded."""
+        if adapter not in self.adapters:
             raise BadRequest(f"there is no adapter {adapter}")
 
     def effective(self, request: Request) -> dict[str, Any]:
@@ -582,12 +593,13 @@ class Engine:
 
     def hold(self, held: model.Parameters) -> None:
         """Replace the engine's parameters."""
-        self.shards = self.scatter(held)
+        alone = len(self.workers) == 1 and self.workers[0] is None
+        self.shards = [model.shard(held, 1, 0)] if alone else self.scatter(held)
         self.held_parameters = dict(model.joined(self.shards, held, spread=self.workers[0] is not None))
         self._networks.clear()
 
     def scatter(self, held: model.Parameters) -> list[model.Parameters]:
-        """Each worker's shard, by rank."""
+        """The shard of each of several workers, by rank, or of one worker that has a share of the experts."""
         return [model.shard(held, len(self.workers), rank, share) for rank, share in enumerate(self.workers)]
 
     def loading(self, adapter: str | None) -> int:
@@ -596,9 +608,14 @@ class Engine:
 
     def network(self, adapter: str | None) -> model.Network:
         """The network for requests under this adapter."""
-        loading = self.loading(adapter)
+        return self._network(0, None) if adapter is None else self.adapted(adapter)
+
+    def adapted(self, adapter: str) -> model.Network:
+        """The network with this adapter."""
+        return self._network(self.loading(adapter), self.adapters[adapter][1])
+
+    def _network(self, loading: int, factors: model.Parameters | None) -> model.Network:
         if loading not in self._networks:
-            factors = None if adapter is None else self.adapters[adapter][1]
             parameters = model.with_adapter(model.dequantize(self.held_parameters), factors)
             self._networks[loading] = model.network(parameters)
         return self._networks[loading]

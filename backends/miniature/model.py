@@ -97,8 +97,11 @@ def with_adapter(parameters: Parameters, factors: Parameters | None) -> Paramete
 
 def quantize(parameters: Parameters, kind: str | None) -> Parameters:
     """Full-precision tensors as an engine holds them: unchanged, or in int8 or fp8 with one scale per tensor."""
-    if kind is None:
-        return dict(parameters)
+    return dict(parameters) if kind is None else in_steps(parameters, kind)
+
+
+def in_steps(parameters: Parameters, kind: str) -> Parameters:
+    """Tensors in int8 or fp8, each with one scale."""
     held: dict[str, Array] = {}
     for name, tensor in parameters.items():
         scale = np.float32(np.abs(tensor).max() / LARGEST[kind])
@@ -205,7 +208,8 @@ class Node:
         """Log-probabilities of the next token (vocabulary); None before `Network.row`."""
 
 
-MOST_NODES = 300_000
+MOST_NODES = 1_000_000
+"""Nodes of a tree, each of some 700 bytes."""
 ROUNDING, MOST_ROUNDING = 0.07, 0.3
 """What 16 bits do to a log-probability, in nats: the deviation, and the most (the tiny model's in bfloat16: 0.08 and 0.6)."""
 

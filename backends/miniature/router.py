@@ -73,6 +73,12 @@ class Router:
         return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
 
     async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if self.broken is None:
+            return await engine.generate(prompt, params, **more)
+        return await self.over_broken_hop(engine, prompt, params, **more)
+
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        """One request while a hop is broken, perhaps its own."""
         fault = self.strikes(engine, params)
         if fault is None or fault.connection == "whole":
             return await engine.generate(prompt, params, **more)
@@ -98,7 +104,14 @@ class Router:
         return self.broken
 
     async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
-        """One control call to one server. It may meet the fault of a hop to the first server."""
+        """One control call to one server."""
+        if self.broken is None:
+            await engine.control(op, **arguments)
+        else:
+            await self.control_over_broken_hop(engine, op, **arguments)
+
+    async def control_over_broken_hop(self, engine: Engine, op: str, **arguments: Any) -> None:
+        """One control call while a hop is broken, perhaps its own: that to the first server."""
         fault = self.broken
         if fault is None or CALLS.get(op) != fault.call or engine is not self.engines[0] or engine.name in self.struck:
             await engine.control(op, **arguments)
@@ -109,13 +122,17 @@ class Router:
         raise HopBroken(fault, engine.name)
 
     def server_of(self, session: SessionId | None) -> Engine:
-        """SkyRL #934: hash_with_sha256(str(session_id)) % engines. Without a session, any living server."""
+        """The server of a session. Without a session, any living server."""
         if session is not None:
-            return self.engines[self.hashed(session) % len(self.engines)]
+            return self.server_of_session(session)
         alive = [engine for engine in self.engines if not engine.dead]
         if not alive:
             raise EngineDead("no server is alive")
         return self._random.choice(alive)
+
+    def server_of_session(self, session: SessionId) -> Engine:
+        """SkyRL #934: hash_with_sha256(str(session_id)) % engines."""
+        return self.engines[self.hashed(session) % len(self.engines)]
 
     def hashed(self, session: SessionId) -> int:
         return int.from_bytes(hashlib.sha256(str(session).encode()).digest()[:8], "big")

@@ -70,8 +70,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Drive only these scenarios; if empty, drive all of the suite."""
     changes: frozenset[str] = frozenset()
     """Qualified names of the functions that it changes ("Engine.draw"), or the sampling parameters that it ignores
-    ("sampling_params.top_k"). A scenario in which the correct stack meets none of them is not driven: the fault cannot change it. If
-    empty, they are unknown and every scenario is driven."""
+    ("sampling_params.top_k"). If it acts like the correct stack until a certain function is called or parameter given, these are
+    named instead. A scenario in which the correct stack meets none of them is not driven: the fault cannot change it. If empty, they
+    are unknown and every scenario is driven."""
 
     @property
     def id(self) -> str:

@@ -6,12 +6,12 @@ faults are injected one after the other.
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Literal, Protocol, final
 
 import msgspec
@@ -237,6 +237,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """True if the functions that the fault changes are known."""
         return self.fault is not None and bool(self.fault.changes)
 
+    @property
+    def size(self) -> int:
+        """Number of scenarios."""
+        return sum(len(names) for _, names in self.seats)
+
     def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
         """The job without the scenarios that call no function that the fault changes."""
         if self.fault is None or not self.may_be_narrowed:
@@ -249,25 +254,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def _watched(functions: Set[str]) -> Iterator[Callable[[], frozenset[str]]]:
     """Yields a function that returns which of `functions` (qualified names) were called since its last call."""
-    called: set[CodeType] = set()
-
-    def see(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            called.add(frame.f_code)
-
-    def since() -> frozenset[str]:
-        seen = list(called)  # a copy first, since the next line makes calls as well
-        called.clear()
-        return frozenset(functions & {code.co_qualname for code in seen})
-
     if not functions:
         yield frozenset
         return
-    sys.setprofile(see)
+    profiler = cProfile.Profile(builtins=False)
+
+    def since() -> frozenset[str]:
+        profiler.disable()
+        seen = {entry.code.co_qualname for entry in profiler.getstats() if isinstance(entry.code, CodeType)}
+        profiler.clear()
+        profiler.enable()
+        return frozenset(functions & seen)
+
+    profiler.enable()
     try:
         yield since
     finally:
-        sys.setprofile(None)
+        profiler.disable()
 
 
 def sampling_params(traces: Iterable[ScenarioTrace]) -> frozenset[str]:
@@ -322,39 +325,42 @@ _KNOWN: dict[str, dict[str, msgspec.Raw]] = {}
 
 def _knowing(options: Options, progress: Progress) -> Driver:
     """A session that knows the oracle's answers to earlier sessions."""
-    session = Session(options, progress, _KNOWN)
-    gc.collect()
-    gc.freeze()  # collections then skip hundreds of thousands of answers
-    return session
+    return Session(options, progress, _KNOWN)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Turn garbage collection off: it takes a quarter of a fault's time, and the next job collects before it begins."""
+def _collected_once() -> Iterator[None]:
+    """Collect garbage only at the end: each collection walks through all that a job has made. What lives on is not walked again."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.collect()
+        gc.freeze()
         if collects:
             gc.enable()
 
 
 def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
     """Drive a job in its own session. Returns its laps as one."""
-    try:
-        session = begin(job.options, silent)
+    with _collected_once():  # the session is gone by its end
         try:
-            with _uncollected():
-                laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
-                return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
-        finally:
-            session.close()
-            if job.options.run_dir is not None:
-                shutil.rmtree(job.options.run_dir, ignore_errors=True)
-    except HarnessError as e:  # as text: not every error can be pickled out of another process
-        fault = None if job.fault is None else job.fault.id
-        return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+            return _drive(job, begin)
+        except HarnessError as e:  # as text: not every error can be pickled out of another process
+            fault = None if job.fault is None else job.fault.id
+            return Lap(fault=fault, verdicts=[], driven=0, error=f"{type(e).__name__}: {e.message}")
+
+
+def _drive(job: Job, begin: Begin) -> Lap:
+    session = begin(job.options, silent)
+    try:
+        laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+        return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
+    finally:
+        session.close()
+        if job.options.run_dir is not None:
+            shutil.rmtree(job.options.run_dir, ignore_errors=True)
 
 
 def _ignore_interrupts() -> None:
@@ -393,9 +399,9 @@ def inline_laps(control: Job, faults: Sequence[Job], workers: int, begin: Begin 
                 raise found
             yield found
             if found.fault is None:
-                for job in faults:
-                    if job.may_be_narrowed:
-                        begin_job(job if found.error else job.narrowed(found.called))
+                late = [job if found.error else job.narrowed(found.called) for job in faults if job.may_be_narrowed]
+                for job in sorted(late, key=lambda job: -job.size):  # a long one at the end would run alone
+                    begin_job(job)
 
 
 def started_laps(planned: Plan, session: Driver) -> Iterator[Lap]:

@@ -83,7 +83,7 @@ class Recorder:
 
 
 class Unwritten(Recorder):
-    """A recorder that keeps everything in memory and writes no file, for drives that need only the verdicts."""
+    """A recorder that keeps the latest scenario in memory and writes no file, for drives that need only the verdicts."""
 
     def open(self, header: recording.Header) -> Self:
         self.index = Kept(parts=(Part(self.path, header),), spans={}, last_end=None, traces={})
@@ -110,12 +110,12 @@ class Unwritten(Recorder):
             marks=tuple(event for event in found if isinstance(event, recording.Mark)),
             end=end,
         )
-        at = (end.scenario, end.take)
         index = self.index
         assert isinstance(index, Kept)
-        self.index = msgspec.structs.replace(
-            index, spans=index.spans | {at: Span(0, 0, 0, 0)}, traces=index.traces | {at: trace}, last_end=end
-        )
+        earlier_takes = {at: take for at, take in index.traces.items() if at[0] == end.scenario}
+        traces = earlier_takes | {(end.scenario, end.take): trace}
+        spans = dict.fromkeys(traces, Span(0, 0, 0, 0))
+        self.index = msgspec.structs.replace(index, spans=spans, traces=traces, last_end=end)
 
 
 class Kept(Index, frozen=True, kw_only=True):

@@ -19,21 +19,27 @@ from harness.contract.messages import Generation, SampleRequest
 class AdapterIgnored(Engine):
     """The base model answers requests under an adapter."""
 
-    def network(self, adapter: str | None) -> model.Network:
-        self.fired += adapter is not None
-        return super().network(None)
+    def adapted(self, adapter: str) -> model.Network:
+        self.fired += 1
+        return self.network(None)
 
 
 @seeded("adapter_ignored", "one_server", caught_by=["tokens.greedy"], corrupts=Fact.ADAPTERS)
 class AdapterIgnoredByOne(Engine):
     """One server answers requests under an adapter with the base model."""
 
-    def network(self, adapter: str | None) -> model.Network:
-        self.fired += adapter is not None and self.name == ONE
-        return super().network(None if self.name == ONE else adapter)
+    def adapted(self, adapter: str) -> model.Network:
+        self.fired += self.name == ONE
+        return self.network(None) if self.name == ONE else super().adapted(adapter)
 
 
-@seeded("adapter_leaks", "into_the_base", caught_by=["adapter_isolated"], corrupts=Fact.ADAPTERS)
+@seeded(
+    "adapter_leaks",
+    "into_the_base",
+    caught_by=["adapter_isolated"],
+    corrupts=Fact.ADAPTERS,
+    changes=frozenset({"Engine.add_lora"}),  # without an adapter it is correct
+)
 class AdapterLeaks(Engine):
     """Once an adapter is loaded, it also answers requests without an adapter."""
 
@@ -54,7 +60,13 @@ class AdapterMerged(Engine):
         self.hold(model.with_adapter(self.held_parameters, lora_request.factors))
 
 
-@seeded("adapter_cache_reused", "after_a_reset", caught_by=["fresh_adapter_cache"], corrupts=Fact.ADAPTERS)
+@seeded(
+    "adapter_cache_reused",
+    "after_a_reset",
+    caught_by=["fresh_adapter_cache"],
+    corrupts=Fact.ADAPTERS,
+    changes=frozenset({"Engine.adapted"}),  # without an adapter it is correct
+)
 class AdapterCacheKept(Engine):
     """An adapter loaded over an existing name reuses the earlier adapter's prefix cache, which no reset drops."""
 
@@ -76,7 +88,13 @@ class AdapterCacheOfTheBase(Engine):
         return (0, tuple(tokens))
 
 
-@seeded("adapter_not_loaded", "one_server", caught_by=["only_adapter_travels"], corrupts=Fact.ADAPTERS)
+@seeded(
+    "adapter_not_loaded",
+    "one_server",
+    caught_by=["only_adapter_travels"],
+    corrupts=Fact.ADAPTERS,
+    changes=frozenset({"Client.load_lora_adapter"}),
+)
 class AdapterMissed(Engine):
     """When a new version of an adapter is loaded over its name, one server keeps the old one and reports success."""
 
@@ -117,14 +135,12 @@ class ChatIgnoresAdapter(Client):
         return None
 
 
-@seeded("unknown_adapter_accepted", caught_by=["errors.named"])
+@seeded("unknown_adapter_accepted", caught_by=["errors.named"], changes=frozenset({"Engine.refuse_unknown"}))
 class UnknownAdapterAccepted(Engine):
     """The base model answers requests under an adapter that is not loaded."""
 
-    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
-        super().refuse_wrong(prompt, params, None)
-        if adapter is not None and adapter not in self.adapters:
-            self.fired += 1
+    def refuse_unknown(self, adapter: str) -> None:
+        self.fired += adapter not in self.adapters
 
     def loading(self, adapter: str | None) -> int:
         return super().loading(adapter if adapter in self.adapters else None)
@@ -276,7 +292,7 @@ class ExpertsLostInAPause(Engine):
         request.experts = request.experts[len(request.experts) // 2 :]
 
 
-@seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"])
+@seeded("experts_empty", "from_the_cache", caught_by=["routed_experts"], changes=frozenset({"Engine.remember"}))
 class ExpertsNotCached(Engine):
     """The prefix cache does not keep the experts of its tokens: all are reported as expert 0."""
 

@@ -8,13 +8,13 @@ import msgspec
 
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, Output, Request
-from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.faults.registry import ONE, REFUSED, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
 from harness.contract.messages import GenerateRequest, Generation, SampleRequest, SessionId
 
 
-@seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"])
+@seeded("error_becomes_empty", "generate", caught_by=["conservation", "errors.named"], changes=REFUSED)
 class ErrorsBecomeEmpty(Client):
     """A refused batch is returned as an empty success."""
 
@@ -27,7 +27,9 @@ class ErrorsBecomeEmpty(Client):
             return Generation(response_ids=[[]] * rows, responses=[""] * rows, stop_reasons=[None] * rows)
 
 
-@seeded("error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], corrupts=Fact.ERRORS)
+@seeded(
+    "error_becomes_empty", "one_row", caught_by=["conservation", "errors.named"], corrupts=Fact.ERRORS, changes=REFUSED
+)
 class BadRowsBecomeEmpty(Client):
     """A refused row comes back empty, and the rest of its batch succeeds."""
 
@@ -65,7 +67,7 @@ class ErrorsAreServerErrors(Client):
         return error_body(answer["error"]["message"], 500)
 
 
-@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"], corrupts=Fact.ERRORS)
+@seeded("bad_input_accepted", "max_tokens", caught_by=["errors.named"], corrupts=Fact.ERRORS, changes=REFUSED)
 class NoTokensAccepted(Engine):
     """Sampling parameters are never refused."""
 
@@ -79,7 +81,7 @@ class NoTokensAccepted(Engine):
             params.update(max_tokens=4, temperature=0, top_p=1.0)
 
 
-@seeded("bad_input_accepted", "sessions", caught_by=["errors.named"])
+@seeded("bad_input_accepted", "sessions", caught_by=["errors.named"], changes=REFUSED)
 class SessionsFilledUp(Client):
     """If there are too few session ids, all are dropped instead of refused."""
 

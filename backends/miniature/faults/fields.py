@@ -27,11 +27,11 @@ class _Refuses(Engine):
 
     field = ""
 
-    def refuse_wrong(self, prompt: list[int], params: dict[str, Any], adapter: str | None) -> None:
-        if parameters.wrong({name: value for name, value in params.items() if name == self.field}):
-            self.fired += 1
-            raise self.error()
-        super().refuse_wrong(prompt, params, adapter)
+    def refusal(self, said: str, params: dict[str, Any]) -> Exception:
+        if not parameters.wrong({name: value for name, value in params.items() if name == self.field}):
+            return super().refusal(said, params)
+        self.fired += 1
+        return self.error()
 
     def error(self) -> Exception:
         raise NotImplementedError
@@ -110,7 +110,12 @@ class LostInABatch(Client):
         return await super().row(session, prompt, params, **more)
 
 
-@seeded("allowed_tokens_bind_others", caught_by=["tokens.greedy"], corrupts=Fact.CHANCE)
+@seeded(
+    "allowed_tokens_bind_others",
+    caught_by=["tokens.greedy"],
+    corrupts=Fact.CHANCE,
+    changes=frozenset({"sampling_params.allowed_token_ids"}),
+)
 class BindsOthers(Engine):
     """A request that runs beside another one's allowed tokens makes only these."""
 

@@ -10,6 +10,9 @@ from backends.miniature.faults.registry import seeded
 from backends.miniature.interface import Interface
 from harness.contract.messages import Generation
 
+IN_ANOTHER_FORM = frozenset({"formed"})
+"""What gives an argument another form than the adapter's (`harness.records.argument_forms`)."""
+
 
 @seeded("argument_form", "taken_for_another", caught_by=["call_forms", "echo"])
 class OnlyLists(Interface):
@@ -23,7 +26,7 @@ class OnlyLists(Interface):
         return await super().generate({**input_batch, "sampling_params": params})
 
 
-@seeded("argument_form", "refused", caught_by=["call_forms"])
+@seeded("argument_form", "refused", caught_by=["call_forms"], changes=IN_ANOTHER_FORM)
 class NoSubclass(Interface):
     """A dict of another class is refused."""
 
@@ -34,7 +37,7 @@ class NoSubclass(Interface):
         return await super().generate(input_batch)
 
 
-@seeded("argument_form", "breaks", caught_by=["call_forms"])
+@seeded("argument_form", "breaks", caught_by=["call_forms"], changes=IN_ANOTHER_FORM)
 class Breaks(Interface):
     """A tuple of prompts fails with an error that says nothing."""
 
@@ -45,7 +48,7 @@ class Breaks(Interface):
         return await super().generate(input_batch)
 
 
-@seeded("argument_form", "hangs", caught_by=["call_forms"])
+@seeded("argument_form", "hangs", caught_by=["call_forms"], changes=IN_ANOTHER_FORM)
 class Hangs(Interface):
     """A tuple of prompts is never answered."""
 
@@ -56,7 +59,7 @@ class Hangs(Interface):
         return await super().generate(input_batch)
 
 
-@seeded("argument_form", "by_position", caught_by=["call_forms", "echo"])
+@seeded("argument_form", "by_position", caught_by=["call_forms", "echo"], changes=IN_ANOTHER_FORM)
 class OnlyByKeyword(Interface):
     """wake_up() wakes everything if its tags are given by position."""
 

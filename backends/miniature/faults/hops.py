@@ -17,14 +17,14 @@ class _SendsAgain(Router):
     def repeats(self, error: HopBroken) -> bool:
         raise NotImplementedError
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         try:
-            return await super().forward(engine, prompt, params, **more)
+            return await super().over_broken_hop(engine, prompt, params, **more)
         except HopBroken as e:
             if not self.repeats(e):
                 raise
             self.fired += 1
-            return await super().forward(engine, prompt, params, **more)
+            return await super().over_broken_hop(engine, prompt, params, **more)
 
 
 @seeded("hop_error_repeated", "refused", caught_by=["broken_hops", "conservation"])
@@ -47,9 +47,9 @@ class AnswerLostIsComputedAgain(_SendsAgain):
 class CauseIsLost(Router):
     """Every error of a hop becomes the same message."""
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         try:
-            return await super().forward(engine, prompt, params, **more)
+            return await super().over_broken_hop(engine, prompt, params, **more)
         except HopBroken as e:
             self.fired += 1
             e.args, e.status = ("something went wrong",), None
@@ -60,9 +60,9 @@ class CauseIsLost(Router):
 class BrokenAnswersAreEmpty(Router):
     """A request that met a broken hop comes back as an empty success."""
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         try:
-            return await super().forward(engine, prompt, params, **more)
+            return await super().over_broken_hop(engine, prompt, params, **more)
         except HopBroken:
             self.fired += 1
             answer = await engine.generate(prompt, params | {"max_tokens": 1}, **more)
@@ -74,12 +74,12 @@ class BrokenAnswersAreEmpty(Router):
 class OtherFormsAreRefused(Router):
     """A request or answer in another legal form than the usual one is refused."""
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         fault = self.broken
         if fault is not None and fault.form not in {None, "slow"} and self.strikes(engine, params) is not None:
             self.fired += 1
             raise ConnectionError("this message cannot be read")
-        return await super().forward(engine, prompt, params, **more)
+        return await super().over_broken_hop(engine, prompt, params, **more)
 
 
 @seeded("slow_hop_asked_again", "slow", caught_by=["broken_hops", "conservation"])
@@ -89,12 +89,12 @@ class SlowIsAskedAgain(Router):
     form: HopForm | None = "slow"
     connection = "whole"
 
-    async def forward(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+    async def over_broken_hop(self, engine: Engine, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
         fault = self.broken
         if fault is not None and (fault.form, fault.connection) == (self.form, self.connection):
             self.fired += 1
-            await super().forward(engine, prompt, params, **more)
-        return await super().forward(engine, prompt, params, **more)
+            await super().over_broken_hop(engine, prompt, params, **more)
+        return await super().over_broken_hop(engine, prompt, params, **more)
 
 
 @seeded("slow_hop_asked_again", "hanging", caught_by=["broken_hops", "conservation"])
@@ -108,9 +108,9 @@ class HangingIsAskedAgain(SlowIsAskedAgain):
 class ControlErrorSwallowed(Router):
     """A control call that meets a broken hop to one server is reported as done."""
 
-    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+    async def control_over_broken_hop(self, engine: Engine, op: str, **arguments: Any) -> None:
         try:
-            await super().control(engine, op, **arguments)
+            await super().control_over_broken_hop(engine, op, **arguments)
         except HopBroken:
             self.fired += 1
 
@@ -119,9 +119,9 @@ class ControlErrorSwallowed(Router):
 class ControlErrorWithoutServer(Router):
     """The error of a control call that meets a broken hop does not say at which server."""
 
-    async def control(self, engine: Engine, op: str, **arguments: Any) -> None:
+    async def control_over_broken_hop(self, engine: Engine, op: str, **arguments: Any) -> None:
         try:
-            await super().control(engine, op, **arguments)
+            await super().control_over_broken_hop(engine, op, **arguments)
         except HopBroken as e:
             self.fired += 1
             e.args = (e.args[0].rpartition(" at ")[0],)

@@ -6,7 +6,7 @@ from typing import Any
 
 from backends.miniature.endpoint import Endpoint, Json
 from backends.miniature.engine import BadRequest, Engine
-from backends.miniature.faults.registry import seeded
+from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import HttpRequest, HttpResponse
 
@@ -45,7 +45,7 @@ class BreaksAtCompression(Endpoint):
         return await super().http(request)
 
 
-@seeded("bad_row", "takes_others_along", caught_by=["bad_rows"], corrupts=Fact.ERRORS | Fact.ANSWERS)
+@seeded("bad_row", "takes_others_along", caught_by=["bad_rows"], corrupts=Fact.ERRORS | Fact.ANSWERS, changes=REFUSED)
 class TakesOthersAlong(Engine):
     """An engine that refuses a request ends all others that it runs."""
 
@@ -61,7 +61,7 @@ class TakesOthersAlong(Engine):
             raise
 
 
-@seeded("bad_row", "answered", caught_by=["bad_rows"], corrupts=Fact.ERRORS)
+@seeded("bad_row", "answered", caught_by=["bad_rows"], corrupts=Fact.ERRORS, changes=REFUSED)
 class AnswersBadRows(Engine):
     """An engine reads a token beyond its vocabulary as another one."""
 

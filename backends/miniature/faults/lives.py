@@ -6,7 +6,7 @@ from typing import Any
 
 from backends.miniature.client import Client
 from backends.miniature.engine import Output
-from backends.miniature.faults.registry import seeded
+from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.messages import SessionId
 
 
@@ -19,7 +19,7 @@ class LeavesASession(Client):
         return ["Unclosed client session"]
 
 
-@seeded("client_lives", "closed_without_a_name", caught_by=["client_lives"])
+@seeded("client_lives", "closed_without_a_name", caught_by=["client_lives"], changes=REFUSED)
 class ClosedWithoutAName(Client):
     """A closed client fails with an error that says nothing."""
 

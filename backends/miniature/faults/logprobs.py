@@ -12,6 +12,9 @@ from backends.miniature.faults.registry import seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import Generation, SampleRequest
 
+ASKED = frozenset({"sampling_params.logprobs"})
+"""What a request has that asks for them."""
+
 
 class _Tempered(Engine):
     temperature = 1.0
@@ -109,7 +112,7 @@ class LogprobsPositive(Engine):
         return -super().logprob(request, token)
 
 
-@seeded("logprobs_shifted", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS)
+@seeded("logprobs_shifted", caught_by=["logprobs.reference"], corrupts=Fact.LOGPROBS, changes=ASKED)
 class LogprobsShifted(Engine):
     """Each token has the log-probability of the previous token."""
 
@@ -121,7 +124,7 @@ class LogprobsShifted(Engine):
         return done
 
 
-@seeded("logprobs_missing", caught_by=["logprobs.numbers"], corrupts=Fact.LOGPROBS)
+@seeded("logprobs_missing", caught_by=["logprobs.numbers"], corrupts=Fact.LOGPROBS, changes=ASKED)
 class LogprobsMissing(Engine):
     """Requested log-probabilities are missing."""
 

@@ -8,9 +8,14 @@ from typing import Any
 from backends.miniature import tokenizer
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output, Request
-from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.faults.registry import ONE, PAUSED, RECOMPUTED, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import PauseMode, SessionId
+
+CUT_SHORT = frozenset({"Engine.abort_all"})
+"""Only what calls it cuts a request short (stop reason "abort")."""
+RETRIED = frozenset({"RetryingClient.again"})
+"""The client that retries calls it for every request that was cut short."""
 
 
 @seeded(
@@ -66,7 +71,7 @@ class WaitAborts(Engine):
         await super().pause_generation(mode="abort" if mode == "wait" else mode, clear_cache=clear_cache)
 
 
-@seeded("partial_answers_lost", "emptied", caught_by=["conservation"])
+@seeded("partial_answers_lost", "emptied", caught_by=["conservation"], changes=CUT_SHORT)
 class PartialAnswersEmptied(Engine):
     """A request that pause(abort) cut short comes back without its tokens."""
 
@@ -78,7 +83,13 @@ class PartialAnswersEmptied(Engine):
         return done
 
 
-@seeded("partial_answers_lost", "renamed", caught_by=["abort_returns_partial"], corrupts=Fact.ANSWERS)
+@seeded(
+    "partial_answers_lost",
+    "renamed",
+    caught_by=["abort_returns_partial"],
+    corrupts=Fact.ANSWERS,
+    changes=CUT_SHORT,
+)
 class AbortCalledLength(Client):
     """A request that pause(abort) cut short has the stop reason "length"."""
 
@@ -123,7 +134,7 @@ class ControlTwice(Client):
             await super().tell(engine, op, **arguments)
 
 
-@seeded("control_argument_dropped", caught_by=["echo"], corrupts=Fact.PAUSES)
+@seeded("control_argument_dropped", caught_by=["echo"], corrupts=Fact.PAUSES, changes=PAUSED | RECOMPUTED)
 class ClearCacheDropped(Client):
     """pause() and reset_prefix_cache() lose their arguments on the way."""
 
@@ -165,7 +176,7 @@ class WaitDoesNotWait(Engine):
         await super().pause_generation(mode=mode, clear_cache=clear_cache)
 
 
-@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS)
+@seeded("held_requests_answered", "empty", caught_by=["held_until_resume"], corrupts=Fact.ANSWERS, changes=PAUSED)
 class AnsweredDuringPause(Engine):
     """A request that arrives during a pause returns immediately, empty."""
 
@@ -178,7 +189,7 @@ class AnsweredDuringPause(Engine):
             self.finish(request)
 
 
-@seeded("held_requests_answered", "refused", caught_by=["driven"])
+@seeded("held_requests_answered", "refused", caught_by=["driven"], changes=PAUSED)
 class RefusedDuringPause(Engine):
     """A request that arrives during a pause is refused."""
 
@@ -273,7 +284,11 @@ class RetryKeepsItsBudget(RetryingClient):
 
 
 @seeded(
-    "abort_leaks", "retry", caught_by=["all_complete", "continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS
+    "abort_leaks",
+    "retry",
+    caught_by=["all_complete", "continuation", "pause_changes_nothing"],
+    corrupts=Fact.ANSWERS,
+    changes=RETRIED,
 )
 class RetryNever(RetryingClient):
     """A request that pause(abort) cut short is never retried."""
@@ -283,7 +298,12 @@ class RetryNever(RetryingClient):
         return False
 
 
-@seeded("abort_leaks", "second_time", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded(
+    "abort_leaks",
+    "second_time",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    changes=RETRIED,
+)
 class RetryOnce(RetryingClient):
     """A request that is cut short a second time is not retried again."""
 
@@ -325,7 +345,12 @@ class RetryMakesOneMore(RetryingClient):
         return left
 
 
-@seeded("abort_leaks", "before_the_first_token", caught_by=["continuation", "all_complete", "pause_changes_nothing"])
+@seeded(
+    "abort_leaks",
+    "before_the_first_token",
+    caught_by=["continuation", "all_complete", "pause_changes_nothing"],
+    changes=RETRIED,
+)
 class RetryOnlyWhatHasTokens(RetryingClient):
     """A request that was cut short before its first token is not retried."""
 
@@ -393,7 +418,7 @@ class WaitCutsTheQueue(_CutsTheQueue):
     cut_by = "wait"
 
 
-@seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"])
+@seeded("abort_leaks", "chat", caught_by=["all_complete", "pause_changes_nothing"], changes=RETRIED)
 class ChatIsNotRetried(RetryingClient):
     """A chat completion that pause(abort) cut short is not retried."""
 
@@ -433,7 +458,12 @@ class SeedBeginsAnewOnResume(Engine):
             request.random.seed(f"{request.params['seed']} {request.prompt}")
 
 
-@seeded("stop_string_missed", "across_a_freeze", caught_by=["pause_changes_nothing"])
+@seeded(
+    "stop_string_missed",
+    "across_a_freeze",
+    caught_by=["pause_changes_nothing"],
+    changes=frozenset({"Engine.thaw"}),  # it is correct until a frozen request goes on
+)
 class StopStringAcrossAFreezeIsMissed(Engine):
     """A request that was frozen looks for stop strings only in the tokens after the freeze."""
 
@@ -482,7 +512,7 @@ class PauseReturnsAfterAGrace(Client):
         return None
 
 
-@seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES)
+@seeded("pause_ended_early", "by_wake_up", caught_by=["as_the_state_says"], corrupts=Fact.PAUSES, changes=PAUSED)
 class WakeUpResumes(Engine):
     """wake_up() also ends a pause, as vLLM's does."""
 

@@ -40,6 +40,13 @@ ONE = "server-1"
 MANY = 6
 """Number of requests that count as load on a server."""
 
+REFUSED = frozenset({"BadRequest.__init__"})
+"""`Fault.changes` of faults that are correct until a request is refused."""
+PAUSED = frozenset({"Engine.pause_generation"})
+"""The same, until a pause."""
+RECOMPUTED = frozenset({"Engine.recompute"})
+"""The same, until running requests lose their cache."""
+
 
 def seeded(
     name: str,
@@ -79,9 +86,9 @@ def registered(name: str, part: T) -> T:
 def _changes(part: Part) -> frozenset[str]:
     """Functions of the correct part that the fault replaces. Empty if it changes anything else, such as the constructor."""
     correct = next(base for base in part.__mro__ if not base.__module__.startswith(__package__))
-    replaced = {name for base in part.__mro__[: part.__mro__.index(correct)] for name in vars(base)}
-    about_the_class = {name for name in replaced if name.startswith("__") and name != "__init__"}
-    originals = [getattr_static(correct, name, None) for name in replaced - about_the_class]
+    own = [item for base in part.__mro__[: part.__mro__.index(correct)] for item in vars(base).items()]
+    replaced = {name for name, value in own if isinstance(value, FunctionType) or not name.startswith("__")}
+    originals = [getattr_static(correct, name, None) for name in replaced]
     there = [original for original in originals if original is not None]
     if not all(isinstance(original, FunctionType) and original.__name__ != "__init__" for original in there):
         return frozenset()

@@ -6,13 +6,13 @@ from typing import Any
 
 from backends.miniature.client import Client, RetryingClient
 from backends.miniature.engine import Engine, Output
-from backends.miniature.faults.registry import seeded
+from backends.miniature.faults.registry import REFUSED, seeded
 from backends.miniature.router import Router
 from harness.contract.faults import Fact
 from harness.contract.messages import GenerateRequest, SessionId
 
 
-@seeded("single_request_loses_session", caught_by=["sticky_sessions"])
+@seeded("single_request_loses_session", caught_by=["sticky_sessions"], changes=REFUSED | {"Router.server_of_session"})
 class SingleRequestLosesSession(Client):
     """The client for single requests does not pass on the session."""
 
@@ -21,12 +21,8 @@ class SingleRequestLosesSession(Client):
         return None if request.single else super().sessions(request)
 
 
-class _Turns(Router):
-    """Counts the turns of each session."""
-
-    def __init__(self, engines: list[Engine], seed: int) -> None:
-        super().__init__(engines, seed)
-        self.turns: dict[str, int] = {}
+class _Moves(Router):
+    """Moves a session to another server."""
 
     def next_to(self, engine: Engine) -> Engine:
         self.fired += 1
@@ -34,33 +30,35 @@ class _Turns(Router):
 
 
 @seeded("session_moves", "second_turn", caught_by=["sticky_sessions"])
-class SessionMovesOnItsSecondTurn(_Turns):
+class SessionMovesOnItsSecondTurn(_Moves):
     """A session's second turn runs on another server than the other turns."""
 
-    def server_of(self, session: SessionId | None) -> Engine:
-        engine = super().server_of(session)
-        if session is None:
-            return engine
-        turn = self.turns[repr(session)] = self.turns.get(repr(session), 0) + 1
+    def __init__(self, engines: list[Engine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self._turns: dict[str, int] = {}
+
+    def server_of_session(self, session: SessionId) -> Engine:
+        engine = super().server_of_session(session)
+        turn = self._turns[repr(session)] = self._turns.get(repr(session), 0) + 1
         return self.next_to(engine) if turn == 2 else engine
 
 
 @seeded("session_moves", "under_load", caught_by=["sticky_sessions"])
-class SessionMovesUnderLoad(_Turns):
+class SessionMovesUnderLoad(_Moves):
     """A session whose server is busy goes to another one."""
 
-    def server_of(self, session: SessionId | None) -> Engine:
-        engine = super().server_of(session)
-        return self.next_to(engine) if session is not None and len(engine.running) + len(engine.waiting) > 3 else engine
+    def server_of_session(self, session: SessionId) -> Engine:
+        engine = super().server_of_session(session)
+        return self.next_to(engine) if len(engine.running) + len(engine.waiting) > 3 else engine
 
 
 @seeded("session_moves", "falsy_id", caught_by=["sticky_sessions"])
 class FalsySessionsAreNone(Router):
     """The session ids 0 and "" count as no session."""
 
-    def server_of(self, session: SessionId | None) -> Engine:
-        self.fired += session is not None and not session
-        return super().server_of(session or None)
+    def server_of_session(self, session: SessionId) -> Engine:
+        self.fired += not session
+        return super().server_of_session(session) if session else self.server_of(None)
 
 
 @seeded("integer_session_apart", caught_by=["integer_is_its_text"])

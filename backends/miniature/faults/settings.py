@@ -8,7 +8,7 @@ from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 
 
-@seeded("setting_lost", "one_server", caught_by=["settings"])
+@seeded("setting_lost", "one_server", caught_by=["settings"], changes=frozenset({"Miniature.workers"}))
 class SettingLost(Engine):
     """One server runs with its engine's default instead of a configured setting."""
 

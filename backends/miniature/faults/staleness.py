@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends.miniature.engine import Engine
-from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.faults.registry import ONE, RECOMPUTED, seeded
 from backends.miniature.staleness import StalenessManager
 from harness.contract.faults import Fact
 from harness.contract.messages import PauseMode
@@ -40,7 +40,7 @@ class WorkersUnlimited(StalenessManager):
         return ahead - self.accepted - self.running
 
 
-@seeded("cache_outlives_weights", "running_requests", caught_by=["weight_history"])
+@seeded("cache_outlives_weights", "running_requests", caught_by=["weight_history"], changes=RECOMPUTED)
 class RunningRequestsKeepTheirCache(Engine):
     """reset_prefix_cache(reset_running_requests=True) keeps the cache of running requests."""
 

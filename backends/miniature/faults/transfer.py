@@ -138,7 +138,12 @@ class WeightsByRpc(Engine):
         await getattr(self, method)(**arguments)
 
 
-@seeded("worker_extension_loaded", "one_server", caught_by=["no_worker_extension"])
+@seeded(
+    "worker_extension_loaded",
+    "one_server",
+    caught_by=["no_worker_extension"],
+    changes=frozenset({"Miniature.workers"}),  # what shows it
+)
 class WorkerExtended(Engine):
     """At one server, the stack extends the worker's class with its own class."""
 
@@ -149,7 +154,7 @@ class WorkerExtended(Engine):
             self.extensions.append("stack.WorkerExtension")
 
 
-@seeded("ipc_not_used", "one_server", caught_by=["by_ipc"])
+@seeded("ipc_not_used", "one_server", caught_by=["by_ipc"], changes=frozenset({"Miniature.workers"}))
 class BroadcastThough(Engine):
     """One colocated server receives weights by a broadcast."""
 

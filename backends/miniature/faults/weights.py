@@ -336,7 +336,12 @@ class CastToEightBits(Engine):
         return {name: cast[self.quantization](tensor) for name, tensor in tensors.items()}
 
 
-@seeded("quantization_ignored", caught_by=["quantization_effect"], corrupts=Fact.POLICY)
+@seeded(
+    "quantization_ignored",
+    caught_by=["quantization_effect"],
+    corrupts=Fact.POLICY,
+    changes=frozenset({"in_steps"}),  # what an engine calls to quantize
+)
 class FullPrecision(Engine):
     """Engines that should quantize hold full precision."""
 
