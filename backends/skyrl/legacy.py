@@ -359,7 +359,7 @@ class LegacyStack(SkyRLStack):
         configured = copy.deepcopy(self.cfg)
         configured.generator.inference_engine = engine_cfg
         experiment = entry.experiment(configured)
-        with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", lambda *_: engines):
+        with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines):
             return experiment.get_inference_client()
 
     def engine_arguments_of(self, cfg: Any) -> Any:

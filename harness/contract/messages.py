@@ -395,7 +395,7 @@ class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
 
 class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     """What the stack's own code makes of its configuration. `arguments`: name → value of each argument of an engine that is a number,
-    a text or None; those of `options` only, if there are any. `configured`: those that have a key of their own in the configuration."""
+    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration."""
 
     arguments: dict[str, bool | int | float | str | None]
     configured: list[str] = []
@@ -576,7 +576,9 @@ class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
     fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""
     form: HopForm | None = None
     """With a whole connection only."""
-    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "load_lora_adapter"] = "request"
+    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "load_lora_adapter"] = (
+        "request"
+    )
     """What meets the fault: requests of the data plane, or this control call."""
 
 
@@ -593,7 +595,9 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     turns. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
     "looked at": nothing happens."""
 
-    life: Literal["made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"]
+    life: Literal[
+        "made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"
+    ]
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):
