@@ -59,8 +59,15 @@ def test_an_option_that_takes_effect_or_is_refused_by_name(options, got, failed)
 )
 def test_an_option_that_is_ignored_or_replaces_a_key(options, got, failed, says):
     found = asked(options, got, failed).judge(ENGINE_OPTIONS)
-    assert (found.status, found.reason) == ("fail", says)
+    assert (found.status, found.reason) == ("fail", f"{says}: all of them")
     assert found.evidence == [{"options": 1, "first": [*options]}]
+
+
+def test_those_that_are_ignored_are_named_unless_all_are():
+    scene = asked({"seedd": 7}, {})
+    scene.call("engine_arguments", {"options": {"speed": 7}}, None)
+    scene.change(scene.calls[-1], result=None, error=error("TypeError", "unexpected keyword argument 'speed'"))
+    assert scene.judge(ENGINE_OPTIONS).reason == "an option that engines do not have is ignored: seedd"
 
 
 def test_a_stack_that_does_not_say_what_it_starts_its_engines_with():
