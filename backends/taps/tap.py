@@ -54,6 +54,7 @@ PATHS = {
     "/reset_prefix_cache": "reset_prefix_cache",
     "/update_weights": "sync",
     "/v1/load_lora_adapter": "load_lora_adapter",
+    "/skyrl/v1/load_lora_adapter": "load_lora_adapter",
 }
 """Path of a server → operation. Other paths pass through under every fault."""
 

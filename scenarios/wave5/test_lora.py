@@ -371,7 +371,8 @@ async def test_a_load_that_fails_at_one_server(stack: Stack, prompts: Prompts) -
     on would roll out two policies under one name. Each load has another version than the last."""
     batch = prompts.unique(4)
     await stack.generate(batch, **SCORED)
-    for version, fault in enumerate((*CONTROL_FAULTS, *AFTER_THE_ENGINE), start=1):
+    await stack.load_lora_adapter("policy", 1)
+    for version, fault in enumerate((*CONTROL_FAULTS, *AFTER_THE_ENGINE), start=2):
         await stack.break_hop(HopFault(hop="server", call="load_lora_adapter", **fault))
         await stack.attempt(stack.load_lora_adapter("policy", version))
         await stack.break_hop(None)
