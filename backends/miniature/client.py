@@ -45,6 +45,8 @@ class Client:
         self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
+        self.model = MODEL
+        """Name under which requests ask for the base model."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -52,6 +54,10 @@ class Client:
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
+
+    def configure(self, served: str) -> None:
+        """Take the name under which the configuration says that engines serve the model."""
+        self.model = served
 
     def close(self) -> None:
         """Calls in flight end as usual; later ones are refused."""
@@ -108,6 +114,8 @@ class Client:
         """One row as one request, once fewer than the cap are in flight."""
         if self.closed:
             raise BadRequest("the client is closed")
+        if self.model != MODEL:
+            raise BadRequest(f"the model {self.model} does not exist")
         async with self.slot():
             return await self.router.generate(session, prompt, params, **more)
 

@@ -33,6 +33,9 @@ DEVICE_BYTES = 2**36
 """Memory of a simulated device. Workers of several servers may share it."""
 CACHE_BYTES = 2**30
 """Size of a worker's KV cache on the device: far more than its weights, as for a tiny model on a real engine."""
+OPTIONS: dict[str, bool | int | float] = {"block_size": BLOCK, "max_num_seqs": 64, "enable_prefix_caching": True}
+"""Options of an engine that the configuration has no key for, with their defaults."""
+
 TAGS = frozenset({"weights", "kv_cache"})
 """Memory that sleep releases and wake_up takes back (vLLM sleep mode)."""
 
@@ -590,6 +593,17 @@ class Engine:
     def configure(self, settings: Mapping[str, str]) -> None:
         """Take the stack's settings."""
         self.settings = dict(settings)
+
+    def arguments(self, options: Mapping[str, bool | float]) -> dict[str, bool | int | float | str | None]:
+        """What an engine would be started with: the settings, its own defaults, and these options. Raises TypeError for an option that
+        it does not have, or that the settings name."""
+        told = {name: int(value) if value.isdigit() else value for name, value in self.settings.items()}
+        known = {**OPTIONS, **told}
+        if strange := sorted(options.keys() - known.keys()):
+            raise TypeError(f"an engine has no option {', '.join(strange)}")
+        if twice := sorted(options.keys() & self.settings.keys()):
+            raise TypeError(f"the configuration has a key for {', '.join(twice)}")
+        return {**known, **options}
 
     def hold(self, held: model.Parameters) -> None:
         """Replace the engine's parameters."""

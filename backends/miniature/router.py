@@ -33,7 +33,7 @@ PICKLES = (PLAIN_PICKLE, (HttpRequest(path="/update_weights", headers=JSON, body
 
 
 CALLS = {"pause_generation": "pause", "resume_generation": "resume"}
-CALLS |= {op: op for op in ("sleep", "wake_up", "reset_prefix_cache")}
+CALLS |= {op: op for op in ("sleep", "wake_up", "reset_prefix_cache")} | {"add_lora": "load_lora_adapter"}
 """Operation of an engine → call of `HopFault`."""
 
 

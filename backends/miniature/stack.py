@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.miniature import faults, model
-from backends.miniature.client import Client, RetryingClient
+from backends.miniature.client import MODEL, Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import DEVICE_BYTES, Engine
 from backends.miniature.generator import Generator
@@ -286,10 +286,14 @@ class Miniature:
         """A client that is made again is a copy, as with `pickle_client`. All share the one loop whose time is simulated."""
         if request.life == "closed":
             self.client.close()
-        elif request.life in ("made again", "collected", "in another thread"):
+        elif request.life in ("made again", "collected", "in another thread", "as configured"):
             self._gone.append(self.client)
             await self.pickle_client(messages.Empty())
             self.client.closed = False
+            if request.life == "as configured":
+                self.client.configure(MODEL)
+            else:
+                self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
 
     # --- observation
@@ -322,6 +326,12 @@ class Miniature:
     def _configured(self) -> dict[str, str]:
         request = self.request
         return {"dtype": request.dtype, "max_model_len": str(request.max_model_len)}
+
+    async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
+        engine = self.engines[0]
+        made = engine.arguments(request.options)
+        asked = {name: value for name, value in made.items() if name in (request.options or made)}
+        return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings))
 
     async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:
         """Workers of the same rank share a simulated device across servers."""

@@ -7,6 +7,8 @@ Every deviation from shipped SkyRL is a named patch or a note, and the report sh
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -502,6 +504,26 @@ class SkyRLStack(VllmStack):
     def package(self) -> str:
         """The package with this stack's source code."""
         raise NotImplementedError
+
+    def engine_arguments_of(self, cfg: Any) -> Any:
+        """vLLM's arguments of the first engine under this configuration, by the stack's own code. No engine starts."""
+        raise NotImplementedError
+
+    async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
+        cfg = copy.deepcopy(self.cfg)
+        engine = cfg.generator.inference_engine
+        engine.engine_init_kwargs |= request.options
+        made = await asyncio.to_thread(self.engine_arguments_of, cfg)
+        named = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+        keys = {field.name for field in dataclasses.fields(engine)}
+        return messages.EngineArgumentsResult(
+            arguments={
+                name: value
+                for name, value in named.items()
+                if name in (request.options or named) and isinstance(value, bool | int | float | str | None)
+            },
+            configured=sorted(keys & named.keys()),
+        )
 
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")

@@ -236,12 +236,17 @@ class HttpStack(SkyRLStack):
             self._hops = [*behind, in_front]
             self._around = (in_front.start(), urls)
         self._direct_way = self._direct_way or (self.client.proxy_url, self.client.server_urls)
-        self.client.proxy_url, self.client.server_urls = self._around
+        self._lead(self._around)
         return self._hops
+
+    def _lead(self, way: tuple[str, list[str]]) -> None:
+        """Lead the client's calls, and those of each adapter's own client, to these addresses of router and servers."""
+        for client in (self.client, *self.adapters.clients.values()):
+            client.proxy_url, client.server_urls = way
 
     def unbroken(self) -> None:
         assert self._direct_way is not None, "hop_taps came before"
-        self.client.proxy_url, self.client.server_urls = self._direct_way
+        self._lead(self._direct_way)
         self._direct_way = None
 
     def _start_router(self, urls: list[str] | None = None) -> str:
@@ -540,6 +545,9 @@ class HttpStack(SkyRLStack):
                 self._closed = True
             case "collected":
                 self.client = self._made_again()
+            case "as configured":
+                self._left_behind.append(self.client)
+                self.client = await asyncio.to_thread(self._client_as_configured)
             case "in another thread" | "in two loops":
                 both = request.life == "in two loops"
                 self._left_behind += [] if both else [self.client]
@@ -550,6 +558,20 @@ class HttpStack(SkyRLStack):
             case "looked at":
                 pass
         return messages.ClientLifeResult(left=self._leftovers.take())
+
+    def _client_as_configured(self) -> Any:
+        """A client as SkyRL's entry point makes it, told that its router and servers are there already."""
+        configured = copy.deepcopy(self.cfg)
+        engine = configured.generator.inference_engine
+        engine.external_proxy_url, engine.external_server_urls = self.client.proxy_url, list(self.client.server_urls)
+        return entry.experiment(configured).get_inference_client()
+
+    def engine_arguments_of(self, cfg: Any) -> Any:
+        """As the actor of a server makes them of its command line (VLLMServerActor)."""
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+        from vllm import AsyncEngineArgs
+
+        return AsyncEngineArgs.from_cli_args(build_vllm_cli_args(cfg))
 
     def _made_again(self) -> Any:
         """A new client of the same servers, by the constructor."""

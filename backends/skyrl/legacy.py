@@ -9,10 +9,11 @@ import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
+from unittest import mock
 
 import httpx
 
-from backends.skyrl import endpoint, entry, exposed, forked, lives, lora
+from backends.skyrl import arguments, endpoint, entry, exposed, forked, lives, lora
 from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, generation
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -348,12 +349,24 @@ class LegacyStack(SkyRLStack):
     async def client_life(self, request: messages.ClientLifeRequest) -> messages.ClientLifeResult:
         """A client beside the first has no endpoint: that one's port is taken. teardown() would end the engines."""
         self._leftovers.watch(asyncio.get_running_loop())
-        if request.life in ("made again", "collected"):
+        if request.life in ("made again", "collected", "as configured"):
             engine_cfg = copy.copy(self.cfg.generator.inference_engine)
             engine_cfg.enable_http_endpoint = False
-            self._left_behind += [self.client] if request.life == "made again" else []
-            self.client = await asyncio.to_thread(self._make_client, self.client.engines, engine_cfg)
+            self._left_behind += [] if request.life == "collected" else [self.client]
+            make = self._client_as_configured if request.life == "as configured" else self._make_client
+            self.client = await asyncio.to_thread(make, self.client.engines, engine_cfg)
         return messages.ClientLifeResult(left=self._leftovers.take())
+
+    def _client_as_configured(self, engines: list[Any], engine_cfg: Any) -> Any:
+        """A client as SkyRL's entry point makes it, over engines that are there already."""
+        configured = copy.deepcopy(self.cfg)
+        configured.generator.inference_engine = engine_cfg
+        experiment = entry.experiment(configured)
+        with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines):
+            return experiment.get_inference_client()
+
+    def engine_arguments_of(self, cfg: Any) -> Any:
+        return arguments.of_engine(cfg, self.tokenizer)
 
     async def pickle_client(self, _request: messages.Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""

@@ -53,6 +53,8 @@ PATHS = {
     "/wake_up": "wake_up",
     "/reset_prefix_cache": "reset_prefix_cache",
     "/update_weights": "sync",
+    "/v1/load_lora_adapter": "load_lora_adapter",
+    "/skyrl/v1/load_lora_adapter": "load_lora_adapter",
 }
 """Path of a server → operation. Other paths pass through under every fault."""
 
@@ -467,6 +469,8 @@ class EngineExchange(Exchange):
 
     def __init__(self, engine: FaultyEngine, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.op, self.server, self.injection = METHODS[name], engine.server, engine.injection
+        if "LoraLoadRequest" in {type(one).__name__ for one in (*args, *kwargs.values())}:
+            self.op = "load_lora_adapter"
         self._method = getattr(engine.engine, name)
         self._args, self._kwargs = args, kwargs
         params = self._asked().get("sampling_params") or self._asked().get("json") or kwargs.get("sampling_params")

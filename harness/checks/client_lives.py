@@ -12,6 +12,8 @@ from harness.records.recording import saying
 
 CLOSED = "closed"
 """Label of calls that are in flight while their client is closed, or that come after it: they may fail, by name."""
+CONFIGURED = "configured"
+"""Label of calls of a client that is made of the configuration."""
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -29,6 +31,8 @@ def _judge(evidence: Evidence) -> Finding:
             wrong.append(
                 (f"{call.method}() of a closed client fails without a name, or not in time: {said}", {"call": call.id})
             )
+        elif call.label == CONFIGURED:
+            wrong.append((f"{call.method}() of the configuration's client fails: {said}", {"call": call.id}))
         elif not closed:
             wrong.append((f"{call.method}() fails beside other clients, or after one: {said}", {"call": call.id}))
     for change in changes:
@@ -40,7 +44,8 @@ def _judge(evidence: Evidence) -> Finding:
 
 CLIENT_LIVES = Check(
     name="client_lives",
-    fault="a call fails or never ends since another client began or ended, or a client that is gone leaves something open",
+    fault="a call fails or never ends since another client began or ended, a client that is gone leaves something open, or the client "
+    "that the configuration makes does not reach its engines",
     next_step="look at what the client opens lazily, and for which loop: whoever drops or replaces it has to close it",
     reads=Fact.ERRORS,
     falsifies=Fact.ERRORS | ROWS,

@@ -22,6 +22,9 @@ REFUSED = range(400, 500)
 A_SERVER = re.compile(r"https?://|\b\d+(?:\.\d+){3}:\d+|(server|engine)[-_ ]?\d|\[\d+\]", re.IGNORECASE)
 """How an error says which server it is about."""
 
+OPS = {**CONTROL_OPS, "load_lora_adapter": "add_lora"}
+"""Control call → operation of an engine."""
+
 Wrong = tuple[str, dict[str, Any]]
 
 
@@ -128,7 +131,7 @@ BROKEN_HOPS = Check(
 def _reached(evidence: Evidence, call: Call) -> set[str]:
     """Servers that a control call reached before the next one of its method: it may fail at one while others still work on it."""
     later = [other.started_ns for other in evidence.calls(call.method) if other.started_ns > call.started_ns]
-    seen = evidence.controls(CONTROL_OPS[call.method])
+    seen = evidence.controls(OPS[call.method])
     until = min(later, default=None)
     return {c.server for c in seen if call.started_ns <= c.at_ns and (until is None or c.at_ns < until)}
 

@@ -387,6 +387,20 @@ class WorkersResult(Message, frozen=True, kw_only=True):
     configured: dict[str, str] = {}
 
 
+class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
+    """What would engines be started with, if the configuration gave these `options` to the engine beside its own? Starts nothing."""
+
+    options: dict[str, bool | int | float] = {}
+
+
+class EngineArgumentsResult(Message, frozen=True, kw_only=True):
+    """What the stack's own code makes of its configuration. `arguments`: name → value of each argument of an engine that is a number,
+    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration."""
+
+    arguments: dict[str, bool | int | float | str | None]
+    configured: list[str] = []
+
+
 class WorkerMemory(Message, frozen=True, kw_only=True):
     """Memory of one worker's device, in bytes (out of band). Workers on one device report the same total and free bytes."""
 
@@ -563,7 +577,9 @@ class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
     fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""
     form: HopForm | None = None
     """With a whole connection only."""
-    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache"] = "request"
+    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "load_lora_adapter"] = (
+        "request"
+    )
     """What meets the fault: requests of the data plane, or this control call."""
 
 
@@ -577,9 +593,12 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     "made again": a new one takes its place; the earlier one is closed with the stack. "closed": it is closed by its own method, and
     stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
     its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
-    turns. "looked at": nothing happens."""
+    turns. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
+    "looked at": nothing happens."""
 
-    life: Literal["made again", "closed", "collected", "in another thread", "in two loops", "looked at"]
+    life: Literal[
+        "made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"
+    ]
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):
@@ -786,6 +805,14 @@ METHODS: dict[str, Method] = {
         Method("forget_adapters", Empty, Empty, plane=Plane.OUT_OF_BAND),
         Method("digests", Empty, DigestsResult, plane=Plane.OUT_OF_BAND),
         Method("workers", Empty, WorkersResult, plane=Plane.OUT_OF_BAND),
+        # Raises what a start with these options would raise before any engine is there.
+        Method(
+            "engine_arguments",
+            EngineArgumentsRequest,
+            EngineArgumentsResult,
+            Capability.ENGINE_OPTIONS,
+            plane=Plane.OUT_OF_BAND,
+        ),
         # Also answered while engines are asleep.
         Method("device_memory", Empty, DeviceMemoryResult, Capability.DEVICE_MEMORY, plane=Plane.OUT_OF_BAND),
         Method("observe", ObserveRequest, ObserveResult, plane=Plane.OUT_OF_BAND, polled=True),

@@ -320,6 +320,11 @@ class Calls(ABC):
         """Call → JSON Schema of its public request, out of band."""
         return (await self._call("request_schemas", messages.Empty(), messages.RequestSchemasResult)).calls
 
+    async def engine_arguments(self, **options: bool | float) -> messages.EngineArgumentsResult:
+        """What engines would be started with, if the configuration gave them these options as well."""
+        request = messages.EngineArgumentsRequest(options=options)
+        return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
+
     async def probe_security(self) -> messages.ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", messages.Empty(), messages.ProbeSecurityResult)

@@ -12,6 +12,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import HopFault, HopForm
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
+from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
 
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 STATUSES = (400, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
@@ -26,13 +27,6 @@ FAULTS: tuple[dict[str, Any], ...] = (
 SLOW = HopFault(hop="server", connection="whole", form="slow")
 HANGING = HopFault(hop="server", connection="hanging")
 FORMS: tuple[HopForm, ...] = tuple(form for form in get_args(HopForm) if form != "slow")
-CONTROL_FAULTS: tuple[dict[str, Any], ...] = (
-    {},
-    {"status": 503, "body": "html"},
-    {"connection": "closed"},
-    {"connection": "reset"},
-)
-AFTER_THE_ENGINE: tuple[dict[str, Any], ...] = ({"moment": "after"}, {"connection": "closed", "moment": "after"})
 PLAIN = 2
 """Plain requests after each fault."""
 Act = Callable[[Stack, dict[str, Any]], Coroutine[Any, Any, None]]

@@ -14,14 +14,17 @@ from harness.checks.adapters import (
     ONLY_ADAPTER_TRAVELS,
 )
 from harness.checks.errors import names_error
+from harness.checks.hops import BROKEN_CONTROL
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
 from harness.checks.staleness import SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
+from harness.contract.messages import HopFault
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
 from scenarios.requests import ANSWER, long, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
@@ -354,3 +357,25 @@ async def test_requests_beside_an_unload(stack: Stack, prompts: Prompts) -> None
             callers.create_task(stack.generate(batch, lora_adapter=adapter, **long(stack)))
         await stack.until_generating(requests=2 * len(batch), tokens=2 * len(batch))
         await stack.unload_lora_adapter("other")
+
+
+@scenario(
+    task=11,
+    promise="a load that fails at one of several servers says so and where, and the next one reaches every server",
+    needs={Capability.LORA, Capability.BROKEN_HOPS, Capability.RESET_PREFIX_CACHE},
+    checks=[BROKEN_CONTROL, ONLY_ADAPTER_TRAVELS, ADAPTER_EFFECT, greedy()],
+    topologies=LORA,
+)
+async def test_a_load_that_fails_at_one_server(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, "Control plane (fan-out)"; architecture, uniform fleet. The other servers hold the new adapter by then: whoever goes
+    on would roll out two policies under one name. Each load has another version than the last."""
+    batch = prompts.unique(4)
+    await stack.generate(batch, **SCORED)
+    await stack.load_lora_adapter("policy", 1)
+    for version, fault in enumerate((*CONTROL_FAULTS, *AFTER_THE_ENGINE), start=2):
+        await stack.break_hop(HopFault(hop="server", call="load_lora_adapter", **fault))
+        await stack.attempt(stack.load_lora_adapter("policy", version))
+        await stack.break_hop(None)
+        await stack.attempt(stack.load_lora_adapter("policy", version))
+        await stack.reset_prefix_cache()
+        await stack.attempt(stack.generate(batch, lora_adapter="policy", **SCORED))

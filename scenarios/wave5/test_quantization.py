@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.client_lives import CLIENT_LIVES, CONFIGURED
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
@@ -19,6 +20,7 @@ from scenarios.requests import SPREAD, sync_and_answer
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}
+NEEDS_LIVES = {*NEEDS, Capability.CLIENT_LIVES, Capability.CHAT_COMPLETION, Capability.COMPLETION}
 NEEDS_SYNC = {*NEEDS, Capability.QUANTIZED_SYNC, Capability.WEIGHT_SYNC}
 
 
@@ -68,3 +70,23 @@ async def test_syncs_into_quantized_engines(stack: Stack, prompts: Prompts) -> N
 async def test_quantized_syncs_are_idempotent(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 12. Quantized weights must not be quantized again, since they would drift."""
     await sync_and_answer(stack, prompts.unique(SPREAD), (1, 1), (1, 1), (2, 4), (1, 4), (2, 1), logprobs=0)
+
+
+@scenario(
+    task=12,
+    promise="the client that is made of the configuration reaches engines that serve the model under another name than its path",
+    needs=NEEDS_LIVES,
+    checks=[CLIENT_LIVES],
+    topologies=["int8"],
+)
+async def test_the_client_of_the_configuration(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Configuration Overview, served_model_name: the name of the model in place of its path. Quantized engines
+    lie at another path than the model that they serve."""
+    await stack.client_life("as configured")
+    await stack.attempt(stack.generate(prompts.unique(8), label=CONFIGURED, **ANSWER))
+    body = {"model": stack.model_name, "max_tokens": 8, "temperature": 0.0}
+    await stack.attempt(stack.completion({**body, "prompt": prompts.one()}, label=CONFIGURED))
+    conversation = prompts.conversations(1)[0]
+    await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
+    await stack.client_life("made again")
+    await stack.generate(prompts.unique(4), **ANSWER)

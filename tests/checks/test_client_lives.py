@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.checks.client_lives import CLIENT_LIVES, CLOSED, CONFIGURED
 from harness.contract.messages import ClientLifeRequest, ClientLifeResult
 from tests import traces
 from tests.checks.scene import Scene
@@ -37,6 +37,11 @@ def scene(label=None, failed=None, left=()) -> Scene:
             None,
             error("ClientClosed", "the client is closed"),
             "generate() fails beside other clients, or after one: ClientClosed: the client is closed",
+        ),
+        (
+            CONFIGURED,
+            error("NotFoundError", "the model does not exist"),
+            "generate() of the configuration's client fails: NotFoundError: the model does not exist",
         ),
     ],
 )

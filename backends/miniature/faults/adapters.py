@@ -300,3 +300,20 @@ class ExpertsNotCached(Engine):
         node, experts = super().cached(request, network)
         self.fired += bool(experts)
         return node, [[[0] * model.TOP_K] * model.LAYERS for _ in experts]
+
+
+@seeded("adapter_load_not_repeated", caught_by=["only_adapter_travels"], corrupts=Fact.ADAPTERS)
+class FailedLoadNotRepeated(Client):
+    """A load that failed at one server counts as done: the next one of that version sends nothing to it."""
+
+    _done: tuple[str, int] | None = None
+
+    async def load_lora_adapter(self, name: str, version: int) -> None:
+        if self._done == (name, version):
+            self.fired += 1
+            return
+        try:
+            await super().load_lora_adapter(name, version)
+        except ConnectionError:
+            self._done = (name, version)
+            raise

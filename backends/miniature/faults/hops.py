@@ -104,7 +104,7 @@ class HangingIsAskedAgain(SlowIsAskedAgain):
     form, connection = None, "hanging"
 
 
-@seeded("control_error_swallowed", "one_server", caught_by=["broken_control"])
+@seeded("control_error_swallowed", "one_server", caught_by=["broken_control"], corrupts=Fact.ADAPTERS)
 class ControlErrorSwallowed(Router):
     """A control call that meets a broken hop to one server is reported as done."""
 
@@ -128,7 +128,7 @@ class ControlErrorWithoutServer(Router):
             raise
 
 
-@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES)
+@seeded("control_error_lasts", caught_by=["broken_control"], corrupts=Fact.PAUSES | Fact.ADAPTERS)
 class ControlErrorLasts(Router):
     """After a control call that met a broken hop, the next one fails as well."""
 

@@ -10,6 +10,15 @@ from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.messages import SessionId
 
 
+@seeded("client_lives", "configured_by_another_name", caught_by=["client_lives"])
+class ConfiguredByAnotherName(Client):
+    """A client that is made of the configuration asks for the model by its path, and not by the name that engines serve."""
+
+    def configure(self, served: str) -> None:
+        self.fired += 1
+        super().configure(f"/checkpoints/{served}")
+
+
 @seeded("client_lives", "leaves_a_session", caught_by=["client_lives"])
 class LeavesASession(Client):
     """A client that nobody uses any more leaves its session open."""

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 
+LOST = "max_num_seqs"
+"""The option that one fault loses."""
+
 
 @seeded("setting_lost", "one_server", caught_by=["settings"], changes=frozenset({"Miniature.workers"}))
 class SettingLost(Engine):
@@ -17,3 +20,47 @@ class SettingLost(Engine):
         if self.name == ONE:
             self.fired += 1
             self.settings["max_model_len"] = "2048"
+
+
+Arguments = dict[str, bool | int | float | str | None]
+
+
+@seeded("engine_option_ignored", "misspelt", caught_by=["engine_options"])
+class MisspeltOptionIgnored(Engine):
+    """An option that the engine does not have is ignored."""
+
+    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+        known = super().arguments({})
+        self.fired += bool(options.keys() - known.keys())
+        return super().arguments({name: value for name, value in options.items() if name in known})
+
+
+@seeded("engine_option_ignored", "one_option", caught_by=["engine_options"])
+class OneOptionIgnored(Engine):
+    """One option does not reach the engine."""
+
+    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+        self.fired += LOST in options
+        return {**super().arguments(options), LOST: super().arguments({})[LOST]}
+
+
+@seeded("engine_option_overrides", caught_by=["engine_options"])
+class OptionOverrides(Engine):
+    """An option replaces a setting that the configuration has a key for."""
+
+    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+        clash = {name: value for name, value in options.items() if name in self.settings}
+        self.fired += bool(clash)
+        return {**super().arguments({name: options[name] for name in options.keys() - clash.keys()}), **clash}
+
+
+@seeded("engine_option_unnamed", caught_by=["engine_options"])
+class RefusedOptionUnnamed(Engine):
+    """The error about an option does not name it."""
+
+    def arguments(self, options: Mapping[str, bool | float]) -> Arguments:
+        try:
+            return super().arguments(options)
+        except TypeError as e:
+            self.fired += 1
+            raise TypeError("the engine cannot be configured") from e

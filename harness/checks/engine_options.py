@@ -1,0 +1,73 @@
+"""Options that the configuration gives to the engine: each takes effect, or is refused by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.errors import error_of
+from harness.records.recording import Call
+
+NOT_TOLD = "the stack does not say what it starts its engines with"
+SHOWN = 12
+"""Names of options in one reason, at most."""
+
+
+class _Asked(NamedTuple):
+    """One option of one question. `why` says what is wrong with the answer; empty if nothing is."""
+
+    name: str
+    kind: str
+    why: str
+
+
+def _asked(call: Call, known: Mapping[str, Any], configured: Collection[str]) -> Iterator[_Asked]:
+    error, message, _ = error_of(call)
+    got = {} if call.result is None else call.result["arguments"]
+    for name, value in (call.request.get("options") or {}).items():
+        kind, wrong = next(
+            (kind, said)
+            for kind, there, said in (
+                ("misspelt", name not in known, "an option that engines do not have is ignored"),
+                (
+                    "configured",
+                    name in configured,
+                    "an option for the engines replaces what the configuration has a key for",
+                ),
+                ("other", True, "" if got.get(name) == value else "an option for the engines does not reach them"),
+            )
+            if there
+        )
+        if error is not None:
+            told = re.search(rf"\b{re.escape(name)}\b", message) is not None
+            wrong = "" if told else "an option for the engines is refused by an error that does not name it"
+        yield _Asked(name, kind, wrong)
+
+
+def _judge(evidence: Evidence) -> Finding:
+    calls = evidence.calls("engine_arguments")
+    plain = next((call.result for call in calls if call.result is not None and not call.request.get("options")), None)
+    if plain is None:
+        return untestable(NOT_TOLD)
+    asked = [one for call in calls for one in _asked(call, plain["arguments"], plain.get("configured", ()))]
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for why in dict.fromkeys(one.why for one in asked if one.why):
+        names = [one.name for one in asked if one.why == why]
+        kinds = {one.kind for one in asked if one.why == why}
+        every = len(names) == sum(one.kind in kinds for one in asked)
+        said = "all of them" if every else ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        wrong.append((f"{why}: {said}", {"options": len(names), "first": names[:SHOWN]}))
+    return concluded(len(asked), wrong)
+
+
+ENGINE_OPTIONS = Check(
+    name="engine_options",
+    fault="an option that the configuration gives to the engine is ignored, or silently replaces another key of the configuration",
+    next_step="follow engine_init_kwargs to the engine's arguments: who compares its names with those that there are",
+    source='SkyRL documentation, Configuration Overview, generator.engine_init_kwargs: "Inference engine arguments passed directly to '
+    "the vLLM or SGLang engine. … If duplicate kwargs are passed or kwargs clash with existing generator arguments …, an error is "
+    'raised"',
+    judge=_judge,
+)

@@ -1,0 +1,74 @@
+"""Options for the engines take effect, or are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.checks.engine_options import ENGINE_OPTIONS, NOT_TOLD
+from harness.records.recording import CallError
+from tests.checks.scene import Scene
+from tests.traces import error
+
+PLAIN = {"arguments": {"seed": 0, "max_num_seqs": 64, "dtype": "half"}, "configured": ["max_num_seqs"]}
+
+
+def asked(options: dict[str, Any], got: dict[str, Any] | None, failed: CallError | None = None) -> Scene:
+    scene = Scene()
+    scene.call("engine_arguments", {}, PLAIN)
+    scene.call("engine_arguments", {"options": options}, None if got is None else {"arguments": got})
+    if failed is not None:
+        scene.change(scene.calls[-1], result=None, error=failed)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("options", "got", "failed"),
+    [
+        ({"seed": 7}, {"seed": 7}, None),
+        ({"seed": 7}, None, error("TypeError", "got multiple values for keyword argument 'seed'")),
+        ({"seedd": 7}, None, error("TypeError", "unexpected keyword argument 'seedd'. Did you mean 'seed'?")),
+        ({"max_num_seqs": 65}, None, error("TypeError", "got multiple values for keyword argument 'max_num_seqs'")),
+    ],
+)
+def test_an_option_that_takes_effect_or_is_refused_by_name(options, got, failed):
+    found = asked(options, got, failed).judge(ENGINE_OPTIONS)
+    assert (found.status, found.facts) == ("pass", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "got", "failed", "says"),
+    [
+        ({"seed": 7}, {"seed": 0}, None, "an option for the engines does not reach them"),
+        ({"seed": 7}, {}, None, "an option for the engines does not reach them"),
+        ({"seedd": 7}, {}, None, "an option that engines do not have is ignored"),
+        (
+            {"max_num_seqs": 65},
+            {"max_num_seqs": 65},
+            None,
+            "an option for the engines replaces what the configuration has a key for",
+        ),
+        (
+            {"seed": 7},
+            None,
+            error("TypeError", "unexpected keyword argument 'seedd'"),
+            "an option for the engines is refused by an error that does not name it",
+        ),
+    ],
+)
+def test_an_option_that_is_ignored_or_replaces_a_key(options, got, failed, says):
+    found = asked(options, got, failed).judge(ENGINE_OPTIONS)
+    assert (found.status, found.reason) == ("fail", f"{says}: all of them")
+    assert found.evidence == [{"options": 1, "first": [*options]}]
+
+
+def test_those_that_are_ignored_are_named_unless_all_are():
+    scene = asked({"seedd": 7}, {})
+    scene.call("engine_arguments", {"options": {"speed": 7}}, None)
+    scene.change(scene.calls[-1], result=None, error=error("TypeError", "unexpected keyword argument 'speed'"))
+    assert scene.judge(ENGINE_OPTIONS).reason == "an option that engines do not have is ignored: seedd"
+
+
+def test_a_stack_that_does_not_say_what_it_starts_its_engines_with():
+    assert Scene().judge(ENGINE_OPTIONS).reason == NOT_TOLD
