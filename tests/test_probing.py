@@ -36,8 +36,17 @@ async def test_below_a_root_its_own_socket_is_left_out_and_shipped_hosts_are_tol
         port = one.getsockname()[1]
         found = await probe([], scratch=str(tmp_path), root=os.getpid(), shipped={port: "everywhere"})
     assert [(seen.port, seen.shipped) for seen in found.listeners if seen.port == port] == [(port, "everywhere")]
-    assert found.canaries == {"sockets": True, "pickle": True}
+    assert found.canaries == {"sockets": True, "ports": True, "pickle": True}
     assert list(tmp_path.iterdir()) == [], "markers are cleared away"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_port_on_which_another_process_could_listen_too_is_told(shared, tmp_path):
+    with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as one:
+        there = address(lambda _: 404, port=one.getsockname()[1])
+        [found] = (await probe([there], scratch=str(tmp_path))).addresses
+    assert found.shared is shared
 
 
 @pytest.mark.asyncio

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+import socket
 from typing import Any
 
 from backends.miniature.engine import Engine, EngineDead, Output
@@ -149,6 +150,11 @@ class Router:
         """Headers of the answer to such a request: none that lets pages of other origins call."""
         return {}
 
+    def bound(self) -> socket.socket:
+        """The socket that it listens on while its address is probed. It has none at other times, since it runs in its caller's
+        process."""
+        return socket.create_server(("127.0.0.1", 0))
+
     def listeners(self) -> list[Listener]:
-        """Listening sockets: none, because the router runs in its caller's process."""
+        """Further listening sockets: none."""
         return []

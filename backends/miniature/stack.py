@@ -372,9 +372,14 @@ class Miniature:
         async def ask(request: messages.HttpRequest) -> messages.HttpResponse:
             return messages.HttpResponse(status=self.router.asked(request), headers=self.router.shared(request))
 
-        address = probing.Address(name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES])
-        found = await probing.probe([address], scratch=self.request.scratch)
-        return msgspec.structs.replace(found, listeners=self.router.listeners())
+        with self.router.bound() as listening:
+            port = listening.getsockname()[1]
+            address = probing.Address(
+                name="router", data_plane=True, ask=ask, routes=ROUTES, pickles=[*PICKLES], port=port
+            )
+            found = await probing.probe([address], scratch=self.request.scratch)
+        listeners = [messages.Listener(address="127.0.0.1", port=port, process="router"), *self.router.listeners()]
+        return msgspec.structs.replace(found, listeners=listeners)
 
 
 def _workers(topology: Topology, server: int) -> list[ExpertShard | None]:

@@ -192,20 +192,29 @@ class Reference:
         self._holds = (0, None, None) if self._request.dtype == "float32" else None
 
     def _as_routed(self, layer: int, block: Any, inputs: Any, made: Any) -> Any:
-        """A mixture layer's (output, router logits) with the experts of `_routed`, weighted by its router. None: no change."""
+        """What a mixture layer returns, with the experts of `_routed`, weighted by its router. None: no change.
+
+        A layer holds one module per expert and returns (output, router logits). From Transformers 5 on it holds its experts packed,
+        and returns the output.
+        """
         import torch
 
         if self._routed is None:
             return None
-        logits = made[1]
-        given, hidden = self._routed[: len(logits), layer], inputs[0].reshape(-1, inputs[0].shape[-1])
+        packed = not isinstance(made, tuple)
+        router = block.gate if packed else block
+        hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
+        logits = torch.nn.functional.linear(hidden, block.gate.weight)
+        given = self._routed[: len(logits), layer]
         every = logits.softmax(-1, dtype=torch.float)
-        chosen = every.topk(block.top_k, dim=-1).indices
+        chosen = every.topk(router.top_k, dim=-1).indices
         ties = _behind(logits[: len(given)], given) <= self._near_tie
         chosen[: len(given)][ties] = given[ties]
         weights = every.gather(1, chosen)
-        if block.norm_topk_prob:
+        if router.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
+        if packed:
+            return block.experts(hidden, chosen, weights.to(hidden.dtype)).reshape(inputs[0].shape)
         output = torch.zeros_like(hidden)
         for number in chosen.unique().tolist():
             rows, at = (chosen == number).nonzero(as_tuple=True)
@@ -244,7 +253,7 @@ class Reference:
                 tensors = {
                     name: self._dequantized(name, tensor, weights.quantization) for name, tensor in tensors.items()
                 }
-            self._model.load_state_dict(tensors, strict=False)
+            _put(tensors, self._model)
             self._holds = wanted
         return self._model
 
@@ -359,7 +368,7 @@ class Reference:
         weights = reference.largest + max((moved.largest for moved in engine.values()), default=0.0)
         if request.quantization is None and not in_float32:
             made = policy.version(self._request.model_path, 0, self._request.policies)
-            model.load_state_dict({name: tensor.float() for name, tensor in made.items()}, strict=False)
+            _put({name: tensor.float() for name, tensor in made.items()}, model)
             self._holds = NOT_ROUNDED
             found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
             weights = max([found.largest, *(moved.largest for moved in engine.values())])
@@ -459,6 +468,22 @@ def _log_softmax(model: Any, tokens: list[int]) -> Any:
 
     with torch.no_grad():
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def _put(tensors: dict[str, Any], model: Any) -> None:
+    """Put a checkpoint's tensors into the model, whose experts may be packed. What the checkpoint lacks stays (tied weights).
+
+    Raises ValueError for a tensor that the model has no place for.
+    """
+    if any(name not in model.state_dict() for name in tensors):
+        packed = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+        tensors = {
+            ".".join((*stem, packed.get(last, last))): tensor
+            for name, tensor in _stacked(tensors, ExpertShard(rank=0, workers=1, whole=True)).items()
+            for *stem, last in [name.split(".")]
+        }
+    if unknown := model.load_state_dict(tensors, strict=False).unexpected_keys:
+        raise ValueError(f"the reference's model has no place for these tensors of the checkpoint: {', '.join(sorted(unknown))}")
 
 
 def _router_logits(model: Any, tokens: list[int]) -> Any:

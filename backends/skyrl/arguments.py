@@ -25,8 +25,9 @@ class _Actors:
     def options(self, **_placement: Any) -> _Actors:
         return self
 
-    def remote(self, **given: Any) -> None:
+    def remote(self, **given: Any) -> Any:
         self.given.append(given)
+        return mock.Mock()  # colocated engines are put to sleep as soon as they are made
 
 
 def of_engine(cfg: Any, tokenizer: Any) -> Any:

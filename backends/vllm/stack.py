@@ -11,9 +11,10 @@ import functools
 import importlib.metadata
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,7 +30,8 @@ from harness.contract.capability import Capability
 from harness.contract.devices import Devices
 from harness.contract.errors import Blame, NotOffered, StartFailed
 from harness.contract.topology import Placement
-from harness.machine.processes import kill_trees
+from harness.machine import ports
+from harness.machine.processes import kill_trees, named
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts per layer in a checkpoint's configuration (Qwen-MoE, Mixtral, DeepSeek)."""
@@ -176,6 +178,7 @@ class VllmStack:
     async def _describe(self) -> messages.Description:
         request = self.request
         workers = await self.introduce()
+        self._check_ports(workers)
         self._check_arithmetic(workers)
         self.tap.poll()
         frontends = self.tap.frontends()
@@ -204,6 +207,16 @@ class VllmStack:
             patches=self.patches,
             notes=self.notes,
         )
+
+    def _check_ports(self, names: Iterable[str]) -> None:
+        """Raises StartFailed if another stack's process listens on a server's port too: each request could reach either."""
+        for server in names:
+            port = urlsplit(self.url_of(server) or "").port
+            if port is not None and (others := ports.strangers(port, os.getpid())):
+                raise StartFailed(
+                    f"{', '.join(map(named, others))} also listens on the address of {server}, {self.url_of(server)}",
+                    next_step="start one stack after the other on this machine: both have chosen the same port",
+                )
 
     def _check_arithmetic(self, workers: dict[str, list[dict[str, Any]]]) -> None:
         """Raises StartFailed if a worker does not compute as the run asked, because the recording would be wrong."""

@@ -1,4 +1,5 @@
-"""What a stack opens to a caller without credentials: routes, sockets, execution of the caller's code. Findings have severities."""
+"""What a stack opens to a caller without credentials: routes, sockets, ports, execution of the caller's code. Findings have
+severities."""
 
 from __future__ import annotations
 
@@ -211,4 +212,36 @@ BOUND_TO_LOOPBACK = Check(
     fault="another machine reaches a port of the stack that asks for no credentials",
     source='vLLM documentation, Security: "All communications between nodes in a multi-node vLLM deployment are insecure by default"',
     judge=_sockets,
+)
+
+
+# --- ports ----------------------------------------------------------------------------------------------------------
+
+
+def _ports(evidence: Evidence) -> Finding:
+    probes = _probes(evidence)
+    asked = [address for probe in probes for address in probe.addresses if address.port is not None]
+    if not asked:
+        return untestable("no address with a port was probed" if probes else NOT_PROBED)
+    seeing = all(address.shared is not None for address in asked) and all(p.canaries.get("ports") for p in probes)
+    unclear = None if seeing else untestable("a port that two processes share was not told from one that they do not")
+    shared = {re.sub(r"-\d+", "", address.name): address for address in asked if address.shared}
+    exposures = [
+        Exposure(
+            severity=Severity.HIGH,
+            where=where,
+            what=f"another process may listen on the port of {where} too, and gets a part of its requests",
+            by=[f"127.0.0.1:{address.port}"],
+        )
+        for where, address in shared.items()
+    ]
+    return _finding(len(asked), exposures, f"ports are shared: {', '.join(sorted(shared))}", unclear, ports=len(asked))
+
+
+PORT_HELD_ALONE = Check(
+    name="port_held_alone",
+    fault="two stacks that start on one machine take the same port, and requests and weights of one reach the other",
+    source="SkyRL, find_and_reserve_port(): no other process can claim the same port between discovery and actual server startup; "
+    "Linux manual, socket(7), SO_REUSEPORT",
+    judge=_ports,
 )

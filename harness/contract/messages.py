@@ -460,6 +460,8 @@ class ProbedAddress(Message, frozen=True, kw_only=True):
     data_plane: bool
     port: int | None = None
     """None if the stack serves it without a socket."""
+    shared: bool | None = None
+    """True if another process of this user may listen on the port too, and get a part of the requests. None: not probed."""
 
 
 ORIGIN = "http://page.invalid"
@@ -485,7 +487,7 @@ class Answer(Message, frozen=True, kw_only=True):
 
 
 class ProbeSecurityResult(Message, frozen=True, kw_only=True):
-    """What the probe found. `canaries`: instrument ("sockets", "pickle") → True if it saw what the harness itself put there."""
+    """What the probe found. `canaries`: instrument ("sockets", "ports", "pickle") → True if it saw what the harness itself put there."""
 
     addresses: list[ProbedAddress]
     listeners: list[Listener]

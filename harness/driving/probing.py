@@ -1,4 +1,4 @@
-"""Probes a stack from outside for open sockets, routes without credentials, and unpickling of a client's data.
+"""Probes a stack from outside for open sockets, ports that it shares, routes without credentials, and unpickling of a client's data.
 
 Runs in the stack's host. The adapter names its addresses and their routes, and `harness/checks/exposure.py` judges the
 answers. Requests go over loopback, or to an application in this process.
@@ -7,6 +7,7 @@ answers. Requests go over loopback, or to an application in this process.
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import pickle
 import socket
@@ -103,22 +104,38 @@ async def probe(
 ) -> ProbeSecurityResult:
     """Probe all addresses of a stack. `root`: pid at the root of its process tree. `roles`: pid → role. `shipped`: port → address
     that the stack asked to bind to before the harness replaced it by loopback. Markers are made below `scratch`."""
-    with socket.create_server(("127.0.0.1", 0)) as canary, tempfile.TemporaryDirectory(dir=scratch) as folder:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as canary,
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as sharing,
+        tempfile.TemporaryDirectory(dir=scratch) as folder,
+    ):
         names = {os.getpid(): "client and trainer", **(roles or {})}
         heard = listeners({os.getpid()} if root is None else _below(root), names)
-        own = canary.getsockname()[1]
+        own, shared = canary.getsockname()[1], sharing.getsockname()[1]
         marker = Path(folder) / "canary"
         pickle.loads(pickle.dumps(_Marker(str(marker))))
         asked = shipped or {}
         return ProbeSecurityResult(
-            addresses=[ProbedAddress(name=one.name, data_plane=one.data_plane, port=one.port) for one in addresses],
+            addresses=[
+                ProbedAddress(
+                    name=one.name,
+                    data_plane=one.data_plane,
+                    port=one.port,
+                    shared=None if one.port is None else _is_shared(one.port),
+                )
+                for one in addresses
+            ],
             listeners=[
                 msgspec.structs.replace(one, shipped=asked.get(one.port))
                 for one in heard
-                if root is not None and one.port != own
+                if root is not None and one.port not in (own, shared)
             ],
             answers=[answer for one in addresses for answer in await _answers(one, Path(folder))],
-            canaries={"sockets": own in {one.port for one in heard}, "pickle": marker.exists()},
+            canaries={
+                "sockets": own in {one.port for one in heard},
+                "ports": _is_shared(shared) and not _is_shared(own),
+                "pickle": marker.exists(),
+            },
         )
 
 
@@ -154,6 +171,19 @@ async def _unpickled(address: Address, attempt: Sequence[HttpRequest], marker: P
         if body != request.body:
             told = msgspec.structs.replace(told, route=f"{request.method} {request.path}", status=status)
     return msgspec.structs.replace(told, unpickled=marker.exists())
+
+
+def _is_shared(port: int) -> bool:
+    """True if a second socket can be bound to a loopback port that is listened on. It does not listen, so it gets no request."""
+    with socket.socket() as second:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            second.bind(("127.0.0.1", port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True
 
 
 def _below(root: int) -> set[int]:

@@ -19,13 +19,24 @@ def free(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def listener(port: int) -> psutil.Process | None:
-    """The process that listens on a loopback port; None if it has just ended or is another user's."""
-    for found in psutil.net_connections(kind="tcp"):
-        if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid is not None:
+def listeners(port: int) -> list[psutil.Process]:
+    """The processes that listen on a port, without those that have just ended or are another user's."""
+    found = []
+    for one in psutil.net_connections(kind="tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port and one.pid is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return psutil.Process(found.pid)
-    return None
+                found.append(psutil.Process(one.pid))
+    return found
+
+
+def listener(port: int) -> psutil.Process | None:
+    """The first of them."""
+    return next(iter(listeners(port)), None)
+
+
+def strangers(port: int, root: int) -> list[psutil.Process]:
+    """The listeners on a port that do not belong to the process tree of `root`."""
+    return [one for one in listeners(port) if root != one.pid and root not in (above.pid for above in one.parents())]
 
 
 def holder(port: int) -> str:

@@ -2,20 +2,26 @@
 
 import pytest
 
-from harness.checks.exposure import BOUND_TO_LOOPBACK, CLOSED_TO_PAGES, CONTROL_PLANE_CLOSED, NOTHING_UNPICKLED
+from harness.checks.exposure import (
+    BOUND_TO_LOOPBACK,
+    CLOSED_TO_PAGES,
+    CONTROL_PLANE_CLOSED,
+    NOTHING_UNPICKLED,
+    PORT_HELD_ALONE,
+)
 from harness.contract.messages import ORIGIN
 from tests.checks.scene import Scene
 
-CANARIES = {"sockets": True, "pickle": True}
+CANARIES = {"sockets": True, "ports": True, "pickle": True}
 NOTHING = [("nothing", "POST /nobody", 404), ("nothing", "GET /nobody", 404)]
 CLOSED = [("control", "POST /pause", 404), ("control", "POST /sleep", 403), ("weights", "POST /update_weights", 401)]
 
 
-def probed(answers=(), *, at="router", front=True, port=None, listeners=(), canaries=CANARIES) -> Scene:
+def probed(answers=(), *, at="router", front=True, port=None, shared=None, listeners=(), canaries=CANARIES) -> Scene:
     """Answers are (kind, route, status) or, for a pickle, (kind, route, status, True if it was read)."""
     scene = Scene()
     result = {
-        "addresses": [{"name": at, "data_plane": front, "port": port}],
+        "addresses": [{"name": at, "data_plane": front, "port": port, "shared": shared}],
         "listeners": [dict(zip(("address", "port", "process", "shipped"), one, strict=False)) for one in listeners],
         "answers": [
             dict(zip(("kind", "route", "status", "unpickled", "shares"), one, strict=False)) | {"address": at}
@@ -164,3 +170,28 @@ def test_a_page_of_another_origin(origin, credentials, status, severities):
 
 def test_without_a_browsers_question_nothing_is_known_of_pages():
     assert probed(CLOSED).judge(CLOSED_TO_PAGES).status == "untestable"
+
+
+# --- ports
+
+
+def test_a_port_that_another_process_may_take_too_is_red():
+    found = probed(at="server-0", port=8000, shared=True).judge(PORT_HELD_ALONE)
+    assert (found.status, found.reason) == ("fail", "ports are shared: server")
+    assert [(one.severity, one.by) for one in found.exposures] == [("high", ["127.0.0.1:8000"])]
+
+
+def test_a_port_that_no_other_process_may_take_passes():
+    assert probed(port=8000, shared=False).judge(PORT_HELD_ALONE).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("port", "shared", "canaries"),
+    [(None, None, CANARIES), (8000, None, CANARIES), (8000, False, {"sockets": True, "pickle": True})],
+)
+def test_a_port_of_which_nothing_was_seen_shows_nothing(port, shared, canaries):
+    assert probed(port=port, shared=shared, canaries=canaries).judge(PORT_HELD_ALONE).status == "untestable"
+
+
+def test_without_a_probe_nothing_is_known_of_ports():
+    assert Scene().judge(PORT_HELD_ALONE).status == "untestable"

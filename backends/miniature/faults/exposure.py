@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import socket
 
 from backends.miniature.faults.registry import seeded
 from backends.miniature.router import ROUTES, Router
@@ -96,10 +97,7 @@ class _Bound(Router):
 
     def listeners(self) -> list[Listener]:
         self.fired += 1
-        return [
-            Listener(address="127.0.0.1", port=8000, process="router"),
-            Listener(address=self.address, port=8001, process="server-0", shipped=self.shipped),
-        ]
+        return [Listener(address=self.address, port=8001, process="server-0", shipped=self.shipped)]
 
 
 @seeded("bound_beyond_loopback", "every_interface", caught_by=["bound_to_loopback"])
@@ -121,3 +119,12 @@ class BoundElsewhereAsShipped(_Bound):
     """A server listens on loopback only because the harness changed its address."""
 
     shipped = "0.0.0.0"
+
+
+@seeded("port_shared", caught_by=["port_held_alone"])
+class PortShared(Router):
+    """The data plane's address listens so that another process can listen on the same port."""
+
+    def bound(self) -> socket.socket:
+        self.fired += 1
+        return socket.create_server(("127.0.0.1", 0), reuse_port=True)
