@@ -483,7 +483,9 @@ def _put(tensors: dict[str, Any], model: Any) -> None:
             for *stem, last in [name.split(".")]
         }
     if unknown := model.load_state_dict(tensors, strict=False).unexpected_keys:
-        raise ValueError(f"the reference's model has no place for these tensors of the checkpoint: {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"the reference's model has no place for these tensors of the checkpoint: {', '.join(sorted(unknown))}"
+        )
 
 
 def _router_logits(model: Any, tokens: list[int]) -> Any:

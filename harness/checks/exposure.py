@@ -220,10 +220,12 @@ BOUND_TO_LOOPBACK = Check(
 
 def _ports(evidence: Evidence) -> Finding:
     probes = _probes(evidence)
-    asked = [address for probe in probes for address in probe.addresses if address.port is not None]
+    asked = [address for probe in probes for address in probe.addresses]
     if not asked:
-        return untestable("no address with a port was probed" if probes else NOT_PROBED)
-    seeing = all(address.shared is not None for address in asked) and all(p.canaries.get("ports") for p in probes)
+        return untestable(NOT_PROBED)
+    seeing = all(a.shared is not None for a in asked if a.port is not None) and all(
+        p.canaries.get("ports") for p in probes
+    )
     unclear = None if seeing else untestable("a port that two processes share was not told from one that they do not")
     shared = {re.sub(r"-\d+", "", address.name): address for address in asked if address.shared}
     exposures = [

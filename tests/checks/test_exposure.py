@@ -181,13 +181,14 @@ def test_a_port_that_another_process_may_take_too_is_red():
     assert [(one.severity, one.by) for one in found.exposures] == [("high", ["127.0.0.1:8000"])]
 
 
-def test_a_port_that_no_other_process_may_take_passes():
-    assert probed(port=8000, shared=False).judge(PORT_HELD_ALONE).status == "pass"
+@pytest.mark.parametrize(("port", "shared"), [(8000, False), (None, None)])
+def test_a_port_that_no_other_process_may_take_passes_and_so_does_an_address_without_one(port, shared):
+    assert probed(port=port, shared=shared).judge(PORT_HELD_ALONE).status == "pass"
 
 
 @pytest.mark.parametrize(
     ("port", "shared", "canaries"),
-    [(None, None, CANARIES), (8000, None, CANARIES), (8000, False, {"sockets": True, "pickle": True})],
+    [(8000, None, CANARIES), (8000, False, {"sockets": True, "pickle": True})],
 )
 def test_a_port_of_which_nothing_was_seen_shows_nothing(port, shared, canaries):
     assert probed(port=port, shared=shared, canaries=canaries).judge(PORT_HELD_ALONE).status == "untestable"
