@@ -12,7 +12,6 @@ from harness.contract.faults import Fact
 from harness.records.reference import WIDER, Experts, ExpertsRequest, Routed
 from harness.records.verdict import Margin
 
-
 SHOWN = 10
 """Fewest places, over all answers, at which experts of the next token would be red. With fewer, nothing is shown."""
 

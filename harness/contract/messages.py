@@ -487,7 +487,7 @@ class Answer(Message, frozen=True, kw_only=True):
 
 
 class ProbeSecurityResult(Message, frozen=True, kw_only=True):
-    """What the probe found. `canaries`: instrument ("sockets", "ports", "pickle") → True if it saw what the harness itself put there."""
+    """What the probe found. `canaries`: instrument ("sockets", "ports", "pickle") → True if it saw what the harness put there."""
 
     addresses: list[ProbedAddress]
     listeners: list[Listener]
