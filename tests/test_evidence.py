@@ -17,6 +17,8 @@ CUT_OFF = (
 )
 """Both runs ended with Ctrl-C, so the scenario that was running is untestable."""
 
+H200 = H100.parents[0] / "h200-bfloat16" / "mixtures"
+
 UNSPREAD = "a server answered nothing after the weights had changed"
 """These runs sent four prompts per version, and one server got all of them in a scenario. Today's scenarios send more."""
 
@@ -71,3 +73,16 @@ def test_the_two_stacks_compare():
     both = [v for v in compared.verdicts if v.baseline is not None and v.scenario.startswith(("cuda_ipc", "sleep"))]
     assert both
     assert {v.reason for v in both if v.red} <= {f"candidate: {UNSPREAD}"}
+
+
+def test_mixtures_of_experts_of_both_stacks_are_right_in_bfloat16_on_a_gpu():
+    judged = compare_recordings(H200 / "legacy", H200 / "http")
+    assert {header["hardware"]["gpus"] for header in judged.run.headers} == {"1 × NVIDIA H200"}
+    red = [(v.scenario, v.check, v.reason) for v in judged.verdicts if v.red]
+    assert red == []
+    known = {(v.scenario, v.check) for v in judged.verdicts if v.known is not None}
+    assert known == {("experts.test_experts_of_samples", "routed_experts")}
+    passed = [v for v in judged.verdicts if v.status == "pass" and v.check == "routed_experts"]
+    assert {(v.target, v.topology) for v in passed} >= {
+        (target, topology) for target in ("local:legacy", "local:http") for topology in ("moe", "moe-olmoe")
+    }
