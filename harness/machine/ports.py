@@ -36,7 +36,12 @@ def listener(port: int) -> psutil.Process | None:
 
 def strangers(port: int, root: int) -> list[psutil.Process]:
     """The listeners on a port that do not belong to the process tree of `root`."""
-    return [one for one in listeners(port) if root != one.pid and root not in (above.pid for above in one.parents())]
+    found = []
+    for one in listeners(port):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if root not in (one.pid, *(above.pid for above in one.parents())):
+                found.append(one)
+    return found
 
 
 def holder(port: int) -> str:

@@ -52,9 +52,9 @@ print(json.dumps(found))
 """
 
 
-def run(script: str, *arguments: Path) -> Any:
-    """The output of a script under the reference's interpreter."""
-    command = [str(interpreter()), "-c", script, *map(str, arguments)]
+def run(script: str, *arguments: Path, python: Path | None = None) -> Any:
+    """The output of a script under an interpreter, by default the reference's."""
+    command = [str(python or interpreter()), "-c", script, *map(str, arguments)]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=variables)
     return json.loads(said.stdout.splitlines()[-1])
