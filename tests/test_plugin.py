@@ -280,6 +280,8 @@ def test_what_spoils_a_stack_is_driven_on_it_last(project: pytest.Pytester):
         (["--bulk"], True),
         (["-m", "bulk"], True),
         (["-k", "many or greedy"], True),
+        (["-k", "not greedy"], False),
+        (["-k", "many and not greedy"], True),
         (["scenarios/wave1/test_bulk.py"], True),
     ],
 )

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from _pytest.mark.expression import Expression  # pytest offers no other way to read a -k
 
 from fixtures.prompts import Prompts
 from harness import PROJECT
@@ -247,9 +248,11 @@ class Parity:
         self._starts = self._outlook(mine)
 
     def _chooses(self) -> bool:
-        """True if the command line chooses scenarios by name or as bulk, or all."""
+        """True if the command line chooses scenarios by name or as bulk, or all. A -k that only leaves out chooses none."""
         named = any("::" in argument or argument.endswith(".py") for argument in self._config.args)
-        chosen = named or bool(self._config.getoption("keyword")) or "bulk" in self._config.getoption("markexpr")
+        keyword = self._config.getoption("keyword")
+        named |= bool(keyword) and not Expression.compile(keyword).evaluate(lambda *_, **__: False)
+        chosen = named or "bulk" in self._config.getoption("markexpr")
         return chosen or self._config.getoption("--bulk")
 
     def _outlook(self, items: Sequence[pytest.Item]) -> list[Start]:
