@@ -53,8 +53,11 @@ def asks_for(moment: Moment, prompts: Prompts, mode: PauseMode) -> list[Ask]:
     late."""
     once = mode != "keep"
     match moment:
+        case Moment.BEFORE_FIRST_TOKEN if once:
+            return [Ask(prompt=prompt, max_tokens=64) for prompt in prompts.unique(40, length=120)]
         case Moment.BEFORE_FIRST_TOKEN:
-            return [Ask(prompt=prompt, max_tokens=64 if once else 16) for prompt in prompts.unique(40, length=120)]
+            # More than run at once: a GPU has read 40 prompts before a pause reaches it.
+            return [Ask(prompt=prompt, max_tokens=16) for prompt in prompts.unique(160, length=40)]
         case Moment.QUEUED:
             return [Ask(prompt=prompt, max_tokens=40) for prompt in prompts.unique(QUEUED)]
         case Moment.LAST_TOKEN:

@@ -45,6 +45,22 @@ def test_a_local_target_is_its_release_without_the_environment():
         assert local.variables == release.variables == {"_SKYRL_USE_NEW_INFERENCE": switch}
 
 
+@pytest.mark.parametrize(
+    ("version", "release"), [("0.2.0", "0.2.0"), ("0.3.1", "0.3.0"), ("9.9", "0.4.0"), ("", "0.4.0"), (None, "0.4.0")]
+)
+def test_a_local_target_has_the_capabilities_of_the_release_in_its_interpreter(tmp_path, version, release):
+    for module in registry()["local:http"].runs_on.modules:
+        (tmp_path / f"{module}.py").write_text("print('loading')\n")
+    if version is not None:
+        (tmp_path / "skyrl-1.dist-info").mkdir()
+        (tmp_path / "skyrl-1.dist-info" / "METADATA").write_text(f"Name: skyrl\nVersion: {version}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    local = resolve("local:http", {"": python})
+    assert local.capabilities == registry()[f"skyrl-{release}:http"].capabilities
+
+
 def test_a_release_is_what_the_targets_lock_pins():
     stated = {target.environment: target.release for target in registry().values() if target.release}
     assert len(stated) == 4

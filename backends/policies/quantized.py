@@ -28,12 +28,16 @@ def is_quantized(name: str) -> bool:
 
 
 def quantize(weight: Any, kind: Quantization) -> tuple[Any, Any]:
-    """8-bit weight (outputs × inputs, int8 or float8_e4m3fn) and scale (outputs × 1, float32) of a full-precision weight."""
+    """8-bit weight (outputs × inputs, int8 or float8_e4m3fn) and scale (outputs × 1, float32) of a full-precision weight.
+
+    The scale is a product, which has the same bytes on every device. For a tensor divided by a number, CUDA multiplies by the
+    reciprocal and a CPU divides.
+    """
     import torch
 
     largest = LARGEST[kind]
     weight = weight.float()
-    scale = (weight.abs().amax(1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = (weight.abs().amax(1, keepdim=True) * (1 / largest)).clamp(min=torch.finfo(torch.float32).tiny)
     steps = (weight / scale).clamp(-largest, largest)
     return steps.round().to(torch.int8) if kind == "int8" else steps.to(torch.float8_e4m3fn), scale
 

@@ -34,6 +34,10 @@ def experiment(cfg: Any, group: Callable[[], Any] | None = None) -> Any:
     return Experiment(cfg)
 
 
+def no_group() -> None:
+    """The placement group of engines that are there already: none, so that no accelerators are waited for."""
+
+
 def given(function: Callable[..., Any], **ours: Any) -> Callable[..., Any]:
     """The function with these arguments in place of its caller's."""
     return lambda *arguments, **theirs: function(*arguments, **{**theirs, **ours})

@@ -163,13 +163,8 @@ class HttpStack(SkyRLStack):
         raw.watch(RemoteInferenceClient)
         self._servers_on_loopback()
         experiment = self.experiment()
-        slept = RemoteInferenceClient.sleep
-        RemoteInferenceClient.sleep = entry.given(slept, level=entry.SLEEP_LEVEL)
-        try:
-            with self._named_router():
-                client = experiment.get_inference_client()
-        finally:
-            RemoteInferenceClient.sleep = slept
+        with self._named_router():
+            client = self._client_of(experiment)
         self._router = experiment._inference_router
         self._groups = [experiment._server_group] if self.release.own_groups else experiment._server_groups or []
         self._groups = [group for group in self._groups if group is not None]
@@ -178,6 +173,17 @@ class HttpStack(SkyRLStack):
         if hasattr(client, "active_lora_name"):
             client.active_lora_name = None  # SkyRL's name for its adapter, also before it is loaded
         return client
+
+    def _client_of(self, experiment: Any) -> Any:
+        """The client of SkyRL's entry point, which leaves colocated engines asleep."""
+        from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
+
+        slept = RemoteInferenceClient.sleep
+        RemoteInferenceClient.sleep = entry.given(slept, level=entry.SLEEP_LEVEL)
+        try:
+            return experiment.get_inference_client()
+        finally:
+            RemoteInferenceClient.sleep = slept
 
     def _servers_on_loopback(self) -> None:
         """Replace what SkyRL's entry point makes its servers of: their actor, and the arguments of vLLM's command line."""
@@ -548,6 +554,8 @@ class HttpStack(SkyRLStack):
             case "as configured":
                 self._left_behind.append(self.client)
                 self.client = await asyncio.to_thread(self._client_as_configured)
+                if self.colocated:
+                    await self.client.wake_up()
             case "in another thread" | "in two loops":
                 both = request.life == "in two loops"
                 self._left_behind += [] if both else [self.client]
@@ -564,7 +572,7 @@ class HttpStack(SkyRLStack):
         configured = copy.deepcopy(self.cfg)
         engine = configured.generator.inference_engine
         engine.external_proxy_url, engine.external_server_urls = self.client.proxy_url, list(self.client.server_urls)
-        return entry.experiment(configured).get_inference_client()
+        return self._client_of(entry.experiment(configured, entry.no_group))
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         """As the actor of a server makes them of its command line (VLLMServerActor)."""

@@ -361,7 +361,7 @@ class LegacyStack(SkyRLStack):
         """A client as SkyRL's entry point makes it, over engines that are there already."""
         configured = copy.deepcopy(self.cfg)
         configured.generator.inference_engine = engine_cfg
-        experiment = entry.experiment(configured)
+        experiment = entry.experiment(configured, entry.no_group)
         with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines):
             return experiment.get_inference_client()
 

@@ -101,6 +101,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         """True if the user names the interpreter or the checkout."""
         return self.environment is None and not self.inline
 
+    @property
+    def package(self) -> str:
+        """The distribution that it is a release of, or whose release it is like; "" if there is none."""
+        like = registry().get(self.like or "")
+        return (self.release or (like.release if like else None) or "").partition("==")[0]
+
     def seeded(self) -> dict[str, Fault]:
         """Fault id → fault. Raises UsageError for a target without seeded faults."""
         if self.faults is None:
@@ -213,9 +219,7 @@ def step(baseline: str, candidate: str, packages: Mapping[str, Mapping[str, str]
 
 def _version(target: Target, packages: Mapping[str, str]) -> str | None:
     """The version that its environment has of the released package, or else the one that it is a release of; None if unknown."""
-    like = registry().get(target.like or "")
-    package, _, version = (target.release or (like.release if like else None) or "").partition("==")
-    return packages.get(package) or (version if target.release else None)
+    return packages.get(target.package) or ((target.release or "").partition("==")[2] or None)
 
 
 def _kind(released: Target, target: Target) -> bool:
@@ -333,7 +337,7 @@ def for_target(name: str, given: Mapping[str, Path] | None) -> Path | None:
 
 def resolve(name: str, pythons: Mapping[str, Path] | None = None, trees: Mapping[str, Path] | None = None) -> Target:
     """The target of that name. `pythons` are interpreters of local targets, `trees` their checkouts (`of_local`); other targets have
-    their own. A checkout has the capabilities of the release that it is of, or of the newest one before it.
+    their own. A local target has the capabilities of the release that its checkout or interpreter has, or of the newest one before it.
 
     Raises UsageError for an unknown name, a local target without an interpreter or checkout, and a checkout that is none, and
     EnvironmentBroken for an interpreter that cannot run a stack.
@@ -351,7 +355,9 @@ def resolve(name: str, pythons: Mapping[str, Path] | None = None, trees: Mapping
     if tree is not None:
         target = _of_checkout(target, tree)
     if chosen is not None:
-        check_interpreter(chosen, (*target.runs_on.modules, *HOST_NEEDS), front_of(target))
+        version = version_in(chosen, target.package, (*target.runs_on.modules, *HOST_NEEDS), front_of(target))
+        if tree is None:
+            target = msgspec.structs.replace(target, capabilities=described(target, version)[0].capabilities)
     return msgspec.structs.replace(target, python=chosen)
 
 
@@ -383,8 +389,16 @@ def needs_of(target: Target, engine: Engine) -> checkouts.Needs:
     return checkouts.needs(checkout, layout, engine, {name: file.read_text() for name, file in files.items()})
 
 
-def check_interpreter(python: Path, modules: tuple[str, ...], front: Sequence[Path] = ()) -> None:
-    """Run the interpreter to check that it can import `modules`, with a deadline. `front`: folders that come first on PYTHONPATH.
+_SAY_VERSION = """
+import importlib.metadata, sys
+print(next((found.version for found in importlib.metadata.distributions(name=sys.argv[1])), ""))
+"""
+
+
+def version_in(python: Path, package: str, modules: tuple[str, ...], front: Sequence[Path] = ()) -> str:
+    """The version of `package` that this interpreter has ("" if it has none, as with a bare source tree).
+
+    Runs it, with a deadline, to check that it can import `modules`. `front`: folders that come first on PYTHONPATH.
 
     Raises UsageError if it is missing or not executable, EnvironmentBroken if it cannot import the modules.
     """
@@ -396,7 +410,7 @@ def check_interpreter(python: Path, modules: tuple[str, ...], front: Sequence[Pa
     variables |= {"PYTHONPATH": os.pathsep.join(map(str, front))} if front else {}
     try:
         said = subprocess.run(
-            [python, "-c", "\n".join(f"import {name}" for name in modules)],
+            [python, "-c", "\n".join([*(f"import {name}" for name in modules), _SAY_VERSION]), package],
             env=variables,
             capture_output=True,
             text=True,
@@ -419,3 +433,4 @@ def check_interpreter(python: Path, modules: tuple[str, ...], front: Sequence[Pa
             f"{python} cannot run a stack: {last}",
             next_step=f"install the missing ones into its environment, of: {', '.join(modules)}",
         )
+    return said.stdout.splitlines()[-1]  # imports may print as well
