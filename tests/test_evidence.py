@@ -18,6 +18,7 @@ CUT_OFF = (
 """Both runs ended with Ctrl-C, so the scenario that was running is untestable."""
 
 H200 = H100.parents[0] / "h200-bfloat16" / "mixtures"
+EIGHT_BIT = H200.parent / "eight-bit"
 
 UNSPREAD = "a server answered nothing after the weights had changed"
 """These runs sent four prompts per version, and one server got all of them in a scenario. Today's scenarios send more."""
@@ -85,4 +86,17 @@ def test_mixtures_of_experts_of_both_stacks_are_right_in_bfloat16_on_a_gpu():
     passed = [v for v in judged.verdicts if v.status == "pass" and v.check == "routed_experts"]
     assert {(v.target, v.topology) for v in passed} >= {
         (target, topology) for target in ("local:legacy", "local:http") for topology in ("moe", "moe-olmoe")
+    }
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_syncs_into_quantized_engines_are_right_on_a_gpu(kind):
+    judged = judge_run(EIGHT_BIT / kind)
+    red = {(v.scenario, v.check) for v in judged.verdicts if v.red}
+    assert red == ({("quantization.test_the_client_of_the_configuration", "client_lives")} if kind == "int8" else set())
+    passed = {(v.scenario.partition(".")[2], v.check.partition(":")[0]) for v in judged.verdicts if v.status == "pass"}
+    assert passed >= {
+        ("test_quantized_engines_answer", "quantization_effect"),
+        ("test_syncs_into_quantized_engines", "every_parameter"),
+        ("test_quantized_syncs_are_idempotent", "every_parameter"),
     }

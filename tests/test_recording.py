@@ -197,6 +197,7 @@ def test_whatever_is_recorded_is_read_back_as_it_was(tmp_path_factory, drawn):
         ("no such file: /tmp/run-7/logs/a.log", "Broken 500: no such file: …"),
         ("request cmpl-0a1b2c3d4e5f6071 took 1.25 s\n\n  too long", "Broken 500: request cmpl-… took … s too long"),
         ("word " * 40, "Broken 500: " + ("word " * 16).strip() + " …"),
+        ("no answer within 60 s\n  next: read /tmp/host.log", "Broken 500: no answer within … s"),
         ("deadbeef and decade are words", "Broken 500: deadbeef and decade are words"),
     ],
 )

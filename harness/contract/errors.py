@@ -16,6 +16,8 @@ from enum import StrEnum
 
 CANCELLED = "Cancelled"
 """Kind of error of a call that the scenario itself cancelled."""
+NEXT_STEP = "\n  next: "
+"""What leads from an error's message to its next step, where both are one text."""
 
 
 class Blame(StrEnum):
@@ -44,7 +46,7 @@ class HarnessError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        return f"{self.message}\n  next: {self.next_step}" if self.next_step else self.message
+        return f"{self.message}{NEXT_STEP}{self.next_step}" if self.next_step else self.message
 
 
 class UsageError(HarnessError):

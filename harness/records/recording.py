@@ -16,7 +16,7 @@ import msgspec
 
 from harness.contract.capability import Capability
 from harness.contract.checkout import Checkout
-from harness.contract.errors import RecordingError
+from harness.contract.errors import NEXT_STEP, RecordingError
 from harness.contract.messages import Start
 from harness.contract.topology import Topology
 from harness.contract.vocabulary import TINY, Vocabulary
@@ -96,7 +96,7 @@ def most_at_once(spans: Iterable[tuple[int, int | None]]) -> int:
 
 def saying(kind: str, message: str, status: int | None = None) -> str:
     """As `CallError.said`, of an error that came as a body."""
-    plain = " ".join(_VARIES.sub("…", message).split())
+    plain = " ".join(_VARIES.sub("…", message.partition(NEXT_STEP)[0]).split())
     short = plain if len(plain) <= SAYING else plain[:SAYING].rsplit(" ", 1)[0] + " …"
     named = f"{kind or 'a nameless error'}{f' {status}' if status is not None else ''}"
     return f"{named}: {short}" if short else named
