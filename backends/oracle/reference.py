@@ -475,7 +475,7 @@ def _put(tensors: dict[str, Any], model: Any) -> None:
 
     Raises ValueError for a tensor that the model has no place for.
     """
-    if any(name not in model.state_dict() for name in tensors):
+    if not tensors.keys() <= model.state_dict().keys():
         packed = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
         tensors = {
             ".".join((*stem, packed.get(last, last))): tensor

@@ -227,15 +227,18 @@ def _ports(evidence: Evidence) -> Finding:
         p.canaries.get("ports") for p in probes
     )
     unclear = None if seeing else untestable("a port that two processes share was not told from one that they do not")
-    shared = {re.sub(r"-\d+", "", address.name): address for address in asked if address.shared}
+    shared: dict[str, list[str]] = {}
+    for address in asked:
+        if address.shared:
+            shared.setdefault(re.sub(r"-\d+", "", address.name), []).append(f"127.0.0.1:{address.port}")
     exposures = [
         Exposure(
             severity=Severity.HIGH,
             where=where,
             what=f"another process may listen on the port of {where} too, and gets a part of its requests",
-            by=[f"127.0.0.1:{address.port}"],
+            by=ports,
         )
-        for where, address in shared.items()
+        for where, ports in shared.items()
     ]
     return _finding(len(asked), exposures, f"ports are shared: {', '.join(sorted(shared))}", unclear, ports=len(asked))
 

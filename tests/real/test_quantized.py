@@ -39,6 +39,11 @@ print(json.dumps(asyncio.run(found(*sys.argv[1:]))))
 def test_the_reference_expects_the_bytes_that_engines_held_on_a_gpu(kind):
     lines = (ON_A_GPU / kind / "recordings" / f"local_http@{kind}.jsonl").read_text().splitlines()
     calls = [json.loads(line) for line in lines if '"method":"digests"' in line]
-    held = {json.dumps(workers, sort_keys=True) for c in calls if c["result"] for (workers,) in c["result"]["servers"].values()}
+    held = {
+        json.dumps(workers, sort_keys=True)
+        for c in calls
+        if c["result"]
+        for (workers,) in c["result"]["servers"].values()
+    }
     tiny = models.tiny_model(interpreter(), console_progress())
     assert {json.dumps(digests, sort_keys=True) for digests in run(EXPECTED, tiny, kind)} == held
