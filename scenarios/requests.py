@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from fixtures.prompts import Prompts
+from harness.checks.client_lives import CONFIGURED
 from harness.contract.clock import monotonic
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
@@ -37,6 +39,15 @@ async def sync_and_answer(stack: Stack, batch: list[list[int]], *syncs: tuple[in
         await stack.sync_weights(version, chunks=chunks)
         await stack.digests()
         await stack.generate(batch, **{**ANSWER, **asked})
+
+
+async def ask_as_configured(stack: Stack, prompts: Prompts) -> None:
+    """A batch by generate(), a completion and a chat, of the client that the configuration makes. Each may be refused."""
+    await stack.attempt(stack.generate(prompts.unique(8), label=CONFIGURED, **ANSWER))
+    body = {"model": stack.model_name, "max_tokens": 8, "temperature": 0.0}
+    await stack.attempt(stack.completion({**body, "prompt": prompts.one()}, label=CONFIGURED))
+    conversation = prompts.conversations(1)[0]
+    await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
 
 
 def sessions(n: int) -> list[SessionId]:

@@ -45,6 +45,8 @@ class Client:
         self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
+        self.takes_adapters = False
+        """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL
         """Name under which requests ask for the base model."""
 
@@ -55,8 +57,8 @@ class Client:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
-    def configure(self, served: str) -> None:
-        """Take the name under which the configuration says that engines serve the model."""
+    def configure(self, served: str, *, merged_adapter: bool) -> None:  # noqa: ARG002 - for faults
+        """Take the name under which the configuration says that engines serve the model. A merged adapter has no name."""
         self.model = served
 
     def close(self) -> None:

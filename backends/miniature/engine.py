@@ -158,6 +158,8 @@ class Engine:
         self.waiting: list[Request] = []
         self.held: list[Request] = []
         self.adapters: dict[str, tuple[int, model.Parameters]] = {}
+        self.folders: dict[str, model.Parameters] = {}
+        """What the trainer wrote last to each adapter's folder, loaded or not."""
         self.cache: dict[CacheKey, tuple[model.Node, list[list[list[int]]]]] = {}
         self.schedule: int | None = None
         """Seed of the adverse schedule under which messages arrive; None if none is delayed."""
@@ -660,6 +662,7 @@ class Engine:
     async def add_lora(self, *, lora_request: model.Adapter) -> None:
         """vLLM documentation, LoRA Adapters: the adapter answers under its name, and replaces an earlier one of that name."""
         self.adapters[lora_request.name] = (next(self._loads), lora_request.factors)
+        self.folders[lora_request.name] = lora_request.factors
 
     async def remove_lora(self, *, name: str) -> None:
         """vLLM documentation, /v1/unload_lora_adapter. Raises BadRequest for a name that is not loaded."""

@@ -79,7 +79,11 @@ class Interface:
         await self.client.everywhere("resume_generation")
 
     async def sleep(self, level: int = 2) -> None:
-        await self.client.everywhere("sleep", level=_plain(level))
+        await self.client.everywhere("sleep", level=self.level(_plain(level)))
+
+    def level(self, asked: Any) -> Any:
+        """The level at which engines sleep. With adapters they keep the model, since no sync brings it back."""
+        return 1 if self.client.takes_adapters else asked
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         await self.client.everywhere("wake_up", tags=_plain(tags))

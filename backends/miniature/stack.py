@@ -87,6 +87,7 @@ class Miniature:
         self.client = parts.client()
         self._gone: list[Client] = []
         self.client.policies = request.policies
+        self.client.takes_adapters = request.topology.lora
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")
@@ -258,12 +259,17 @@ class Miniature:
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         await self.client.load_lora_adapter(request.name, request.version)
 
+    async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:
+        for engine in self.engines:
+            engine.folders[request.name] = model.adapter(request.version)
+
     async def unload_lora_adapter(self, request: messages.UnloadLoraRequest) -> None:
         await self.client.everywhere("remove_lora", name=request.name)
 
     async def forget_adapters(self, _request: messages.Empty) -> None:
         for engine in self.engines:
             engine.adapters.clear()
+            engine.folders.clear()
 
     async def start_staleness_manager(self, request: messages.StalenessRequest) -> None:
         self.staleness.begin(request)
@@ -291,7 +297,7 @@ class Miniature:
             await self.pickle_client(messages.Empty())
             self.client.closed = False
             if request.life == "as configured":
-                self.client.configure(MODEL)
+                self.client.configure(MODEL, merged_adapter=request.merged_adapter)
             else:
                 self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])

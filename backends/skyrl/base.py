@@ -276,6 +276,14 @@ class SkyRLStack(VllmStack):
         engine.engine_init_kwargs = extra
         return cfg
 
+    def configuration_of(self, request: messages.ClientLifeRequest) -> Any:
+        """A copy of the configuration, as a new client's owner has it."""
+        cfg = copy.deepcopy(self.cfg)
+        if request.merged_adapter:
+            cfg.trainer.strategy = "megatron"
+            lora.configure(cfg)
+        return cfg
+
     def configured(self) -> dict[str, str]:
         engine = self.cfg.generator.inference_engine
         told = {
@@ -491,6 +499,9 @@ class SkyRLStack(VllmStack):
 
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         raise NotImplementedError
+
+    async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:
+        await asyncio.to_thread(self.adapters.written, request.name, request.version)
 
     async def forget_adapters(self, _request: messages.Empty) -> None:
         await self.on_workers("parity_forget_adapters")

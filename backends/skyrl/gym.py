@@ -27,8 +27,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
     generator_cfg.max_input_length = request.max_input_length
     generator_cfg.batched = request.batched
     generator_cfg.use_conversation_multi_turn = request.use_conversation_multi_turn
-    # A trainer derives the engines' sampling parameters from these, so the two always agree.
-    params = request.sampling_params
+    params = request.sampling_params if request.configured is None else request.configured
     generator_cfg.sampling_params.max_generate_length = params.get("max_tokens", 16)
     generator_cfg.sampling_params.logprobs = params.get("logprobs")
     generator_cfg.sampling_params.stop = params.get("stop")

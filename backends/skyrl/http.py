@@ -553,7 +553,7 @@ class HttpStack(SkyRLStack):
                 self.client = self._made_again()
             case "as configured":
                 self._left_behind.append(self.client)
-                self.client = await asyncio.to_thread(self._client_as_configured)
+                self.client = await asyncio.to_thread(self._client_as_configured, request)
                 if self.colocated:
                     await self.client.wake_up()
             case "in another thread" | "in two loops":
@@ -567,9 +567,9 @@ class HttpStack(SkyRLStack):
                 pass
         return messages.ClientLifeResult(left=self._leftovers.take())
 
-    def _client_as_configured(self) -> Any:
+    def _client_as_configured(self, request: messages.ClientLifeRequest) -> Any:
         """A client as SkyRL's entry point makes it, told that its router and servers are there already."""
-        configured = copy.deepcopy(self.cfg)
+        configured = self.configuration_of(request)
         engine = configured.generator.inference_engine
         engine.external_proxy_url, engine.external_server_urls = self.client.proxy_url, list(self.client.server_urls)
         return self._client_of(entry.experiment(configured, entry.no_group))

@@ -353,13 +353,14 @@ class LegacyStack(SkyRLStack):
             engine_cfg = copy.copy(self.cfg.generator.inference_engine)
             engine_cfg.enable_http_endpoint = False
             self._left_behind += [] if request.life == "collected" else [self.client]
-            make = self._client_as_configured if request.life == "as configured" else self._make_client
+            as_configured = functools.partial(self._client_as_configured, request)
+            make = as_configured if request.life == "as configured" else self._make_client
             self.client = await asyncio.to_thread(make, self.client.engines, engine_cfg)
         return messages.ClientLifeResult(left=self._leftovers.take())
 
-    def _client_as_configured(self, engines: list[Any], engine_cfg: Any) -> Any:
+    def _client_as_configured(self, request: messages.ClientLifeRequest, engines: list[Any], engine_cfg: Any) -> Any:
         """A client as SkyRL's entry point makes it, over engines that are there already."""
-        configured = copy.deepcopy(self.cfg)
+        configured = self.configuration_of(request)
         configured.generator.inference_engine = engine_cfg
         experiment = entry.experiment(configured, entry.no_group)
         with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines):

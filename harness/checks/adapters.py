@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
+from harness.checks.echo import reached
 from harness.checks.staleness import (
     Again,
     Answered,
@@ -40,9 +41,14 @@ def _loads(evidence: Evidence) -> list[Call]:
     return [call for call in evidence.calls("load_lora_adapter") if call.error is None]
 
 
+def _writes(evidence: Evidence) -> list[Call]:
+    return [call for call in evidence.calls("write_lora_adapter") if call.error is None]
+
+
 def other_adapters(evidence: Evidence, answer: Answered) -> list[Answered]:
-    """The same answer under each other adapter version of the scenario, and under the base model."""
-    versions = {call.request["version"] for call in _loads(evidence)} - {answer.adapter}
+    """The same answer under each other adapter version that the scenario loaded or wrote, and under the base model."""
+    known = [*_loads(evidence), *_writes(evidence)]
+    versions = {call.request["version"] for call in known} - {answer.adapter}
     base = [] if answer.adapter is None else [msgspec.structs.replace(answer, adapter=None)]
     return base + [msgspec.structs.replace(answer, adapter=version) for version in sorted(versions)]
 
@@ -124,20 +130,35 @@ ADAPTER_ISOLATED = Check(
 
 
 def _beside(evidence: Evidence) -> dict[str, list[Answered]]:
-    """Call that loads or unloads → answers under other adapters, or under none, that were under way meanwhile."""
+    """Change → answers under other adapters, or under none, that were under way meanwhile. For an adapter that was only written: the
+    answers under its name until it is loaded."""
+    answers = greedy_answers(evidence)
     found: dict[str, list[Answered]] = {}
     for method in ("load_lora_adapter", "unload_lora_adapter"):
         changes = [call for call in evidence.calls(method) if call.error is None]
-        met = [a for a in greedy_answers(evidence) if any(overlap(change, a.row.call) for change in changes)]
-        found[method] = met
+        found[method] = [a for a in answers if any(overlap(change, a.row.call) for change in changes)]
+    found["write_lora_adapter"] = [
+        a for a in answers if any(_before_its_load(evidence, w, a.row.call) for w in _writes(evidence))
+    ]
     return found
 
 
+def _before_its_load(evidence: Evidence, write: Call, answer: Call) -> bool:
+    """True if the answer ended after its adapter was written anew, and began before that was loaded."""
+    name = write.request["name"]
+    loads = [load for load in _loads(evidence) if load.request["name"] == name and load.started_ns >= write.ended_ns]
+    return (
+        answer.request.get("lora_adapter") == name
+        and answer.ended_ns > write.started_ns
+        and not any(load.started_ns < answer.started_ns for load in loads)
+    )
+
+
 def _judge_undisturbed(evidence: Evidence) -> Finding:
-    """Judges answers that a load or an unload of another adapter overlaps."""
+    """Judges answers that a load or an unload of another adapter overlaps, or a write of their own came before."""
     beside = _beside(evidence)
     if not any(beside.values()):
-        return untestable("no adapter was loaded or unloaded beside an answer")
+        return untestable("no adapter was loaded, unloaded or written beside an answer")
     return follow(
         evidence,
         [answer for answers in beside.values() for answer in answers],
@@ -146,13 +167,16 @@ def _judge_undisturbed(evidence: Evidence) -> Finding:
         neither="an answer was disturbed by an adapter that came or went beside it",
         beside_a_load=len(beside["load_lora_adapter"]),
         beside_an_unload=len(beside["unload_lora_adapter"]),
+        after_a_write=len(beside["write_lora_adapter"]),
     )
 
 
 ADAPTER_UNDISTURBED = Check(
     name="adapter_undisturbed",
-    fault="loading, replacing or unloading an adapter changes answers under way of another adapter or of the base model",
-    next_step="look at what the engine does to its running batch when it loads or removes an adapter",
+    fault="loading, replacing or unloading an adapter, or writing its next version to disk, changes answers of an adapter that was "
+    "loaded before, or of the base model",
+    next_step="look at what the engine does to its running batch when it loads or removes an adapter, and when it reads an adapter's "
+    "folder",
     reads=Fact.ANSWERS | Fact.ADAPTERS,
     falsifies=Fact.ADAPTERS,
     source=f"{SOURCE}, Dynamically serving LoRA Adapters; SkyRL 0.3.0, save_weights_for_sampler: no pause around a load",
@@ -194,6 +218,34 @@ FRESH_ADAPTER_CACHE = Check(
     source="vLLM documentation, Automatic Prefix Caching: the LoRA adapter is part of a block's hash",
     judge=_judge_cache,
     queries=_ask_cache,
+)
+
+
+def _judge_base_kept(evidence: Evidence) -> Finding:
+    """Judges the level at which each engine slept."""
+    calls = [call for call in evidence.calls("sleep") if call.error is None]
+    slept = [(call, seen) for call in calls for seen in reached(evidence, call)]
+    if not slept:
+        return untestable("no engine slept")
+    wrong = [
+        (
+            "engines whose adapters alone are synced slept at a level that discards the model",
+            {"call": call.id, "server": seen.server, "asked": call.request["level"], "slept at": level},
+        )
+        for call, seen in slept
+        if (level := seen.data["arguments"].get("level", 1)) != 1
+    ]
+    return concluded(len(slept), wrong)
+
+
+BASE_MODEL_KEPT = Check(
+    name="base_model_kept",
+    fault="engines discard the base model when they sleep, and no sync brings it back, since only adapters are synced",
+    next_step="look at who chooses the level of sleep: with adapters it has to be 1, whatever the caller asks for",
+    source='SkyRL #1014, task 11: "Only LoRA weights synced"; vLLM documentation, Sleep Mode: level 2 discards the weights',
+    reads=Fact.ADAPTERS,
+    tap=Tap.READ,
+    judge=_judge_base_kept,
 )
 
 

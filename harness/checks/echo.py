@@ -175,6 +175,8 @@ def _arguments(evidence: Evidence) -> Iterator[tuple[Call, str, Any, str, Any]]:
                     needed = None if call.request.get("mode") == "keep" else OFFERED_BY.get(name)
                     if needed and needed not in evidence.header.capabilities:
                         continue  # the caller cannot set it, and the contract does not define the engine's default
+                    if name == "level" and evidence.header.topology.lora:
+                        continue  # `base_model_kept` judges it: the model has to stay, whatever level the caller asks for
                     yield (
                         call,
                         name,

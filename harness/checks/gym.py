@@ -196,9 +196,9 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             wrong.append(("a log-probability is not a finite number", _shown(trajectory)))
             continue
-        if len(got) != len(trajectory.response):
-            continue  # `gym.tokens` reports tokens that are not the engines'
-        expected = _expected(evidence, trajectory)
+        if row["response_ids"] != trajectory.response[: len(got)]:
+            continue  # `gym.tokens` reports tokens that are not the engines', and those that are missing at the end
+        expected = _expected(evidence, trajectory)[: len(got)]
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):

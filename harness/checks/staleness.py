@@ -24,7 +24,7 @@ BLOCK = 128
 NOT_HIT = "no engine's prefix cache held a prompt that was answered again"
 NOT_TOLD = "no engine says how many tokens of a prompt its prefix cache held"
 NOTHING_BETWEEN = "nothing that could change an answer happened between two answers of a version"
-CHANGES_ANSWERS = (*MOVES_PARAMETERS, "unload_lora_adapter", "reset_prefix_cache")
+CHANGES_ANSWERS = (*MOVES_PARAMETERS, "write_lora_adapter", "unload_lora_adapter", "reset_prefix_cache")
 """Calls that may change the engines' answers, on purpose or not."""
 NOT_ASKED = "the reference was not asked for the scores of an answer"
 NO_GREEDY = "no greedy answer was made under one policy version"

@@ -171,11 +171,14 @@ class GymRequest(Message, frozen=True, kw_only=True):
     `trajectory_ids`, if given, has one entry per prompt. No further turn begins beyond `max_input_length` tokens.
     `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
     are one assistant message.
+    `configured` are the configuration's sampling parameters; None: those of the call. An evaluation's calls bring their own
+    (SkyRL, `eval_sampling_params`).
     """
 
     prompts: list[list[dict[str, str]]]
     env_extras: list[dict[str, Any]]
     sampling_params: dict[str, Any] = {}
+    configured: dict[str, Any] | None = None
     trajectory_ids: list[TrajectoryId] | None = None
     max_turns: int = 1
     max_input_length: int = 512
@@ -347,6 +350,14 @@ class TrainedRequest(Message, frozen=True, kw_only=True):
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. It replaces an adapter of that name
     (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache."""
+
+    name: str
+    version: int
+
+
+class WriteLoraRequest(Message, frozen=True, kw_only=True):
+    """Write version `version` of an adapter to the folder from which `name` was loaded, and tell no engine: what a trainer does before
+    it loads (SkyRL, `lora_sync_path`: one folder for all steps). Engines go on with what they have loaded."""
 
     name: str
     version: int
@@ -596,11 +607,15 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
     its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
     turns. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
-    "looked at": nothing happens."""
+    "looked at": nothing happens.
+
+    `merged_adapter`: the configuration's policy is trained through an adapter that the trainer merges into the weights that it sends,
+    so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). For "as configured" only."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"
     ]
+    merged_adapter: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):
@@ -798,6 +813,7 @@ METHODS: dict[str, Method] = {
         Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
+        Method("write_lora_adapter", WriteLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),
         # Replaces the client by itself, serialized and read back, as handing it to another process does.
         Method("pickle_client", Empty, Empty, Capability.PICKLE_CLIENT),

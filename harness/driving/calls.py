@@ -301,6 +301,10 @@ class Calls(ABC):
             self._condition.adapters = loaded
             raise
 
+    async def write_lora_adapter(self, name: str, version: int) -> None:
+        """Write a version of a LoRA adapter to the folder of this name. No engine is told."""
+        await self._call("write_lora_adapter", messages.WriteLoraRequest(name=name, version=version), messages.Empty)
+
     async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
         """Remove a name from every engine. Later requests for it are refused."""
         await self._call("unload_lora_adapter", messages.UnloadLoraRequest(name=name), messages.Empty, label)
@@ -309,9 +313,9 @@ class Calls(ABC):
     async def pickle_client(self) -> None:
         await self._call("pickle_client", messages.Empty(), messages.Empty)
 
-    async def client_life(self, life: str) -> list[str]:
+    async def client_life(self, life: str, *, merged_adapter: bool = False) -> list[str]:
         """Make the stack's client again, close it, drop it, or use it in other loops (`ClientLifeRequest`). Returns what is left."""
-        request = msgspec.convert({"life": life}, messages.ClientLifeRequest)
+        request = msgspec.convert({"life": life, "merged_adapter": merged_adapter}, messages.ClientLifeRequest)
         return (await self._call("client_life", request, messages.ClientLifeResult)).left
 
     # --- probing and breaking, out of band

@@ -11,7 +11,7 @@ from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.contract.capability import Capability
 from harness.contract.messages import GymRequest, TrajectoryId
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
@@ -58,6 +58,34 @@ async def test_a_large_batch_is_spread(stack: Stack, prompts: Prompts) -> None:
 async def test_one_turn_each(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, SkyRLGymGenerator.agent_loop with max_turns=1."""
     await roll_out(stack, prompts.conversations(12), [{}] * 12, trajectory_ids=trajectories(12))
+
+
+@variants(
+    {
+        "test_a_batch_with_its_own_parameters": {
+            "promise": "a batch is generated with the parameters of its call, not with those of the configuration",
+            "batched": True,
+        },
+        "test_trajectories_with_their_own_parameters": {
+            "promise": "trajectories are generated with the parameters of their call, not with those of the configuration",
+            "batched": False,
+        },
+    },
+    task=7,
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS],
+)
+async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
+    """SkyRL, GeneratorInput.sampling_params; GeneratorConfig.eval_sampling_params: an evaluation's answers are longer than the
+    configuration's, and have log-probabilities that it does not ask for."""
+    await roll_out(
+        stack,
+        prompts.conversations(8),
+        [{}] * 8,
+        batched=batched,
+        configured={"max_tokens": 6},
+        sampling_params={**FULL, "max_tokens": 24, "logprobs": 1},
+    )
 
 
 @scenario(

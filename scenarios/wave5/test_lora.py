@@ -10,6 +10,7 @@ from harness.checks.adapters import (
     ADAPTER_EFFECT,
     ADAPTER_ISOLATED,
     ADAPTER_UNDISTURBED,
+    BASE_MODEL_KEPT,
     FRESH_ADAPTER_CACHE,
     ONLY_ADAPTER_TRAVELS,
 )
@@ -91,6 +92,27 @@ async def test_another_version_under_the_same_name(stack: Stack, prompts: Prompt
 
 @scenario(
     task=11,
+    promise="a version that the trainer has written to the adapter's folder takes no effect before it is loaded",
+    needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
+    checks=[ADAPTER_UNDISTURBED, ADAPTER_EFFECT, SAME_VERSION_SAME_OUTPUT, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+)
+async def test_a_version_that_is_only_written(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, lora_sync_path: one folder for the adapters of all steps. While the trainer writes the next one into it, or after a load
+    that failed, rollouts go on under the last one that was loaded (vLLM documentation, /v1/load_lora_adapter)."""
+    batch = prompts.unique(6)
+    await stack.generate(batch, **SCORED)
+    for version in (1, 2):
+        await stack.load_lora_adapter("policy", version)
+        await stack.reset_prefix_cache()
+        await stack.generate(batch, lora_adapter="policy", **SCORED)
+        await stack.write_lora_adapter("policy", version + 1)
+        for prompted in (batch, prompts.unique(6)):
+            await stack.generate(prompted, lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
     promise="no answer under an adapter reads keys and values of the base model, nor, after a reset, of its last version",
     needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
     checks=[FRESH_ADAPTER_CACHE, ADAPTER_EFFECT, greedy(), ALL_COMPLETE],
@@ -108,6 +130,28 @@ async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> Non
             await stack.reset_prefix_cache()
         for _ in range(2):
             await stack.generate(batch, session_ids=sessions(4), lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="engines that sleep while an adapter is trained keep the base model, which no sync brings back",
+    needs={Capability.LORA, Capability.SLEEP, Capability.RESET_PREFIX_CACHE},
+    checks=[BASE_MODEL_KEPT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, ADAPTER_EFFECT, greedy(), ALL_COMPLETE],
+    topologies=["lora-colocated"],
+)
+async def test_sleep_keeps_the_base_model(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 1: "Sleep before training step, wake before generation"; task 11: "Only LoRA weights synced". The trainer
+    sleeps engines at level 2, which discards weights (vLLM documentation, Sleep Mode)."""
+    batch = prompts.unique(6)
+    await stack.digests()
+    await stack.generate(batch, **SCORED)
+    for version in (1, 2):
+        await stack.sleep(level=2)
+        await stack.wake_up()
+        await stack.load_lora_adapter("policy", version)
+        await stack.reset_prefix_cache()
+        await stack.generate(batch, lora_adapter="policy", **SCORED)
+        await stack.digests()
 
 
 @scenario(

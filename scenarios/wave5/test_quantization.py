@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.client_lives import CLIENT_LIVES, CONFIGURED
+from harness.checks.client_lives import CLIENT_LIVES
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.logprobs import of_reference
@@ -16,7 +16,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import SPREAD, sync_and_answer
+from scenarios.requests import SPREAD, ask_as_configured, sync_and_answer
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 NEEDS = {Capability.QUANTIZED}
@@ -83,10 +83,6 @@ async def test_the_client_of_the_configuration(stack: Stack, prompts: Prompts) -
     """SkyRL documentation, Configuration Overview, served_model_name: the name of the model in place of its path. Quantized engines
     lie at another path than the model that they serve."""
     await stack.client_life("as configured")
-    await stack.attempt(stack.generate(prompts.unique(8), label=CONFIGURED, **ANSWER))
-    body = {"model": stack.model_name, "max_tokens": 8, "temperature": 0.0}
-    await stack.attempt(stack.completion({**body, "prompt": prompts.one()}, label=CONFIGURED))
-    conversation = prompts.conversations(1)[0]
-    await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
+    await ask_as_configured(stack, prompts)
     await stack.client_life("made again")
     await stack.generate(prompts.unique(4), **ANSWER)

@@ -11,6 +11,7 @@ from backends.miniature import model
 from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
+from backends.miniature.interface import Interface
 from harness.contract.faults import Fact
 from harness.contract.messages import Generation, SampleRequest
 
@@ -88,6 +89,18 @@ class AdapterCacheOfTheBase(Engine):
         return (0, tuple(tokens))
 
 
+@seeded("adapter_read_again", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
+class AdapterReadAgain(Engine):
+    """An adapter is read from its folder again with each request: what the trainer has written is in effect before its load."""
+
+    def adapted(self, adapter: str) -> model.Network:
+        written = self.folders[adapter]
+        if written is not self.adapters[adapter][1]:
+            self.fired += 1
+            self.adapters[adapter] = (next(self._loads), written)
+        return super().adapted(adapter)
+
+
 @seeded(
     "adapter_not_loaded",
     "one_server",
@@ -123,6 +136,15 @@ class WholeTensorSent(Client):
         self.fired += 1
         factors = {**model.adapter(version), "embed": model.policy(0)["embed"]}
         await self.everywhere("add_lora", lora_request=model.Adapter(name, factors))
+
+
+@seeded("base_model_discarded", caught_by=["base_model_kept"], corrupts=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY)
+class BaseModelDiscarded(Interface):
+    """Engines with adapters sleep at the level that is asked for, and lose the base model at level 2."""
+
+    def level(self, asked: Any) -> Any:
+        self.fired += self.client.takes_adapters and asked == 2
+        return asked
 
 
 @seeded("chat_ignores_adapter", caught_by=["tokens.greedy"])

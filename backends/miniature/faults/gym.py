@@ -104,6 +104,31 @@ class EveryTrajectoryStops(Generator):
         return msgspec.structs.replace(right, stop_reasons=["stop"] * len(made))
 
 
+@seeded("configuration_over_the_call", "logprobs", caught_by=["gym.logprobs"])
+class LogprobsAsConfigured(Generator):
+    """Trajectories have log-probabilities if the configuration asks for them, whatever the call asks for."""
+
+    def start(self, request: GymRequest, row: int) -> Trajectory:
+        made = super().start(request, row)
+        if request.configured is not None and request.configured.get("logprobs") is None:
+            self.fired += made.logprobs is not None
+            made.logprobs = None
+        return made
+
+
+@seeded("configuration_over_the_call", "length", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.LOGPROBS)
+class CutAsConfigured(Generator):
+    """In a batch, answers are cut to the length that the configuration allows."""
+
+    async def batch(self, request: GymRequest) -> list[Trajectory]:
+        made = await super().batch(request)
+        most: int = (request.configured or request.sampling_params)["max_tokens"]
+        for trajectory in made:
+            self.fired += len(trajectory.response) > most
+            trajectory.cut(most)
+        return made
+
+
 @seeded("turn_logprobs_late", caught_by=["gym.logprobs"])
 class LogprobsOfTheTurnBefore(Generator):
     """From the second turn on, log-probabilities are those of the first turn."""

@@ -14,9 +14,18 @@ from harness.contract.messages import SessionId
 class ConfiguredByAnotherName(Client):
     """A client that is made of the configuration asks for the model by its path, and not by the name that engines serve."""
 
-    def configure(self, served: str) -> None:
+    def configure(self, served: str, *, merged_adapter: bool) -> None:
         self.fired += 1
-        super().configure(f"/checkpoints/{served}")
+        super().configure(f"/checkpoints/{served}", merged_adapter=merged_adapter)
+
+
+@seeded("client_lives", "configured_by_a_merged_adapter", caught_by=["client_lives"])
+class ConfiguredByAMergedAdapter(Client):
+    """A client asks for the configuration's adapter by name, although the trainer merges it into the weights."""
+
+    def configure(self, served: str, *, merged_adapter: bool) -> None:
+        self.fired += merged_adapter
+        super().configure("an adapter" if merged_adapter else served, merged_adapter=merged_adapter)
 
 
 @seeded("client_lives", "leaves_a_session", caught_by=["client_lives"])
