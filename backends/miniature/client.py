@@ -23,11 +23,19 @@ from harness.contract.messages import (
     Layout,
     PauseMode,
     SampleRequest,
+    Scalar,
     SessionId,
 )
 from harness.records.wire import REQUEST_ID, header
 
 MODEL = "miniature"
+CONFIGURATION: dict[str, Scalar] = {
+    "generator.backend": MODEL,
+    "generator.batched": False,
+    "generator.max_turns": 1,
+    "generator.sampling_params.stop": None,
+    "generator.sampling_params.temperature": 1.0,
+}
 
 
 class TrainerFailed(RuntimeError):
@@ -53,6 +61,12 @@ class Client:
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
         self.slots = asyncio.Semaphore(REQUEST_CAP * len(engines))
+
+    def configuration(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """The configuration with these values in place of its own. Raises KeyError for a key that it does not have."""
+        if strange := sorted(overrides.keys() - CONFIGURATION.keys()):
+            raise KeyError(f"the configuration has no key {', '.join(strange)}")
+        return {**CONFIGURATION, **overrides}
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}

@@ -133,6 +133,10 @@ class Generator:
         # The template adds a line break after the end of the answer's message.
         return tokenizer.encode("\n") + tokenizer.render([{"role": "user", "content": observation}])
 
+    def cut_short(self, made: Trajectory) -> bool:
+        """True if a trajectory did not end by itself."""
+        return made.reason != "stop"
+
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         """Trajectories as columns."""
         asked = request.sampling_params.get("logprobs") is not None
@@ -141,7 +145,9 @@ class Generator:
             prompt_token_ids=[t.prompt for t in made],
             response_ids=[t.response for t in made],
             rewards=[sum(t.rewards) if request.batched else t.rewards for t in made],
-            loss_masks=[t.mask for t in made],
+            loss_masks=[
+                [0] * len(t.mask) if request.overlong_filtering and self.cut_short(t) else t.mask for t in made
+            ],
             stop_reasons=[t.reason for t in made],
             rollout_logprobs=[t.logprobs for t in made] if asked else None,  # type: ignore[misc]
             rollout_metrics={

@@ -339,6 +339,10 @@ class Miniature:
         asked = {name: value for name, value in made.items() if name in (request.options or made)}
         return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings))
 
+    async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
+        made = self.client.configuration(request.overrides)
+        return messages.OverrideResult(values={key: made[key] for key in request.overrides or made})
+
     async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:
         """Workers of the same rank share a simulated device across servers."""
         return messages.DeviceMemoryResult(

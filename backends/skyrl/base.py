@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, entry, exposed, gym, lora, release
+from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -535,6 +535,9 @@ class SkyRLStack(VllmStack):
             },
             configured=sorted(keys & named.keys()),
         )
+
+    async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
+        return messages.OverrideResult(values=await asyncio.to_thread(overrides.values, request.overrides))
 
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from harness.checks import matching
@@ -56,7 +56,19 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
     return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
 
 
-def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: Fact = NOTHING) -> Check:
+Unseen = Callable[[Evidence, Sequence[Trajectory]], str]
+"""What the trajectories cannot show; empty if they can show all. A fault that they show nevertheless is red."""
+
+
+def _check(
+    name: str,
+    fault: str,
+    rule: Rule,
+    *,
+    source: str = SOURCE,
+    falsifies: Fact = NOTHING,
+    unseen: Unseen = lambda _evidence, _found: "",
+) -> Check:
     def judge(evidence: Evidence) -> Finding:
         found = _rows(evidence)
         if isinstance(found, Finding):
@@ -67,7 +79,8 @@ def _check(name: str, fault: str, rule: Rule, source: str = SOURCE, falsifies: F
             facts += judged
             if reason is not None:
                 wrong.append((reason, _shown(trajectory) | shown))
-        return concluded(facts, wrong)
+        lacks = "" if wrong else unseen(evidence, [trajectory for trajectory, _ in found])
+        return untestable(lacks) if lacks else concluded(facts, wrong)
 
     reads = Fact.ANSWERS | Fact.TEXT
     return Check(
@@ -122,7 +135,7 @@ TOKENS = _check(
     "gym.tokens",
     "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
     _tokens,
-    f'{SOURCE}: "token-in-token-out"',
+    source=f'{SOURCE}: "token-in-token-out"',
     falsifies=ROWS,
 )
 
@@ -135,8 +148,20 @@ def _masks(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
     return len(expected), wrong, _both(expected, got)
 
 
+def _unfiltered(evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    asked = [t for t in found if t.call.request.get("overlong_filtering") and t.whole]
+    cut = any(t.stop_reason != "stop" for t in asked)
+    stopped = any(t.stop_reason == "stop" and t.response[-1] != evidence.header.vocabulary.eos for t in asked)
+    if not asked or (cut and stopped):
+        return ""
+    return "overlong filtering met no answer that was cut short, or none that a stop token ended"
+
+
 LOSS_MASKS = _check(
-    "gym.loss_masks", "the policy is trained on what the environment said, or not on what it said itself", _masks
+    "gym.loss_masks",
+    "the policy is trained on what the environment said, or not on what it said itself, or overlong filtering takes the wrong answers",
+    _masks,
+    unseen=_unfiltered,
 )
 
 

@@ -63,7 +63,10 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 on the policy's own tokens and on an added end-of-sequence token (SkyRL, SkyRLGymGenerator)."""
+        """1 on the policy's own tokens and on an added end-of-sequence token (SkyRL, SkyRLGymGenerator). With overlong filtering 0
+        everywhere if the trajectory was cut short (DAPO)."""
+        if self.call.request.get("overlong_filtering") and self.stop_reason != "stop":
+            return [0] * len(self.response)
         found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.observed))]
         return [*found, *[1] * len(self.end)]
 

@@ -104,6 +104,9 @@ class Capability(StrEnum):
     ENGINE_OPTIONS = "engine_options"
     """engine_arguments(): the configuration can give options to the engine that have no key of their own. SkyRL documentation,
     Configuration Overview, generator.engine_init_kwargs."""
+    CONFIGURATION_OVERRIDES = "configuration_overrides"
+    """override_configuration(): a configuration is made of values by key. SkyRL, SkyRLTrainConfig.from_cli_overrides: "a dict mapping
+    dot-notation keys to values"."""
     PICKLE_CLIENT = "pickle_client"
     """The client survives serialization into another process. SkyRL #904, "Serializable"."""
     CLIENT_LIVES = "client_lives"

@@ -171,6 +171,7 @@ class GymRequest(Message, frozen=True, kw_only=True):
     `trajectory_ids`, if given, has one entry per prompt. No further turn begins beyond `max_input_length` tokens.
     `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
     are one assistant message.
+    `overlong_filtering`: trajectories that were cut short take no part in the loss (SkyRL, apply_overlong_filtering).
     `configured` are the configuration's sampling parameters; None: those of the call. An evaluation's calls bring their own
     (SkyRL, `eval_sampling_params`).
     """
@@ -184,6 +185,7 @@ class GymRequest(Message, frozen=True, kw_only=True):
     max_input_length: int = 512
     batched: bool = False
     use_conversation_multi_turn: bool = True
+    overlong_filtering: bool = False
 
 
 class GymOutput(Message, frozen=True, kw_only=True):
@@ -410,6 +412,23 @@ class EngineArgumentsResult(Message, frozen=True, kw_only=True):
 
     arguments: dict[str, bool | int | float | str | None]
     configured: list[str] = []
+
+
+Scalar = bool | int | float | str | None
+
+
+class OverrideRequest(Message, frozen=True, kw_only=True):
+    """What does the stack's configuration hold, if these values are given for these keys (SkyRL, SkyRLTrainConfig.from_cli_overrides,
+    with a dict)? Starts nothing."""
+
+    overrides: dict[str, Scalar] = {}
+
+
+class OverrideResult(Message, frozen=True, kw_only=True):
+    """Key → value in the configuration: of the keys in `overrides`; of every key for generation whose value is a number, a switch, a
+    text or None if there are none."""
+
+    values: dict[str, Scalar]
 
 
 class WorkerMemory(Message, frozen=True, kw_only=True):
@@ -829,6 +848,14 @@ METHODS: dict[str, Method] = {
             EngineArgumentsRequest,
             EngineArgumentsResult,
             Capability.ENGINE_OPTIONS,
+            plane=Plane.OUT_OF_BAND,
+        ),
+        # Raises what a configuration with these overrides raises.
+        Method(
+            "override_configuration",
+            OverrideRequest,
+            OverrideResult,
+            Capability.CONFIGURATION_OVERRIDES,
             plane=Plane.OUT_OF_BAND,
         ),
         # Also answered while engines are asleep.

@@ -329,6 +329,13 @@ class Calls(ABC):
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
 
+    async def override_configuration(
+        self, overrides: dict[str, messages.Scalar] | None = None
+    ) -> dict[str, messages.Scalar]:
+        """Key → value in a configuration with these overrides; without any, of every key for generation."""
+        request = messages.OverrideRequest(overrides=overrides or {})
+        return (await self._call("override_configuration", request, messages.OverrideResult)).values
+
     async def probe_security(self) -> messages.ProbeSecurityResult:
         """The bound addresses, and what they do for a caller without credentials."""
         return await self._call("probe_security", messages.Empty(), messages.ProbeSecurityResult)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.engine_options import ENGINE_OPTIONS
+from harness.checks.overrides import OVERRIDES
 from harness.checks.settings import SETTINGS
 from harness.contract.capability import Capability
+from harness.contract.messages import Scalar
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
@@ -45,3 +47,31 @@ async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None: 
     for name in stack.within_budget(numbers):
         for given in (name, misspelt(name)):
             await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
+
+
+def others(value: Scalar) -> list[Scalar]:
+    """Other values of the same type: of a number also a small one, of a text also such as look like something else."""
+    match value:
+        case None:
+            return [None]
+        case bool() | int():
+            return [another(value)]
+        case float():
+            return [another(value), 1e-05]
+        case _:
+            return [misspelt(value or "text"), "12", "null"]
+
+
+@scenario(
+    task=0,
+    promise="a configuration made of values by key holds these values, and keeps their types",
+    needs={Capability.CONFIGURATION_OVERRIDES},
+    checks=[OVERRIDES],
+)
+async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL, SkyRLTrainConfig.from_cli_overrides: "a dict mapping dot-notation keys to values". Every number, switch, text and None of
+    the configuration for generation, each alone. No engine starts."""
+    values = await stack.override_configuration()
+    for key in stack.within_budget(values):
+        for value in others(values[key]):
+            await stack.attempt(stack.override_configuration({key: value}))

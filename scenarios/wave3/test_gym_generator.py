@@ -88,6 +88,30 @@ async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bo
     )
 
 
+@variants(
+    {
+        "test_a_batch_without_what_was_cut_short": {"batched": True},
+        "test_trajectories_without_what_was_cut_short": {"batched": False},
+    },
+    task=7,
+    promise="with overlong filtering the loss leaves out answers that were cut short, and no others",
+    needs=NEEDS,
+    checks=CHECKS,
+)
+async def without_what_was_cut_short(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
+    """SkyRL, GeneratorConfig.apply_overlong_filtering; DAPO, Overlong Filtering. Some answers end by a stop token, which is no end of
+    sequence, and some at max_tokens. Stop tokens have no letters: whether a text shows its stop token is judged elsewhere."""
+    stops = stack.vocabulary.spelled("0123456789,.;:!?-")
+    await roll_out(
+        stack,
+        prompts.conversations(16),
+        [{}] * 16,
+        batched=batched,
+        overlong_filtering=True,
+        sampling_params={"max_tokens": 16, "temperature": 1.0, "seed": 5, "stop_token_ids": stops, "ignore_eos": True},
+    )
+
+
 @scenario(
     task=7,
     promise="trajectories of several turns end when the environment says so, or at max_turns",

@@ -10,6 +10,7 @@ from backends.miniature import tokenizer
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
+from backends.miniature.tokenizer import EOS
 from harness.contract.faults import Fact
 from harness.contract.messages import GymOutput, GymRequest
 
@@ -74,6 +75,15 @@ class MaskOneShort(Generator):
         return msgspec.structs.replace(
             right, loss_masks=[[a & b for a, b in zip(mask, [*mask[1:], 0], strict=True)] for mask in right.loss_masks]
         )
+
+
+@seeded("loss_mask_wrong", "stop_tokens_cut_short", caught_by=["gym.loss_masks"])
+class OnlyTheEndOfSequenceEnds(Generator):
+    """Overlong filtering takes an answer that a stop token ended for one that was cut short."""
+
+    def cut_short(self, made: Trajectory) -> bool:
+        self.fired += made.reason == "stop" and made.response[-1:] != [EOS]
+        return made.response[-1:] != [EOS]
 
 
 @seeded("last_turn_dropped", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backends.miniature.client import Client
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
+from harness.contract.messages import Scalar
 
 LOST = "max_num_seqs"
 """The option that one fault loses."""
@@ -64,3 +66,16 @@ class RefusedOptionUnnamed(Engine):
         except TypeError as e:
             self.fired += 1
             raise TypeError("the engine cannot be configured") from e
+
+
+@seeded("override_read_as_text", caught_by=["overrides"])
+class OverrideReadAsText(Client):
+    """An override becomes text, which is parsed again."""
+
+    def configuration(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        read: dict[str, Scalar] = {}
+        for key, value in overrides.items():
+            text = str(value)
+            read[key] = int(text) if text.isdigit() else text if value is None or isinstance(value, str) else value
+        self.fired += read != dict(overrides)
+        return super().configuration(read)

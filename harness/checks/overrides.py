@@ -1,0 +1,44 @@
+"""A configuration made of values by key holds these values."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.errors import error_of
+
+KINDS: dict[type, str] = {type(None): "None", bool: "a switch", int: "a number", float: "a number", str: "a text"}
+"""Type of a value → its name in a reason."""
+LOST = "nothing"
+NAMES_A_KEY = re.compile(r"\b(generator|trainer)\.\w")
+"""An error that names a key of the configuration: what is refused may be two values that do not go together."""
+
+
+def _judge(evidence: Evidence) -> Finding:
+    facts = 0
+    wrong: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for call in evidence.calls("override_configuration"):
+        error, message, _ = error_of(call)
+        for key, given in (call.request.get("overrides") or {}).items():
+            facts += 1
+            got = LOST if call.result is None else call.result["values"].get(key, LOST)
+            if error is not None:
+                if key not in message and not NAMES_A_KEY.search(message):
+                    wrong["an override is refused by an error that names no key"].append({"key": key, "given": given})
+            elif type(got) is not type(given) or got != given:
+                reason = f"{KINDS[type(given)]} in an override is another value in the configuration"
+                wrong[reason].append({"key": key, "given": given, "got": got})
+    if not facts:
+        return untestable("no key of the configuration was overridden")
+    return concluded(facts, [(reason, {"keys": len(found), "first": found[:6]}) for reason, found in wrong.items()])
+
+
+OVERRIDES = Check(
+    name="overrides",
+    fault="a value that overrides a key of the configuration is lost, or read again as text on its way there",
+    next_step="follow the value from the dict of overrides into the configuration: a text may be made of it, and parsed",
+    source='SkyRL, SkyRLTrainConfig.from_cli_overrides: "a dict mapping dot-notation keys to values"',
+    judge=_judge,
+)
