@@ -17,6 +17,7 @@ from backends.miniature.generator import Generator
 from backends.miniature.interface import Interface
 from backends.miniature.parameters import PARAMETERS
 from backends.miniature.router import PICKLES, ROUTES, Router
+from backends.miniature.runs import Run
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract import messages
@@ -37,6 +38,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: type[Endpoint] = Endpoint
     trainer: type[Trainer] = Trainer
     staleness: type[StalenessManager] = StalenessManager
+    run: type[Run] = Run
 
 
 class Miniature:
@@ -54,6 +56,7 @@ class Miniature:
         self.endpoint: Endpoint
         self.trainer: Trainer
         self.staleness: StalenessManager
+        self.run: Run
 
     # --- lifecycle
 
@@ -94,6 +97,7 @@ class Miniature:
         self.generator = parts.generator()
         self.endpoint = parts.endpoint()
         self.staleness = parts.staleness()
+        self.run = parts.run()
         self.trainer = parts.trainer()
         self.trainer.policies = request.policies
         self.trainer.engines = self.engines
@@ -148,6 +152,7 @@ class Miniature:
             self.generator,
             self.endpoint,
             self.staleness,
+            self.run,
             *self._gone,
         )
         fired = sum(part.fired for part in (*self.engines, *others))
@@ -270,6 +275,20 @@ class Miniature:
         for engine in self.engines:
             engine.adapters.clear()
             engine.folders.clear()
+
+    async def start_trainer_run(self, request: messages.TrainerRunRequest) -> None:
+        await self.run.end()
+        self.generator.client = self.client
+        self.run.begin(request, self.client, self.generator)
+
+    async def trainer_wants(self, request: messages.TrainerWantsRequest) -> messages.TrainerWants:
+        return await self.run.wants(request.within_s)
+
+    async def trainer_goes_on(self, _request: messages.Empty) -> None:
+        self.run.goes_on()
+
+    async def end_trainer_run(self, _request: messages.Empty) -> None:
+        await self.run.end()
 
     async def start_staleness_manager(self, request: messages.StalenessRequest) -> None:
         self.staleness.begin(request)

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release
+from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS
 from backends.skyrl.remote import RemoteServers
@@ -123,6 +123,7 @@ class SkyRLStack(VllmStack):
         self._synced = False
         self._trainer: Trainer
         self._staleness: Any = None
+        self._run: Any = None
 
     @property
     def returns_experts(self) -> bool:
@@ -470,6 +471,34 @@ class SkyRLStack(VllmStack):
 
     async def trained(self, request: messages.TrainedRequest) -> None:
         await self._staleness.notify_capacity_change(request.global_step)
+
+    # --- the trainer's own run
+
+    async def start_trainer_run(self, request: messages.TrainerRunRequest) -> None:
+        await self.end_trainer_run(messages.Empty())
+        self._run = runs.Run(threaded=self.runs_in_threads)
+        await self._run.start(self.cfg, self.client_of_a_run(), self.tokenizer, request)
+
+    @property
+    def runs_in_threads(self) -> bool:
+        """True if SkyRL's trainer blocks its event loop while it sends weights (WorkerDispatch)."""
+        return self.release.counts_syncs
+
+    def client_of_a_run(self) -> Any:
+        """The client of the trainer's run."""
+        return self.client
+
+    async def trainer_wants(self, request: messages.TrainerWantsRequest) -> messages.TrainerWants:
+        wants: messages.TrainerWants = await self._run.wants(request.within_s)
+        return wants
+
+    async def trainer_goes_on(self, _request: messages.Empty) -> None:
+        self._run.goes_on()
+
+    async def end_trainer_run(self, _request: messages.Empty) -> None:
+        if self._run is not None:
+            run, self._run = self._run, None
+            await run.end()
 
     # --- weight sync
 

@@ -534,6 +534,10 @@ class HttpStack(SkyRLStack):
         self._left_behind.append(pickle.loads(pickle.dumps(self.client)))
         return self._left_behind[-1]
 
+    def client_of_a_run(self) -> Any:
+        """A client of its own for a run in a thread of its own, which tears it down."""
+        return self._made_again() if self.runs_in_threads else self.client
+
     async def pickle_client(self, _request: messages.Empty) -> None:
         self._left_behind.append(self.client)  # its calls in flight go on
         self.client, self._single = pickle.loads(pickle.dumps((self.client, self._single)))

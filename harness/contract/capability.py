@@ -101,6 +101,8 @@ class Capability(StrEnum):
     STALENESS_MANAGER = "staleness_manager"
     """The trainer's staleness manager decides when a rollout may be requested. SkyRL documentation, Fully Async Training,
     "Async staleness manager"; SkyRL #1014, task 5."""
+    TRAINER_RUNS = "trainer_runs"
+    """The stack's own fully asynchronous trainer can be run over it. SkyRL documentation, Fully Async Training."""
     ENGINE_OPTIONS = "engine_options"
     """engine_arguments(): the configuration can give options to the engine that have no key of their own. SkyRL documentation,
     Configuration Overview, generator.engine_init_kwargs."""

@@ -349,6 +349,44 @@ class TrainedRequest(Message, frozen=True, kw_only=True):
     """For the recording only: the manager counts and needs no names."""
 
 
+class TrainerRunRequest(Message, frozen=True, kw_only=True):
+    """One epoch of the stack's own fully asynchronous trainer over these prompts, each with what its environment gets (SkyRL,
+    FullyAsyncRayPPOTrainer.train). It begins rollouts by itself, greedy ones; weights and training it asks its caller for.
+
+    `mini_batch_size`, `workers`: groups of `samples` rollouts, as `max_staleness_steps` in StalenessRequest."""
+
+    prompts: list[list[dict[str, str]]]
+    env_extras: list[dict[str, Any]]
+    mini_batch_size: int
+    workers: int
+    max_staleness_steps: int
+    max_tokens: int
+    max_turns: int = 1
+    samples: int = 1
+
+
+class RolloutGroup(Message, frozen=True, kw_only=True):
+    """Finished rollouts of one prompt, whose number in the request is `uid`. They were begun in training step `begun_at`."""
+
+    uid: str
+    begun_at: int
+    responses: list[list[int]]
+
+
+class TrainerWantsRequest(Message, frozen=True, kw_only=True):
+    within_s: float
+
+
+class TrainerWants(Message, frozen=True, kw_only=True):
+    """What a trainer asks for. "weights": those of the next policy version, in the engines. "training": step `step` on `groups`.
+    "nothing": its run is over; `ended` says how, if not well. "unknown": it asked for nothing in time."""
+
+    what: Literal["weights", "training", "nothing", "unknown"]
+    step: int = 0
+    groups: list[RolloutGroup] = []
+    ended: str | None = None
+
+
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. It replaces an adapter of that name
     (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache."""
@@ -831,6 +869,12 @@ METHODS: dict[str, Method] = {
         Method("acquire_slot", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("accept_rollout", RolloutRequest, Empty, Capability.STALENESS_MANAGER),
         Method("trained", TrainedRequest, Empty, Capability.STALENESS_MANAGER),
+        # A run in place of an earlier one. It waits with what it wants until it is told to go on.
+        Method("start_trainer_run", TrainerRunRequest, Empty, Capability.TRAINER_RUNS),
+        Method("trainer_wants", TrainerWantsRequest, TrainerWants, Capability.TRAINER_RUNS),
+        Method("trainer_goes_on", Empty, Empty, Capability.TRAINER_RUNS),
+        # Gives up a run that is not over. Without a run nothing happens.
+        Method("end_trainer_run", Empty, Empty, Capability.TRAINER_RUNS),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),
         Method("write_lora_adapter", WriteLoraRequest, Empty, Capability.LORA),
         Method("unload_lora_adapter", UnloadLoraRequest, Empty, Capability.UNLOAD_ADAPTER),

@@ -291,6 +291,23 @@ class Calls(ABC):
             "trained", messages.TrainedRequest(consumed=consumed, global_step=global_step), messages.Empty, label
         )
 
+    async def start_trainer_run(self, request: messages.TrainerRunRequest) -> None:
+        """Begin a run of the stack's own trainer."""
+        await self._call("start_trainer_run", request, messages.Empty)
+
+    async def trainer_wants(self, within_s: float, label: str | None = None) -> messages.TrainerWants:
+        """What the trainer asks for next."""
+        request = messages.TrainerWantsRequest(within_s=within_s)
+        return await self._call("trainer_wants", request, messages.TrainerWants, label)
+
+    async def trainer_goes_on(self) -> None:
+        """The trainer has what it asked for."""
+        await self._call("trainer_goes_on", messages.Empty(), messages.Empty)
+
+    async def end_trainer_run(self) -> None:
+        """Give up a run that is not over."""
+        await self._call("end_trainer_run", messages.Empty(), messages.Empty)
+
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._condition.adapters)

@@ -15,6 +15,7 @@ from backends.miniature.engine import Engine
 from backends.miniature.generator import Generator
 from backends.miniature.interface import Interface
 from backends.miniature.router import Router
+from backends.miniature.runs import Run
 from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract.faults import NOTHING, Fact, Fault
@@ -28,6 +29,7 @@ Part = (
     | type[Generator]
     | type[Endpoint]
     | type[StalenessManager]
+    | type[Run]
 )
 T = TypeVar("T", bound=Part)
 
@@ -100,6 +102,7 @@ def parts(fault: str, correct: Any) -> Any:
     broken = _PARTS[fault]
     kinds: dict[str, Part] = {"engine": Engine, "router": Router, "client": Client, "interface": Interface}
     kinds |= {"trainer": Trainer, "generator": Generator, "endpoint": Endpoint, "staleness": StalenessManager}
+    kinds |= {"run": Run}
     for field, kind in kinds.items():
         if issubclass(broken, kind):
             return msgspec.structs.replace(correct, **{field: broken})

@@ -1,0 +1,125 @@
+"""The miniature's fully asynchronous trainer: workers make rollouts ahead of it, and it pauses the engines for each sync."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Literal
+
+from backends.miniature.client import Client
+from backends.miniature.generator import Generator
+from backends.miniature.staleness import StalenessManager
+from harness.contract.messages import (
+    GymRequest,
+    RolloutGroup,
+    StalenessRequest,
+    TrainerRunRequest,
+    TrainerWants,
+    TrajectoryId,
+)
+
+
+class Run:
+    """SkyRL documentation, Fully Async Training. Each method is a step that a fault may break."""
+
+    def __init__(self) -> None:
+        self.fired = 0
+        self.generator: Generator
+        self.client: Client
+        self.request: TrainerRunRequest
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, request: TrainerRunRequest, client: Client, generator: Generator) -> None:
+        self.request, self.client, self.generator = request, client, generator
+        self._wants: asyncio.Queue[TrainerWants] = asyncio.Queue()
+        self._go: asyncio.Queue[None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    async def wants(self, within_s: float) -> TrainerWants:
+        try:
+            return await asyncio.wait_for(self._wants.get(), within_s)
+        except TimeoutError:
+            return TrainerWants(what="unknown")
+
+    def goes_on(self) -> None:
+        self._go.put_nowait(None)
+
+    async def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def ask(
+        self, what: Literal["weights", "training"], step: int, groups: list[RolloutGroup] | None = None
+    ) -> None:
+        self._wants.put_nowait(TrainerWants(what=what, step=step, groups=groups or []))
+        await self._go.get()
+
+    async def _run(self) -> None:
+        ended = None
+        try:
+            await self.train()
+        except Exception as e:  # noqa: BLE001 - whatever ends the run is told to the caller
+            ended = f"{type(e).__name__}: {e}"
+        self._wants.put_nowait(TrainerWants(what="nothing", ended=ended))
+
+    async def train(self) -> None:
+        asked = self.request
+        await self.ask("weights", 0)
+        self.step = 1
+        self._staleness = StalenessManager()
+        limits = {"mini_batch_size": asked.mini_batch_size, "max_staleness_steps": asked.max_staleness_steps}
+        self._staleness.begin(StalenessRequest(max_concurrent=asked.workers, **limits))
+        self._data = deque(range(len(asked.prompts)))
+        self._buffer: asyncio.Queue[RolloutGroup] = asyncio.Queue()
+        workers = [asyncio.create_task(self.work()) for _ in range(asked.workers)]
+        try:
+            while self.step <= len(asked.prompts) // asked.mini_batch_size:
+                await self.ask("training", self.step, [await self.taken(workers) for _ in range(asked.mini_batch_size)])
+                await self.sync()
+                self.step += 1
+                await self._staleness.trained(self.step)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def sync(self) -> None:
+        """New weights for engines that are paused."""
+        await self.client.everywhere("pause_generation", mode="keep", clear_cache=False)
+        await self.ask("weights", self.step)
+        await self.client.everywhere("resume_generation")
+
+    async def taken(self, workers: list[asyncio.Task[None]]) -> RolloutGroup:
+        """The next finished group. Raises the error of a worker that failed."""
+        waits = asyncio.create_task(self._buffer.get())
+        while not waits.done():
+            self.failed(workers)
+            await asyncio.wait([waits, *(w for w in workers if not w.done())], return_when=asyncio.FIRST_COMPLETED)
+        return waits.result()
+
+    def failed(self, workers: list[asyncio.Task[None]]) -> None:
+        """Raise the error of a worker that failed."""
+        for worker in workers:
+            if worker.done():
+                worker.result()
+
+    async def work(self) -> None:
+        """One group after the other, each once there is room for it."""
+        while self._data:
+            number = self._data.popleft()
+            await self._staleness.acquire()
+            begun_at = self.step
+            output = await self.generator.generate(self.rollouts(number))
+            await self._buffer.put(RolloutGroup(uid=str(number), begun_at=begun_at, responses=output.response_ids))
+            await self._staleness.accept()
+
+    def rollouts(self, number: int) -> GymRequest:
+        asked = self.request
+        return GymRequest(
+            prompts=[asked.prompts[number]] * asked.samples,
+            env_extras=[asked.env_extras[number]] * asked.samples,
+            sampling_params={"max_tokens": asked.max_tokens, "temperature": 0.0},
+            trajectory_ids=[TrajectoryId(instance_id=str(number), repetition_id=n) for n in range(asked.samples)],
+            max_turns=asked.max_turns,
+        )

@@ -1,0 +1,209 @@
+"""SkyRL's own fully asynchronous trainer over an adapter's client. Written for skyrl 0.1.0 to 0.4.0.
+
+Its loop, its workers, its staleness manager, its pause and resume and its generator are SkyRL's. What it does with accelerators of
+its own it asks the caller for: a training step, and weights in the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import queue
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from backends.skyrl import gym, lives
+from harness.contract import gym_rule
+from harness.contract.messages import GymRequest, RolloutGroup, TrainerRunRequest, TrainerWants
+
+ENDED = object()
+"""Told to a trainer that waits for the caller when its run is given up."""
+
+
+class _GivenUpError(Exception):
+    """The run was given up by its caller."""
+
+
+class _ExitedError(Exception):
+    """In place of the process's exit."""
+
+
+class Run:
+    """One run. `threaded`: the trainer sends weights by a call that blocks its loop, so that it needs a thread of its own."""
+
+    def __init__(self, *, threaded: bool) -> None:
+        self._wants: queue.SimpleQueue[TrainerWants] = queue.SimpleQueue()
+        self._go: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = lives.Thread() if threaded else None
+        self._task: asyncio.Task[None] | None = None
+        self._replaced = ExitStack()
+        self._client: Any = None
+
+    async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> None:
+        """Make the trainer and begin its run."""
+        self._client = client
+        trainer = await asyncio.to_thread(self._made, cfg, client, tokenizer, request)
+        run = self._run(trainer)
+        ours = run if self._thread is None else self._thread.run(lambda: run, (), {})
+        self._task = asyncio.create_task(ours)
+
+    async def _run(self, trainer: Any) -> None:
+        ended = None
+        try:
+            await trainer.train()
+        except _GivenUpError:
+            return
+        except Exception as e:  # noqa: BLE001 - whatever ends the run is told to the caller
+            ended = f"{type(e).__name__}: {e}"
+        self._wants.put(TrainerWants(what="nothing", ended=ended))
+
+    async def wants(self, within_s: float) -> TrainerWants:
+        """What the trainer asks for next; "unknown" if it asks for nothing in time."""
+        try:
+            return await asyncio.to_thread(self._wants.get, timeout=within_s)
+        except queue.Empty:
+            return TrainerWants(what="unknown")
+
+    def goes_on(self) -> None:
+        """The trainer has what it asked for."""
+        self._go.put(None)
+
+    async def end(self) -> None:
+        """Give the run up, with its workers."""
+        self._go.put(ENDED)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            await self._thread.run(self._client.teardown, (), {})
+            self._thread.stop()
+        self._replaced.close()
+
+    def ask(self, what: Any, trainer: Any, groups: Any = ()) -> None:
+        """Ask the caller, and block until it has done it."""
+        told = [_group(group) for group in groups]
+        self._wants.put(TrainerWants(what=what, step=trainer.global_step, groups=told))
+        if self._go.get() is ENDED:
+            raise _GivenUpError
+
+    def _exits(self, status: Any = None) -> None:
+        self._wants.put(TrainerWants(what="nothing", ended=f"the process exits with status {status}"))
+        raise _ExitedError
+
+    def _made(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> Any:
+        from skyrl.train import fully_async_trainer as shipped
+
+        for module, name in (("os", "_exit"), ("sys", "exit")):
+            if (found := getattr(shipped, module, None)) is not None:
+                self._replaced.enter_context(mock.patch.object(shipped, module, _Instead(found, name, self._exits)))
+        configured = _configured(cfg, request)
+        rollouts = GymRequest(
+            prompts=[],
+            env_extras=[],
+            max_turns=request.max_turns,
+            sampling_params={"max_tokens": request.max_tokens},
+        )
+        trainer = _driven(shipped.FullyAsyncRayPPOTrainer, self)(
+            cfg=configured,
+            tracker=SimpleNamespace(log=lambda *_, **__: None, finish=lambda: None),
+            tokenizer=tokenizer,
+            train_dataset=[
+                {"prompt": prompt, "env_class": gym_rule.ENV_CLASS, "env_extras": extras, "uid": str(number)}
+                for number, (prompt, extras) in enumerate(zip(request.prompts, request.env_extras, strict=True))
+            ],
+            inference_engine_client=client,
+            generator=gym.generator(configured, client, tokenizer, rollouts),
+        )
+        if self._thread is not None:
+            trainer.dispatch = _dispatch(self, trainer)
+        return trainer
+
+
+class _Instead:
+    """A module with one function replaced."""
+
+    def __init__(self, module: Any, name: str, ours: Any) -> None:
+        self._module = module
+        setattr(self, name, ours)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _configured(cfg: Any, request: TrainerRunRequest) -> Any:
+    """The configuration of a run of one epoch that saves and evaluates nothing."""
+    cfg = copy.deepcopy(cfg)
+    trainer, generator = cfg.trainer, cfg.generator
+    trainer.train_batch_size = trainer.policy_mini_batch_size = request.mini_batch_size
+    trainer.fully_async.num_parallel_generation_workers = request.workers
+    trainer.fully_async.max_staleness_steps = request.max_staleness_steps
+    if hasattr(trainer.fully_async, "enabled"):
+        trainer.fully_async.enabled = True
+    trainer.epochs = 1
+    trainer.eval_interval = trainer.ckpt_interval = trainer.hf_save_interval = -1
+    trainer.resume_mode = "none"
+    trainer.algorithm.policy_loss_type = "rollout_is"
+    generator.n_samples_per_prompt = request.samples
+    generator.batched = False
+    generator.sampling_params.temperature = 0.0
+    generator.sampling_params.max_generate_length = request.max_tokens
+    # SkyRL asks for one token at least, which makes the first one's choice another than the model's.
+    generator.sampling_params.additional_kwargs = {"min_tokens": 0}
+    return cfg
+
+
+def _driven(shipped: Any, run: Run) -> Any:
+    """SkyRL's trainer, which asks for what needs accelerators of its own."""
+
+    class Driven(shipped):
+        def _build_train_dataloader_and_compute_training_steps(self) -> None:
+            from torchdata.stateful_dataloader import StatefulDataLoader
+
+            self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=list)
+            self.num_steps_per_epoch = len(self.train_dataloader) // self.mini_batch_size
+            self.total_training_steps = self.num_steps_per_epoch
+
+        def init_weight_sync_state(self) -> None:
+            """The caller has joined trainer and engines."""
+
+        def convert_generation_group_mini_batch_to_training_input(self, groups: Any, *_dropped: Any) -> Any:
+            return groups
+
+        async def _run_training(self, groups: Any) -> dict[str, Any]:
+            await asyncio.to_thread(run.ask, "training", self, groups)
+            return {}
+
+        async def async_sync_policy_weights_to_inference_engines(self) -> None:
+            await asyncio.to_thread(run.ask, "weights", self)
+
+    return Driven
+
+
+def _dispatch(run: Run, trainer: Any) -> Any:
+    """SkyRL's protocol of a weight sync (from 0.3.0 on), whose broadcast is the caller's."""
+    from skyrl.backends.skyrl_train.workers.worker_dispatch import WorkerDispatch
+
+    class Dispatch(WorkerDispatch):
+        def __init__(self) -> None:
+            self.cfg, self.colocate_all = trainer.cfg, False
+            self._inference_engine_client = trainer.inference_engine_client
+            self._actor_groups: dict[str, Any] = {}
+            self._gpu_state: dict[str, Any] = {}
+            self.last_weight_sync_seconds = None
+
+        def _broadcast_to_inference_engines(self, *_: Any, **__: Any) -> None:
+            run.ask("weights", trainer)
+
+    return Dispatch()
+
+
+def _group(group: Any) -> RolloutGroup:
+    """A group as the trainer holds it (SkyRL, GeneratedOutputGroup)."""
+    output = group.generator_output
+    return RolloutGroup(
+        uid=str(group.uid),
+        begun_at=int(group.global_step_when_scheduled),
+        responses=[[int(token) for token in row] for row in output["response_ids"]],
+    )

@@ -1,0 +1,123 @@
+"""Runs of the stack's own fully asynchronous trainer: it pauses the engines for weights, uses each rollout once, and ends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, request, untestable
+from harness.contract.messages import TrainerRunRequest, TrainerWants
+from harness.records.recording import Call
+
+FAILS = "fails"
+"""Label of the calls of a run in which a rollout fails."""
+WAITS = "the trainer neither ends nor asks for anything: it waits for a rollout that nobody makes"
+UNTOLD = "a rollout failed, and the trainer's run ended as if nothing had happened"
+ENDED = "the trainer's run ended early: {}"
+ORDER = "the trainer does not ask for weights before its first step and after each"
+SIZE = "the trainer did not train on a whole mini-batch in each step of the epoch"
+TWICE = "the trainer used a rollout twice"
+STALE = "the trainer used a rollout that is older than rollouts may be begun ahead"
+RUNNING = "the trainer asked for weights while an engine was not paused"
+FROZEN = "an engine was not resumed after it got weights"
+IDLE = "no rollout was under way when weights were asked for"
+
+Problem = tuple[str, dict[str, Any]]
+
+
+def _runs(evidence: Evidence) -> list[tuple[Call, list[Call]]]:
+    """Each run with its calls of `trainer_wants`, in order."""
+    starts = [call for call in evidence.calls("start_trainer_run") if call.error is None]
+    wants = [call for call in evidence.calls("trainer_wants") if call.error is None]
+    until = [start.started_ns for start in starts[1:]] + [max((w.ended_ns for w in wants), default=0) + 1]
+    return [
+        (start, [w for w in wants if start.started_ns < w.started_ns < end])
+        for start, end in zip(starts, until, strict=True)
+    ]
+
+
+def _told(call: Call) -> TrainerWants:
+    return msgspec.convert(call.result, TrainerWants)
+
+
+def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Problem]:
+    """What is wrong with the order of the trainer's steps and with the rollouts that they use."""
+    kinds = [one.what for one in told if one.what in ("weights", "training")]
+    steps = [one for one in told if one.what == "training"]
+    wrong: list[Problem] = []
+    if kinds != ["weights", *["training", "weights"] * len(steps)]:
+        wrong.append((ORDER, {"asked for": kinds}))
+    sizes = [len(one.groups) for one in steps]
+    if sizes != [asked.mini_batch_size] * (len(asked.prompts) // asked.mini_batch_size):
+        wrong.append((SIZE, {"groups": sizes, "prompts": len(asked.prompts), "mini-batch": asked.mini_batch_size}))
+    uids = [group.uid for one in steps for group in one.groups]
+    if len(set(uids)) < len(uids):
+        wrong.append((TWICE, {"rollouts": uids}))
+    return wrong
+
+
+def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
+    """What is wrong with the engines' pauses, and the number of syncs that met a rollout under way."""
+    servers = set(evidence.header.servers)
+    asked = [call for call in wants if _told(call).what == "weights"]
+    wrong: list[Problem] = []
+    met = 0
+    for before, call in pairwise([None, *asked]):
+        assert call is not None
+        if before is None:
+            continue  # nothing runs before the first weights
+        at = call.ended_ns
+        met += any(e.started_ns < at < (e.ended_ns or at + 1) for e in evidence.executions)
+        last: dict[str, str] = {}
+        for op in ("pause_generation", "resume_generation"):
+            for seen in evidence.controls(op):
+                if before.ended_ns < seen.at_ns < at:
+                    last[seen.server] = max(last.get(seen.server, ""), f"{seen.at_ns:020} {op}")
+        running = sorted(server for server in servers if not last.get(server, "").endswith("pause_generation"))
+        if running:
+            wrong.append((RUNNING, {"call": call.id, "servers": running}))
+    after = asked[-1].ended_ns if asked else 0
+    resumed = {seen.server for seen in evidence.controls("resume_generation") if seen.at_ns > after}
+    if len(asked) > 1 and resumed < servers:
+        wrong.append((FROZEN, {"servers": sorted(servers - resumed)}))
+    return wrong, met
+
+
+def _judge(evidence: Evidence) -> Finding:
+    runs = _runs(evidence)
+    if not runs:
+        return untestable("no run of the trainer was started")
+    facts = met = 0
+    wrong: list[Problem] = []
+    for start, wants in runs:
+        told = [_told(call) for call in wants]
+        facts += len(told)
+        fails = any(call.label == FAILS for call in wants)
+        last = told[-1] if told else TrainerWants(what="unknown")
+        if last.what == "unknown":
+            wrong.append((WAITS, {"call": start.id, "asked for": [one.what for one in told]}))
+        elif fails and last.ended is None:
+            wrong.append((UNTOLD, {"call": start.id}))
+        elif not fails and last.ended is not None:
+            wrong.append((ENDED.format(last.ended), {"call": start.id}))
+        elif not fails:
+            wrong += _schedule(request(start, TrainerRunRequest), told)
+            pauses, meeting = _paused(evidence, wants)
+            wrong += pauses
+            met += meeting
+            if not meeting and not wrong:
+                return untestable(IDLE)
+    return concluded(facts, wrong, syncs_that_met_rollouts=met)
+
+
+TRAINER_RUN = Check(
+    name="trainer_run",
+    fault="the trainer hangs when a rollout fails, trains twice on one, or changes weights under running engines",
+    next_step="follow the trainer's loop from the last thing that it asked for: what does it wait for, and who would tell it",
+    source='SkyRL documentation, Fully Async Training; SkyRL #1014, task 5; SkyRL #1691: "Prevent process hang when vLLM engine dies '
+    'during async generation"',
+    tap=Tap.READ,
+    judge=_judge,
+)

@@ -1,0 +1,68 @@
+"""The stack's own fully asynchronous trainer, whose loop begins rollouts, pauses the engines and asks for weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixtures.prompts import Prompts
+from harness.checks.history import explained
+from harness.checks.trainer_runs import FAILS, TRAINER_RUN
+from harness.checks.weights import EVERY_PARAMETER
+from harness.contract.capability import Capability
+from harness.contract.messages import TrainerRunRequest
+from harness.driving.stack import Stack
+from harness.suite.scenario import scenario
+
+MINI_BATCH = 2
+STEPS = 4
+NEEDS = {Capability.TRAINER_RUNS, Capability.GYM_GENERATOR, Capability.WEIGHT_SYNC}
+PATIENCE_S = 20.0
+"""A trainer that asks for nothing for that long waits for nothing that will come, on an engine of the tiny model's speed."""
+
+
+async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], label: str | None = None) -> None:
+    """A run to its end: policy version k after step k."""
+    asked = TrainerRunRequest(
+        prompts=prompts.conversations(len(extras)),
+        env_extras=extras,
+        mini_batch_size=MINI_BATCH,
+        workers=2 * MINI_BATCH,
+        max_staleness_steps=1,
+        max_tokens=24,
+        max_turns=4,
+    )
+    await stack.start_trainer_run(asked)
+    version = 0
+    while (wants := await stack.trainer_wants(PATIENCE_S * stack.slowness, label)).what in ("weights", "training"):
+        if wants.what == "weights":
+            version += 1
+            await stack.sync_weights(version)
+            await stack.digests()
+        await stack.trainer_goes_on()
+    await stack.end_trainer_run()
+
+
+@scenario(
+    task=5,
+    promise="the trainer's own loop pauses engines for each sync, resumes them, and trains on each rollout once",
+    needs=NEEDS,
+    checks=[TRAINER_RUN, explained(), EVERY_PARAMETER],
+    deadline_s=180.0,
+)
+async def test_a_fully_asynchronous_run(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Fully Async Training. Rollouts have one to four turns, so that a sync always meets some of them."""
+    await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)])
+
+
+@scenario(
+    task=5,
+    promise="a rollout that fails ends the trainer's run by an error: it does not wait for it for ever",
+    needs=NEEDS,
+    checks=[TRAINER_RUN],
+    deadline_s=180.0,
+)
+async def test_a_rollout_that_fails(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1691: a worker's error was swallowed, and the trainer waited with all accelerators idle. Here an environment fails."""
+    extras: list[dict[str, Any]] = [{"turns": 1} for _ in range(MINI_BATCH * STEPS)]
+    extras[MINI_BATCH] = {"turns": "many"}
+    await run(stack, prompts, extras, FAILS)
