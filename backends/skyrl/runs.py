@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import queue
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -114,7 +115,7 @@ class Run:
                 for number, (prompt, extras) in enumerate(zip(request.prompts, request.env_extras, strict=True))
             ],
             inference_engine_client=client,
-            generator=gym.generator(configured, client, tokenizer, rollouts),
+            generator=_greedy(gym.generator(configured, client, tokenizer, rollouts)),
         )
         if self._thread is not None:
             trainer.dispatch = _dispatch(self, trainer)
@@ -139,8 +140,13 @@ def _configured(cfg: Any, request: TrainerRunRequest) -> Any:
     trainer.train_batch_size = trainer.policy_mini_batch_size = request.mini_batch_size
     trainer.fully_async.num_parallel_generation_workers = request.workers
     trainer.fully_async.max_staleness_steps = request.max_staleness_steps
-    if hasattr(trainer.fully_async, "enabled"):
-        trainer.fully_async.enabled = True
+    for section, key, value in (
+        (trainer.fully_async, "enabled", True),
+        (trainer, "enable_ray_gpu_monitor", False),  # these two watch Ray's nodes
+        (generator.inference_engine, "enable_ray_prometheus_stats", False),
+    ):
+        if hasattr(section, key):
+            setattr(section, key, value)
     trainer.epochs = 1
     trainer.eval_interval = trainer.ckpt_interval = trainer.hf_save_interval = -1
     trainer.resume_mode = "none"
@@ -149,9 +155,20 @@ def _configured(cfg: Any, request: TrainerRunRequest) -> Any:
     generator.batched = False
     generator.sampling_params.temperature = 0.0
     generator.sampling_params.max_generate_length = request.max_tokens
-    # SkyRL asks for one token at least, which makes the first one's choice another than the model's.
-    generator.sampling_params.additional_kwargs = {"min_tokens": 0}
     return cfg
+
+
+def _greedy(generator: Any) -> Any:
+    """The generator, whose first tokens are the model's own choice. SkyRL's parameters ask for one token at least, and a greedy
+    choice that would end the answer is then another."""
+    shipped = generator.generate
+
+    @functools.wraps(shipped)
+    async def generate(batch: Any, **given: Any) -> Any:
+        return await shipped({**batch, "sampling_params": {**batch["sampling_params"], "min_tokens": 0}}, **given)
+
+    generator.generate = generate
+    return generator
 
 
 def _driven(shipped: Any, run: Run) -> Any:

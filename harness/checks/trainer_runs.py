@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -31,10 +32,10 @@ def _runs(evidence: Evidence) -> list[tuple[Call, list[Call]]]:
     """Each run with its calls of `trainer_wants`, in order."""
     starts = [call for call in evidence.calls("start_trainer_run") if call.error is None]
     wants = [call for call in evidence.calls("trainer_wants") if call.error is None]
-    until = [start.started_ns for start in starts[1:]] + [max((w.ended_ns for w in wants), default=0) + 1]
+    until: list[float] = [*(start.started_ns for start in starts[1:]), math.inf]
     return [
         (start, [w for w in wants if start.started_ns < w.started_ns < end])
-        for start, end in zip(starts, until, strict=True)
+        for start, end in zip(starts, until, strict=False)
     ]
 
 
@@ -70,12 +71,10 @@ def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
             continue  # nothing runs before the first weights
         at = call.ended_ns
         met += any(e.started_ns < at < (e.ended_ns or at + 1) for e in evidence.executions)
-        last: dict[str, str] = {}
-        for op in ("pause_generation", "resume_generation"):
-            for seen in evidence.controls(op):
-                if before.ended_ns < seen.at_ns < at:
-                    last[seen.server] = max(last.get(seen.server, ""), f"{seen.at_ns:020} {op}")
-        running = sorted(server for server in servers if not last.get(server, "").endswith("pause_generation"))
+        changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
+        since = [seen for seen in changes if before.ended_ns < seen.at_ns < at]
+        last = {seen.server: seen.data["op"] for seen in sorted(since, key=lambda seen: seen.at_ns)}
+        running = sorted(server for server in servers if last.get(server) != "pause_generation")
         if running:
             wrong.append((RUNNING, {"call": call.id, "servers": running}))
     after = asked[-1].ended_ns if asked else 0

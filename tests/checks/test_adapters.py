@@ -8,6 +8,7 @@ from harness.checks.adapters import (
     ADAPTER_EFFECT,
     ADAPTER_ISOLATED,
     ADAPTER_UNDISTURBED,
+    BASE_MODEL_KEPT,
     FRESH_ADAPTER_CACHE,
     ONLY_ADAPTER_TRAVELS,
 )
@@ -161,6 +162,29 @@ def test_an_answer_beside_another_adapters_change(change, adapter):
 )
 def test_an_answer_that_anothers_change_disturbs(adapter, tokens, reason):
     assert beside_a_change("load", adapter, tokens).judge(ADAPTER_UNDISTURBED).reason == reason
+
+
+@pytest.mark.parametrize(("version", "status"), [(1, "pass"), (2, "fail")], ids=["loaded", "written"])
+def test_a_version_that_is_only_written(version, status):
+    scene = Scene()
+    scene.generate(SHORT)
+    scene.load("policy", 1)
+    scene.call("write_lora_adapter", {"name": "policy", "version": 2})
+    scene.generate(SHORT, adapter="policy", tokens=under(scene, version))
+    scene.load("policy", 2)
+    scene.generate(SHORT, adapter="policy")
+    found = scene.judge(ADAPTER_UNDISTURBED)
+    assert found.status == status
+    if status == "pass":
+        assert found.numbers["after_a_write"] == 2, "the answers before its load, and none after"
+
+
+@pytest.mark.parametrize(("level", "status"), [(1, "pass"), (2, "fail")])
+def test_the_base_model_of_engines_that_sleep(level, status):
+    scene = Scene()
+    assert scene.judge(BASE_MODEL_KEPT).status == "untestable"
+    scene.control("sleep", arguments={"level": level}, level=2)
+    assert scene.judge(BASE_MODEL_KEPT).status == status
 
 
 def test_a_change_beside_no_answer_disturbs_nothing():

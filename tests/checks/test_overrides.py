@@ -1,0 +1,54 @@
+"""Values that override keys of the configuration arrive as they are, or are refused by a key's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.checks.overrides import OVERRIDES
+from harness.records.recording import CallError
+from tests.checks.scene import Scene
+from tests.traces import error
+
+KEY = "generator.sampling_params.stop"
+
+
+def overridden(given: Any, got: Any = None, failed: CallError | None = None) -> Scene:
+    scene = Scene()
+    scene.call("override_configuration", {}, {"values": {KEY: None}})
+    scene.call("override_configuration", {"overrides": {KEY: given}}, {"values": {KEY: got}})
+    if failed is not None:
+        scene.change(scene.calls[-1], result=None, error=failed)
+    return scene
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 1e-05, "12"])
+def test_a_value_that_arrives(value):
+    assert overridden(value, value).judge(OVERRIDES).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("given", "got", "reason"),
+    [
+        (None, "None", "None in an override is another value in the configuration"),
+        ("12", 12, "a text in an override is another value in the configuration"),
+        (True, 1, "a switch in an override is another value in the configuration"),
+        (2, 3, "a number in an override is another value in the configuration"),
+    ],
+)
+def test_a_value_that_becomes_another(given, got, reason):
+    found = overridden(given, got).judge(OVERRIDES)
+    assert (found.status, found.reason) == ("fail", reason)
+
+
+def test_a_value_that_is_refused():
+    assert overridden(7, failed=error("ValueError", f"{KEY} is a text")).judge(OVERRIDES).status == "pass"
+    found = overridden(7, failed=error("ValueError", "not a text")).judge(OVERRIDES)
+    assert found.reason == "an override is refused by an error that names no key"
+
+
+def test_nothing_overridden():
+    scene = Scene()
+    scene.call("override_configuration", {}, {"values": {KEY: None}})
+    assert scene.judge(OVERRIDES).status == "untestable"
