@@ -213,6 +213,9 @@ def _dispatch(run: Run, trainer: Any) -> Any:
         def _broadcast_to_inference_engines(self, *_: Any, **__: Any) -> None:
             run.ask("weights", trainer)
 
+        def finalize_pending_saves(self, _model: str) -> None:
+            """Nothing is saved."""
+
     return Dispatch()
 
 
