@@ -16,6 +16,11 @@ from harness.contract.messages import FIRST_TRAINED
 STRENGTH = 0.5
 """Standard deviation of the change, in units of the parameter's own: large enough that greedy output must change."""
 
+OF_TRAINED = 0.1
+"""The same for a trained model: more would leave nothing of what it learned, and rounding then moves its answers far more."""
+TRAINED = 10_000_000
+"""Parameters from which a model counts as trained. The tiny models have random weights."""
+
 
 def checkpoint(model_path: str) -> dict[str, Any]:
     """Version 0: the tensors of the checkpoint, by Hugging Face name, in sorted order, on CPU."""
@@ -68,10 +73,11 @@ def version(model_path: str, number: int, policies: str = "") -> dict[str, Any]:
     tensors = checkpoint(model_path)
     if number == 0:
         return tensors
+    strength = OF_TRAINED if sum(tensor.numel() for tensor in tensors.values()) >= TRAINED else STRENGTH
     changed = {}
     for name, tensor in tensors.items():
         seed = int.from_bytes(hashlib.sha256(f"{name}:{number}".encode()).digest()[:8], "big") % 2**63
         noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
         spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-        changed[name] = (tensor.float() + STRENGTH * (spread or 0.1) * noise).to(tensor.dtype)
+        changed[name] = (tensor.float() + strength * (spread or 0.1) * noise).to(tensor.dtype)
     return changed

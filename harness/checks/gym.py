@@ -176,7 +176,20 @@ def _rewards(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | No
     return len(trajectory.turns), None if same else "a reward is not the environment's", _both(expected, got)
 
 
-REWARDS = _check("gym.rewards", "a reward is another trajectory's, another turn's, or lies on another token", _rewards)
+def _read_no_special(evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    strict = [t for t in found if t.call.request["env_extras"][t.index].get("strict")]
+    special = set(evidence.header.vocabulary.special)
+    if not strict or any(special.intersection(turn.tokens) for t in strict for turn in t.turns):
+        return ""
+    return "no environment that minds special tokens read an answer with one"
+
+
+REWARDS = _check(
+    "gym.rewards",
+    "a reward is another trajectory's, another turn's, or lies on another token",
+    _rewards,
+    unseen=_read_no_special,
+)
 
 
 def _stop_reasons(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:

@@ -232,9 +232,9 @@ def within_filters(*labels: str) -> Check:
 
 
 def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
-    facts = chosen_top = 0
+    facts = 0
     outside, dropped = defaultdict[str, float](float), defaultdict[str, float](float)
-    greedy = 0.0
+    choices = _Choices(evidence)
     tolerance = evidence.noise.near
     wrong: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
     filtered = [row for row in rows if _active(row) and row.params.get("temperature", 1.0)]
@@ -250,19 +250,20 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
                 shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
                 why = f"a sampled token is outside {' and '.join(_active(row))}"
                 wrong.setdefault((row.call.id, row.index), (why, shown))
-            mass, top = math.fsum(probabilities[t] for t in kept), max(probabilities)
+            mass = math.fsum(probabilities[t] for t in kept)
             for name in _active(row):
                 others = {key: value for key, value in row.params.items() if key != name}
                 inside = mass / math.fsum(probabilities[t] for t in allowed(probabilities, others, near))
                 outside[name] += max(0.0, 1.0 - inside)
                 dropped[name] += math.log(min(inside, 1.0))
-            greedy += math.log(min(top / mass, 1.0))
-            chosen_top += probabilities[token] >= top * math.exp(-tolerance)
+            choices.add(model, token, math.fsum(probabilities[t] for t in kept if choices.far(model, t)) / mass)
     if wrong:
         return concluded(facts, wrong.values())
-    if chosen_top == facts and greedy < math.log(FALSE_ALARM):
-        why = "sampling under a filter always took the most probable token"
-        return failed(facts, why, [row.shown() for row in filtered])
+    if filtered and not choices.refute_greedy:
+        if choices.chance_of_so_few < FALSE_ALARM:
+            why = "sampling under a filter always took the most probable token"
+            return failed(facts, why, [row.shown() for row in filtered])
+        return untestable("the tokens under a filter do not tell sampling from greedy choices")
     if len(filtered) < len(rows):
         return untestable("a call sampled without a filter")
     chance = max(dropped.values())
@@ -279,6 +280,47 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
         power=-math.expm1(chance),
     )
     return passed(facts, margin=margin, log10_chance_without_filter=chance / math.log(10))
+
+
+FAR = 5.0
+"""In units of the noise: an error of a distance between two log-probabilities is larger at most once in FAR² tokens (Chebyshev)."""
+
+
+@final
+class _Choices:
+    """How far chosen tokens are from the most probable ones: does noise explain it in an engine that always takes those?"""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._surely = evidence.noise.near
+        self._far = FAR * math.sqrt(2) * evidence.noise.rms
+        self._honest: list[float] = []
+        self._met = 0
+        self._beyond = False
+
+    def far(self, model: Sequence[float], token: int) -> bool:
+        return max(model) - model[token] > self._far
+
+    def add(self, model: Sequence[float], token: int, honest: float) -> None:
+        """A choice. `honest`: the probability that a sampled token is far from the most probable one."""
+        self._honest.append(min(honest, 1.0))
+        self._met += self.far(model, token)
+        self._beyond |= max(model) - model[token] > self._surely
+
+    @property
+    def refute_greedy(self) -> bool:
+        """True if greedy choices would not be so far, or not so often."""
+        from scipy import stats
+
+        often = float(stats.binom.sf(self._met - 1, len(self._honest), 1 / FAR**2))
+        return self._beyond or often < FALSE_ALARM
+
+    @property
+    def chance_of_so_few(self) -> float:
+        """The probability that sampling takes so few far tokens (Poisson-binomial distribution)."""
+        at = [1.0]
+        for p in self._honest:
+            at = [a * (1 - p) + b * p for a, b in zip([*at, 0.0], [0.0, *at], strict=True)]
+        return math.fsum(at[: self._met + 1])
 
 
 def _active(row: Answer) -> list[str]:

@@ -21,8 +21,7 @@ ORDER = "the trainer does not ask for weights before its first step and after ea
 SIZE = "the trainer did not train on a whole mini-batch in each step of the epoch"
 TWICE = "the trainer used a rollout twice"
 STALE = "the trainer used a rollout that is older than rollouts may be begun ahead"
-RUNNING = "the trainer asked for weights while an engine was not paused"
-FROZEN = "an engine was not resumed after it got weights"
+RUNNING = "an engine worked on rollouts, and was not paused, when the trainer asked for weights"
 IDLE = "no rollout was under way when weights were asked for"
 
 Problem = tuple[str, dict[str, Any]]
@@ -60,27 +59,23 @@ def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Proble
 
 
 def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
-    """What is wrong with the engines' pauses, and the number of syncs that met a rollout under way."""
-    servers = set(evidence.header.servers)
+    """What is wrong with the engines' pauses, and the number of syncs that met an unfinished rollout.
+
+    How a stack pauses is its own: an engine either freezes its requests or gives them back.
+    """
     asked = [call for call in wants if _told(call).what == "weights"]
+    changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
+    changes.sort(key=lambda seen: seen.at_ns)
     wrong: list[Problem] = []
     met = 0
-    for before, call in pairwise([None, *asked]):
-        assert call is not None
-        if before is None:
-            continue  # nothing runs before the first weights
+    for before, call in pairwise(asked):  # nothing runs before the first weights
         at = call.ended_ns
-        met += any(e.started_ns < at < (e.ended_ns or at + 1) for e in evidence.executions)
-        changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
-        since = [seen for seen in changes if before.ended_ns < seen.at_ns < at]
-        last = {seen.server: seen.data["op"] for seen in sorted(since, key=lambda seen: seen.at_ns)}
-        running = sorted(server for server in servers if last.get(server) != "pause_generation")
-        if running:
+        last = {seen.server: seen.data["op"] for seen in changes if before.ended_ns < seen.at_ns < at}
+        held = {e.server for e in evidence.executions if e.started_ns < at < (e.ended_ns or math.inf)}
+        cut = any(e.finish_reason == "abort" and before.ended_ns < (e.ended_ns or at) < at for e in evidence.executions)
+        met += bool(held) or cut
+        if running := sorted(server for server in held if last.get(server) != "pause_generation"):
             wrong.append((RUNNING, {"call": call.id, "servers": running}))
-    after = asked[-1].ended_ns if asked else 0
-    resumed = {seen.server for seen in evidence.controls("resume_generation") if seen.at_ns > after}
-    if len(asked) > 1 and resumed < servers:
-        wrong.append((FROZEN, {"servers": sorted(servers - resumed)}))
     return wrong, met
 
 

@@ -13,7 +13,8 @@ from harness.contract.messages import GenerateRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+"""Long enough that not all decisions of a real model are near ties in 16 bits."""
 AFTER = greedy("after")
 
 

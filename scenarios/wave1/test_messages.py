@@ -12,7 +12,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "logprobs": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "logprobs": 0, "ignore_eos": True}
 
 
 @scenario(

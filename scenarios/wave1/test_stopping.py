@@ -51,8 +51,9 @@ async def test_min_tokens(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.ignore_eos. With one seed both calls meet the token at the same place. The
-    temperature is the highest that an OpenAI request may have, since a model may otherwise not end here."""
-    batch, few = prompts.unique(8), [stack.vocabulary.eos, *stack.vocabulary.plain[:6]]
+    temperature is the highest that an OpenAI request may have, since a model may otherwise not end here. A trained model would not
+    even then: it has no other choice."""
+    batch, few = prompts.unique(8), [stack.vocabulary.eos, *([] if stack.slow else stack.vocabulary.plain[:6])]
     for label, ignored in (("heeded", False), ("ignored", True)):
         await stack.generate(
             batch, temperature=2.0, seed=2, max_tokens=32, allowed_token_ids=few, ignore_eos=ignored, label=label

@@ -112,10 +112,10 @@ async def test_filters_hold(stack: Stack, prompts: Prompts) -> None:
     common: dict[str, Any] = {"max_tokens": 4, "seed": 3, "ignore_eos": True}
     await stack.generate(prompts.unique(16), temperature=1.0, top_k=5, label="top_k", **common)
     await stack.generate(prompts.unique(16), temperature=1.0, top_p=0.5, label="top_p", **common)
-    await stack.generate(prompts.unique(16), temperature=1.0, top_p=0.1, label="top_p", **common)
+    await stack.generate(prompts.unique(32), temperature=1.0, top_p=0.1, label="top_p", **common)
     await stack.generate(prompts.unique(16), temperature=1.0, min_p=0.2, label="min_p", **common)
     await stack.generate(prompts.unique(16), temperature=1.5, top_k=8, top_p=0.6, label="together", **common)
-    await stack.generate(prompts.unique(16), temperature=1.5, top_k=8, top_p=0.1, label="together", **common)
+    await stack.generate(prompts.unique(32), temperature=1.5, top_k=8, top_p=0.1, label="together", **common)
 
 
 @scenario(

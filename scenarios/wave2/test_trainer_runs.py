@@ -27,7 +27,7 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
         env_extras=extras,
         mini_batch_size=MINI_BATCH,
         workers=2 * MINI_BATCH,
-        max_staleness_steps=1,
+        max_staleness_steps=STEPS - 1,
         max_tokens=24,
         max_turns=4,
     )

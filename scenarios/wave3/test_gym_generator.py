@@ -204,8 +204,8 @@ async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
 @scenario(task=7, promise="the environment reads an answer without special tokens", needs=NEEDS, checks=CHECKS)
 async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True). Here an answer gets another reward if its
-    text shows special tokens."""
-    some = [*stack.vocabulary.some_special(3), *stack.vocabulary.spelled("abcdefghi")]
+    text shows special tokens. A trained model takes none while it has another choice."""
+    some = [*stack.vocabulary.some_special(3), *([] if stack.slow else stack.vocabulary.spelled("abcdefghi"))]
     letters = {"allowed_token_ids": some, "ignore_eos": True}
     await roll_out(
         stack,

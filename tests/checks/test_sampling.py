@@ -8,7 +8,7 @@ import random
 import pytest
 
 from harness.checks.sampling import allowed, goodness_of_fit, independent, tempered, within_filters
-from harness.records.reference import Next, NextRequest
+from harness.records.reference import Next, NextRequest, Noise, NoiseRequest
 from tests.traces import FakeReference, error, executed, generate, judge, sample
 
 REFERENCE = FakeReference(vocab_size=64)
@@ -147,6 +147,36 @@ def test_filters(params):
     assert found(within_filters(), filtered(freely, **params)) == ("fail", f"a sampled token is outside {names}")
     always = ("fail", "sampling under a filter always took the most probable token")
     assert found(within_filters(), filtered(greedily, **params)) == always
+
+
+IN_16_BITS = Noise(numbers=1000, largest=0.6, rms=0.08)
+
+
+def nearly_greedily(probabilities, rng):
+    """The most probable token, or one that noise of 0.08 nats may make so."""
+    close = [t for t in range(64) if probabilities[t] > max(probabilities) * math.exp(-0.2)]
+    return rng.choice(close)
+
+
+@pytest.mark.parametrize("params", [{"top_k": 5}, {"min_p": 0.2}, {"top_k": 8, "top_p": 0.6}])
+def test_filters_in_16_bits(params):
+    reference = FakeReference(vocab_size=64)
+    reference.set(NoiseRequest(), IN_16_BITS)
+    right = judge(within_filters(), filtered(under(**params), **params), reference=reference)
+    assert right.status == "pass", "tokens that could be near ties are sampled all the same"
+    for greedy in (greedily, nearly_greedily):
+        wrong = found(within_filters(), filtered(greedy, **params), reference=reference)
+        assert wrong == ("fail", "sampling under a filter always took the most probable token")
+
+
+def test_a_few_tokens_under_a_filter_do_not_tell_sampling_from_greedy_choices():
+    reference = FakeReference(vocab_size=64)
+    reference.set(NoiseRequest(), IN_16_BITS)
+    few = filtered(greedily, top_k=2)
+    one = generate(
+        few.request["prompt_token_ids"][:1], few.result["response_ids"][:1], params=few.request["sampling_params"]
+    )
+    assert found(within_filters(), one, reference=reference)[0] == "untestable"
 
 
 def test_each_row_outside_a_filter_is_reported_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.checks import trainer_runs
@@ -32,15 +33,20 @@ def training(scene: Scene, *uids: str) -> None:
     wants(scene, "training", groups=[{"uid": uid, "begun_at": 1, "responses": [[1]]} for uid in uids])
 
 
-def weights(scene: Scene, *, pauses: bool = True, meets: bool = True, resumes: bool = True) -> None:
-    """New weights, which a rollout meets, between a pause and a resume of the engines."""
+def weights(scene: Scene, *, pauses: bool = True, meets: bool = True, cuts: bool = False) -> None:
+    """New weights, which a rollout meets: frozen, given back, or, without a pause, under way."""
     if meets:
-        scene.seen += traces.executed([5, 6], [7] * 9, server=SERVERS[0], params={}, from_ns=scene.now, step_ns=STEP)
-    if pauses:
+        seen = traces.executed([5, 6], [7] * 3, server=SERVERS[0], params={}, from_ns=scene.pass_time(), step_ns=STEP)
+        ends = scene.pass_time(4) if cuts else scene.now + 9 * STEP
+        scene.seen += [*seen[:-1], msgspec.structs.replace(seen[-1], at_ns=ends)]
+    if cuts:
+        scene.seen[-1].data["reason"] = "abort"
+    elif pauses:
         scene.control("pause", mode="keep")
     wants(scene, "weights")
-    if resumes:
-        scene.control("resume")
+    scene.sync(scene.version + 1)
+    scene.control("resume")
+    scene.pass_time(9)
 
 
 def run(
@@ -84,7 +90,6 @@ def test_a_right_run():
         (lambda: run((("0", "1"), ("2",))), trainer_runs.SIZE),
         (lambda: run(first=False), trainer_runs.ORDER),
         (lambda: run(pauses=False), trainer_runs.RUNNING),
-        (lambda: run(resumes=False), trainer_runs.FROZEN),
         (lambda: failing("unknown"), trainer_runs.WAITS),
         (lambda: failing("nothing"), trainer_runs.UNTOLD),
     ],
@@ -92,6 +97,10 @@ def test_a_right_run():
 def test_a_wrong_run(scene: Callable[[], Scene], reason: str):
     found = scene().judge(TRAINER_RUN)
     assert (found.status, found.reason) == ("fail", reason)
+
+
+def test_a_run_whose_pauses_cut_rollouts_short():
+    assert run(cuts=True).judge(TRAINER_RUN).numbers["syncs_that_met_rollouts"] == 2
 
 
 def test_a_failed_rollout_that_ends_the_run():
