@@ -80,11 +80,11 @@ async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bo
     configuration's, and have log-probabilities that it does not ask for."""
     await roll_out(
         stack,
-        prompts.conversations(8),
-        [{}] * 8,
+        prompts.conversations(12),
+        [{}] * 12,
         batched=batched,
-        configured={"max_tokens": 6},
-        sampling_params={**FULL, "max_tokens": 24, "logprobs": 1},
+        configured={"max_tokens": 16},
+        sampling_params={**FULL, "max_tokens": 32, "logprobs": 1},
     )
 
 
