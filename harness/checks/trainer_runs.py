@@ -71,9 +71,10 @@ def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
     for before, call in pairwise(asked):  # nothing runs before the first weights
         at = call.ended_ns
         last = {seen.server: seen.data["op"] for seen in changes if before.ended_ns < seen.at_ns < at}
-        held = {e.server for e in evidence.executions if e.started_ns < at < (e.ended_ns or math.inf)}
-        cut = any(e.finish_reason == "abort" and before.ended_ns < (e.ended_ns or at) < at for e in evidence.executions)
-        met += bool(held) or cut
+        begun = [e for e in evidence.executions if before.ended_ns < e.started_ns < at or e.step_ns[-1:] > (at,)]
+        held = {e.server for e in begun if e.started_ns < at and e.step_ns[-1:] > (at,)}
+        given_back = any(e.step_ns[-1:] <= (at,) and e.finish_reason in (None, "abort") for e in begun)
+        met += bool(held) or given_back
         if running := sorted(server for server in held if last.get(server) != "pause_generation"):
             wrong.append((RUNNING, {"call": call.id, "servers": running}))
     return wrong, met

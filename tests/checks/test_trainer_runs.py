@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from harness.checks import trainer_runs
@@ -36,11 +35,11 @@ def training(scene: Scene, *uids: str) -> None:
 def weights(scene: Scene, *, pauses: bool = True, meets: bool = True, cuts: bool = False) -> None:
     """New weights, which a rollout meets: frozen, given back, or, without a pause, under way."""
     if meets:
-        seen = traces.executed([5, 6], [7] * 3, server=SERVERS[0], params={}, from_ns=scene.pass_time(), step_ns=STEP)
-        ends = scene.pass_time(4) if cuts else scene.now + 9 * STEP
-        scene.seen += [*seen[:-1], msgspec.structs.replace(seen[-1], at_ns=ends)]
+        pace = {"from_ns": scene.pass_time(), "step_ns": STEP if cuts else 3 * STEP}
+        scene.seen += traces.executed([5, 6], [7] * 3, server=SERVERS[0], params={}, **pace)
     if cuts:
-        scene.seen[-1].data["reason"] = "abort"
+        scene.seen.pop()
+        scene.pass_time(4)
     elif pauses:
         scene.control("pause", mode="keep")
     wants(scene, "weights")
