@@ -10,6 +10,7 @@ import asyncio
 import copy
 import functools
 import queue
+import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,8 @@ from backends.skyrl import gym, lives
 from harness.contract import gym_rule
 from harness.contract.messages import GymRequest, RolloutGroup, TrainerRunRequest, TrainerWants
 
+LAST_S = 10.0
+"""Time for the workers of a run that is given up."""
 ENDED = object()
 """Told to a trainer that waits for the caller when its run is given up."""
 
@@ -41,6 +44,9 @@ class Run:
         self._task: asyncio.Task[None] | None = None
         self._replaced = ExitStack()
         self._client: Any = None
+        self.workers: list[asyncio.Task[Any]] = []
+        """The trainer's own tasks. Nobody in SkyRL awaits those that fail."""
+        self._over = threading.Event()
 
     async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> None:
         """Make the trainer and begin its run."""
@@ -58,6 +64,11 @@ class Run:
             return
         except Exception as e:  # noqa: BLE001 - whatever ends the run is told to the caller
             ended = f"{type(e).__name__}: {e}"
+        finally:
+            for worker in self.workers:
+                worker.cancel()
+            await asyncio.gather(*self.workers, return_exceptions=True)
+            self._over.set()
         self._wants.put(TrainerWants(what="nothing", ended=ended))
 
     async def wants(self, within_s: float) -> TrainerWants:
@@ -77,6 +88,7 @@ class Run:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.to_thread(self._over.wait, LAST_S)
         if self._thread is not None:
             await self._thread.run(self._client.teardown, (), {})
             self._thread.stop()
@@ -187,6 +199,12 @@ def _driven(shipped: Any, run: Run) -> Any:
 
         def convert_generation_group_mini_batch_to_training_input(self, groups: Any, *_dropped: Any) -> Any:
             return groups
+
+        async def _run_generate_for_a_group_loop(self, buffer: Any) -> None:
+            worker = asyncio.current_task()
+            assert worker is not None
+            run.workers.append(worker)
+            await super()._run_generate_for_a_group_loop(buffer)
 
         async def _run_training(self, groups: Any) -> dict[str, Any]:
             await asyncio.to_thread(run.ask, "training", self, groups)

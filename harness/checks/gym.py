@@ -234,7 +234,8 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             wrong.append(("a log-probability is not a finite number", _shown(trajectory)))
             continue
-        if row["response_ids"] != trajectory.response[: len(got)]:
+        whole = trajectory.call.request.get("batched") or len(got) == len(trajectory.response)
+        if not whole or row["response_ids"] != trajectory.response[: len(got)]:
             continue  # `gym.tokens` reports tokens that are not the engines', and those that are missing at the end
         expected = _expected(evidence, trajectory)[: len(got)]
         for name, size in seeded(expected, exact=evidence.exact).items():

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, request, untestable
+from harness.contract.faults import Fact
 from harness.contract.messages import TrainerRunRequest, TrainerWants
 from harness.records.recording import Call
 
@@ -113,6 +114,7 @@ TRAINER_RUN = Check(
     next_step="follow the trainer's loop from the last thing that it asked for: what does it wait for, and who would tell it",
     source='SkyRL documentation, Fully Async Training; SkyRL #1014, task 5; SkyRL #1691: "Prevent process hang when vLLM engine dies '
     'during async generation"',
+    reads=Fact.ANSWERS | Fact.PAUSES | Fact.ERRORS,
     tap=Tap.READ,
     judge=_judge,
 )

@@ -183,7 +183,7 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
         [{}] * len(conversations),
         trajectory_ids=trajectories(4, samples=4),
         max_turns=2,
-        sampling_params={"max_tokens": 12, "temperature": 1.0, "logprobs": 1},
+        sampling_params={"max_tokens": 14, "temperature": 1.0, "logprobs": 1},
     )
 
 

@@ -149,7 +149,7 @@ class RowEmptied(Client):
         return super().generation(rows)
 
 
-@seeded("executed_twice", "always", caught_by=["conservation"])
+@seeded("executed_twice", "always", caught_by=["conservation"], corrupts=Fact.POLICY)
 class ExecutedTwice(Router):
     """Every request is sent to a server twice, and one answer is discarded."""
 

@@ -17,6 +17,9 @@ FEW = 4
 class FewCompletions(Client):
     """The client sends the prompts of OpenAI bodies four at a time, whatever is free."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "few"}
+
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
         self.few = getattr(self, "few", None) or asyncio.Semaphore(FEW)
         self.fired += self.few.locked()
