@@ -451,8 +451,11 @@ def _settled_ns(evidence: Evidence, call: Call) -> int:
 
 
 def _between(evidence: Evidence) -> list[list[str]]:
-    """Steps that no control call explains, such as one that a stack makes after its call returned."""
-    spans = [
+    """Steps that no control call explains, such as one that a stack makes after its call returned. The stack's own trainer makes its
+    steps whenever it runs."""
+    own = [*evidence.calls("start_trainer_run"), *evidence.calls("end_trainer_run")]
+    spans = [(call.started_ns, max(c.ended_ns for c in own)) for call in own[:1]]
+    spans += [
         (call.started_ns, call.ended_ns if call.error is None else _settled_ns(evidence, call))
         for call in evidence.calls()
         if METHODS[call.method].plane is not Plane.DATA
