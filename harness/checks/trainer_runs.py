@@ -21,7 +21,6 @@ ENDED = "the trainer's run ended early: {}"
 ORDER = "the trainer does not ask for weights before its first step and after each"
 SIZE = "the trainer did not train on a whole mini-batch in each step of the epoch"
 TWICE = "the trainer used a rollout twice"
-STALE = "the trainer used a rollout that is older than rollouts may be begun ahead"
 RUNNING = "an engine worked on rollouts, and was not paused, when the trainer asked for weights"
 IDLE = "no rollout was under way when weights were asked for"
 
