@@ -10,13 +10,14 @@ import pytest
 from harness.checks.base import Evidence, failed
 from harness.judging.causes import Why
 from harness.judging.engine_facets import ATTEMPTS, CONCURRENCY, ORDER, PARAMETERS, REQUESTS, SECONDS, compare
+from harness.judging.open_differences import by_cause
 from harness.judging.pace import LEAST_PAIRS
 from harness.judging.pairing import pair
 from harness.judging.parity import Judged
 from harness.judging.parity import compare as verdicts_of
 from harness.judging.sides import Facet
 from harness.records.recording import Call, Observation, ScenarioTrace
-from harness.records.verdict import UNEXPLAINED, Conformance, Parity
+from harness.records.verdict import UNEXPLAINED, Conformance, Parity, Verdict
 from tests import traces
 from tests.miniature import bench
 from tests.test_parity import BOOK, SCENARIO, verdict
@@ -74,7 +75,8 @@ def facets(baseline: ScenarioTrace, candidate: ScenarioTrace, twin: ScenarioTrac
     )
     found = compare(Evidence(baseline, BOOK), Evidence(candidate, BOOK), twin, pair(baseline, candidate))
     if twin is None:
-        assert why(found) == why(mirrored), "it does not matter which side is which"
+        without = [{name: causes for name, causes in why(one).items() if name != SECONDS} for one in (found, mirrored)]
+        assert without[0] == without[1], "it does not matter which side is which, except that one is faster"
     return found
 
 
@@ -145,6 +147,51 @@ def test_the_cause_of_what_engines_did_otherwise(baseline, candidate, causes):
     alike = facets(trace(*baseline), trace(*baseline), trace(*baseline, take=2))
     assert not why(alike)
     assert not any(facet.noisy for facet in alike.values())
+
+
+QUICK, SLOW = {"ended_ns": SECOND // 10}, {"ended_ns": 30 * SECOND}
+FAILS = {"error": traces.error()}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "causes"),
+    [
+        (SLOW, QUICK, []),
+        (QUICK, SLOW, [UNEXPLAINED]),
+        (SLOW | FAILS, QUICK | FAILS, [Why.QUICK_TO_FAIL]),
+        (SLOW, QUICK | FAILS, [Why.QUICK_TO_FAIL]),
+        (SLOW | FAILS, QUICK, []),
+        (QUICK | FAILS, SLOW | FAILS, [Why.SLOW_TO_FAIL]),
+        (QUICK, SLOW | FAILS, [Why.SLOW_TO_FAIL]),
+        (QUICK | FAILS, SLOW, [UNEXPLAINED]),
+    ],
+)
+def test_a_faster_candidate_is_no_difference_unless_its_calls_fail_sooner(baseline, candidate, causes):
+    found = facets(trace(*batch([], **baseline)), trace(*batch([], **candidate)))
+    assert why(found).get(SECONDS, []) == causes
+    assert found[SECONDS].faster == (not causes)
+
+
+def test_one_call_that_fails_sooner_takes_the_praise_from_all_of_its_kind():
+    """The group of failing calls holds a pair in which the candidate is right, and is faster."""
+    slow = [traces.generate([[n]], [[1]], started_ns=10, **SLOW, **FAILS) for n in range(3)]
+    quick = [traces.generate([[n]], [[1]], started_ns=10, **QUICK, **(FAILS if n == 1 else {})) for n in range(3)]
+    assert why(facets(trace(*slow), trace(*quick)))[SECONDS] == [Why.QUICK_TO_FAIL]
+
+
+def test_a_faster_candidate_needs_no_entry():
+    def judged(seconds: int, **about: Any) -> Judged:
+        taken = trace(*batch(EVEN[:2], ended_ns=seconds * SECOND), **about)
+        return Judged(evidence=Evidence(taken, BOOK), verdicts=[verdict(Conformance.PASS)])
+
+    def compared(ours: int, theirs: int) -> Verdict:
+        found = verdicts_of(SCENARIO, judged(ours), judged(theirs, target="stack:new"), None, [])
+        return next(v for v in found if v.check == SECONDS)
+
+    faster, slower = compared(30, 1), compared(1, 30)
+    assert (faster.status, faster.reason) == (Parity.PARITY, "differs only where the candidate is several times faster")
+    assert not by_cause([faster], [])
+    assert [one.cause for one in by_cause([slower], [])] == [UNEXPLAINED]
 
 
 def test_calls_that_a_pause_holds_have_no_pace():

@@ -334,6 +334,8 @@ def _why_fewer(runs: Sequence[_Run]) -> tuple[str, ...]:
 def _seconds(both: _Both) -> Facet:
     """Without calls that a pause holds or that the scenario gave up, and without what only the harness asks.
 
+    A candidate that is faster is no difference, unless its calls fail: a call that fails sooner does less.
+
     The stacks run one after the other, and a shared machine is slower at times: a difference has to be as large in units of the
     engines' own steps.
     """
@@ -361,6 +363,9 @@ def _seconds(both: _Both) -> Facet:
         if spread <= max(FAR, noise):
             facet.noisy += 1
             continue
+        if pace.ratio < 1 and not _fails(calls, candidate=True):
+            facet.faster += 1
+            continue
         facet.differences.append(
             Difference(
                 call=calls[0][0],
@@ -383,11 +388,16 @@ def _took(call: Call) -> float:
     return (call.ended_ns - call.started_ns) / 1e9
 
 
+def _fails(calls: Iterable[tuple[Call, Call]], *, candidate: bool) -> bool:
+    """True if one of the calls fails on that side."""
+    return any(error_of(pair[candidate]) is not None for pair in calls)
+
+
 def _why_slow(both: _Both, calls: Sequence[tuple[Call, Call]], pace: Pace) -> tuple[str, ...]:
-    slow, evidence = (1, both.candidate) if pace.ratio > 1 else (0, both.baseline)
-    if any(error_of(pair[slow]) is not None for pair in calls):
-        return (Why.SLOW_TO_FAIL,)
-    why = _why_fewer(runs) if (runs := _runs(evidence, [pair[slow].id for pair in calls])) else ()
+    """Of a slower candidate, or of one whose calls fail sooner."""
+    if _fails(calls, candidate=True):
+        return (Why.SLOW_TO_FAIL if pace.ratio > 1 else Why.QUICK_TO_FAIL,)
+    why = _why_fewer(runs) if (runs := _runs(both.candidate, [right.id for _, right in calls])) else ()
     return tuple(one for one in why if one is Why.ONE_BY_ONE)
 
 

@@ -366,6 +366,7 @@ def _gap(about: _About, baseline: Judged, candidate: Judged, twin: ScenarioTrace
 def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     numbers = {"differing": float(len(facet.differences)), "within_twin_noise": float(facet.noisy)}
     numbers |= {"after_a_near_tie": float(facet.parted)} if facet.parted else {}
+    numbers |= {"candidate_faster": float(facet.faster)} if facet.faster else {}
     if facet.differences:
         where = sorted({_kind_of_place(d.call, d.place) for d in facet.differences})
         reason = f"{name} differ in {', '.join(where)}"
@@ -375,6 +376,7 @@ def _facet(about: _About, name: str, facet: Facet) -> Verdict:
     why = [
         *(["where the baseline differs from its own twin as much"] if facet.noisy else []),
         *(["after a token at which rounding decides"] if facet.parted else []),
+        *(["where the candidate is several times faster"] if facet.faster else []),
     ]
     reason = f"differs only {' or '.join(why)}" if why else ""
     return about(name, Parity.PARITY, reason, facts=facet.facts, numbers=numbers)

@@ -66,6 +66,8 @@ class Facet(msgspec.Struct, kw_only=True):
     differences: list[Difference] = []
     noisy: int = 0
     """Differences that are no larger than the baseline's from its own twin, at the same place."""
+    faster: int = 0
+    """Differences in time where the candidate is faster."""
     parted: int = 0
     """Differences after a parting where rounding decides (`harness.judging.partings`)."""
 
