@@ -302,9 +302,9 @@ def test_arguments_of_a_method_that_is_gone_are_not_named_again():
 # --- verdicts
 
 
-def with_census(kind, target, status="pass"):
+def with_census(kind, target, status="pass", **about):
     call = traces.call("census", {}, msgspec.to_builtins(CensusResult(offers=list(kind.values()))))
-    return parity.side(traces.trace(call, target=target), status)
+    return parity.side(traces.trace(call, target=target, **about), status)
 
 
 def verdict_of(theirs, status="pass"):
@@ -338,6 +338,42 @@ def test_what_the_candidate_alone_offers_is_listed_and_asks_nothing():
         False,
         ["fly", "A_LIMIT"],
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "runs_on", "status"),
+    [("", "cpu", "open"), ("cpu", "cpu", "open"), ("cuda", "cpu", "regression"), ("cpu", "cuda", "regression")],
+)
+def test_an_entry_of_one_kind_of_engine_explains_no_change_on_the_other(monkeypatch, said, runs_on, status):
+    monkeypatch.setattr("harness.judging.census.shipped", lambda: [of_engine(said)])
+    assert between({"engine.seed": "7"}, {"engine.seed": "8"}, runs_on).status == status
+
+
+@pytest.mark.parametrize(
+    ("said", "runs_on", "reason"),
+    [
+        ("", "cuda", "an entry explains what is not there: engine.seed"),
+        ("cuda", "cuda", "an entry explains what is not there: engine.seed"),
+        ("cpu", "cuda", ""),
+    ],
+)
+def test_an_entry_of_one_kind_of_engine_is_stale_on_no_other(monkeypatch, said, runs_on, reason):
+    monkeypatch.setattr("harness.judging.census.shipped", lambda: [of_engine(said)])
+    assert between({"engine.seed": "7"}, {"engine.seed": "7"}, runs_on).reason == reason
+
+
+def of_engine(kind):
+    change = entry(How.DEFAULT, "engine.seed", engine=kind)
+    return msgspec.structs.replace(change, pair="stack:old~stack:new")
+
+
+def between(ours, theirs, engine):
+    """The verdict on stacks whose engines run with these options, on this kind of engine."""
+    kinds = [{o.name: o for o in census.options([options])} for options in (ours, theirs)]
+    sides = [
+        with_census(kind, target, engine=engine) for kind, target in zip(kinds, ("stack:old", "stack:new"), strict=True)
+    ]
+    return next(v for v in side_by_side(parity.SCENARIO, *sides, None, noise_floors([])) if v.check == CENSUS)
 
 
 def test_the_same_client_is_parity():

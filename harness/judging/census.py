@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Entry(OfPairs, frozen=True, kw_only=True, forbid_unknown_fields=True):
     do: str
     to: str = ""
     scenario: str = ""
+    engine: Literal["", "cpu", "cuda"] = ""
+    """The kind of engine that shows the change; empty: both kinds."""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +88,11 @@ def _misnamed(entry: Entry) -> bool:
 def shipped() -> list[Entry]:
     """The entries that ship with the scenarios."""
     return load()
+
+
+def of_pair(pair: str, engine: str) -> list[Entry]:
+    """The shipped entries of a pair of stacks that hold for a kind of engine."""
+    return [entry for entry in shipped() if entry.pair == pair and entry.engine in ("", engine)]
 
 
 def offered(trace: ScenarioTrace) -> Offers | None:

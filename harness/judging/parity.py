@@ -313,7 +313,7 @@ def _census(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
         return []
     of_release = released((one.target, one.evidence.header.packages) for one in (baseline, candidate))
     pair = "~".join(of_release.get(one.target) or one.target for one in (baseline, candidate))
-    found = census.compare(ours, theirs, [entry for entry in census.shipped() if entry.pair == pair])
+    found = census.compare(ours, theirs, census.of_pair(pair, candidate.evidence.header.engine))
     counts = Counter(str(change.how) for change in found.changes)
     reasons = [
         f"{how} and without an entry: {', '.join(change.name for change in found.unexplained if change.how == how)}"
