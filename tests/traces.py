@@ -461,11 +461,6 @@ def on_cache(version: int, cached: Iterable[tuple[int, int]]) -> int:
     return version + 1000 * sum(tokens * (other + 1) for tokens, other in cached)
 
 
-def uncached(request: ScoreRequest) -> ScoreRequest:
-    """The same question without a cache that outlived its weights."""
-    return msgspec.structs.replace(request, cached=())
-
-
 def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
     """One character per token, "!" to "~" for 3 to 96 as in the tiny models; special tokens by name or omitted."""
     return "".join(("" if skip_special_tokens else SPECIAL[t]) if t in SPECIAL else chr(t + _shift(t)) for t in tokens)
