@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,20 +157,25 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return project.runpytest_subprocess("scenarios", "-p", "no:cacheprovider", *GIVEN, *arguments)
 
 
-RUNS = {
-    "base": "--stack=toy:legacy --twin",
-    "upgrade": "--baseline=base --profile=upgrade",
-    "part": "--stack=toy:legacy --twin -k trigger",
-    "unfit": "--baseline=part",
-    "equal": "",
-    "swaps": "--baseline=base --candidate=toy:swaps",
-    "known": "--baseline=base --candidate=toy:swaps --ledger=known.toml -rx",
-    "stale": "--baseline=base --candidate=toy:swaps --ledger=stale.toml",
-    "never": "--baseline=base --candidate=toy:never",
-    "exits": "--baseline=base --candidate=toy:exits -v",
-    "base again": "--stack=toy:legacy",
-}
-"""Name, which is the run's folder up to a space → options. What needs no baseline of its own takes that of the first run."""
+FIRST = {"base": "--stack=toy:legacy --twin"}
+AFTERWARDS: list[dict[str, str]] = [
+    {
+        "upgrade": "--baseline=base --profile=upgrade",
+        "known": "--baseline=base --candidate=toy:swaps --ledger=known.toml -rx",
+        "stale": "--baseline=base --candidate=toy:swaps --ledger=stale.toml",
+        "never": "--baseline=base --candidate=toy:never",
+        "exits": "--baseline=base --candidate=toy:exits -v",
+    },
+    {
+        "part": "--stack=toy:legacy --twin -k trigger",
+        "unfit": "--baseline=part",
+        "equal": "",
+        "swaps": "--baseline=base --candidate=toy:swaps",
+        "base again": "--stack=toy:legacy",
+    },
+]
+"""Name, which is the run's folder up to a space → options. What needs no baseline of its own takes that of the first run. After it
+two processes run the others at once."""
 
 
 class Shown(NamedTuple):
@@ -198,7 +204,7 @@ def each(folder: Path, runs: Iterable[str], **variables: str) -> list[pytest.Run
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
-    """Every run of `RUNS`, in a project of their own."""
+    """Every run of `FIRST` and `AFTERWARDS`, in a project of their own."""
     folder = tmp_path_factory.mktemp("project")
     make_project(folder)
     order, old = (
@@ -206,12 +212,20 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
     )
     (folder / "known.toml").write_text(order)
     (folder / "stale.toml").write_text(order + old)
-    homes = [name.partition(" ")[0] for name in RUNS]
-    asked = [
-        f"scenarios {' '.join(GIVEN)} --run-dir={home} {RUNS[name]}" for home, name in zip(homes, RUNS, strict=True)
-    ]
-    results = each(folder, asked)
-    return {name: Shown(one, folder / home) for name, home, one in zip(RUNS, homes, results, strict=True)}
+
+    def made(runs: Mapping[str, str]) -> dict[str, Shown]:
+        homes = [name.partition(" ")[0] for name in runs]
+        asked = [
+            f"scenarios {' '.join(GIVEN)} --run-dir={home} {runs[name]}" for home, name in zip(homes, runs, strict=True)
+        ]
+        results = each(folder, asked)
+        return {name: Shown(one, folder / home) for name, home, one in zip(runs, homes, results, strict=True)}
+
+    found = made(FIRST)
+    with ThreadPoolExecutor() as pool:
+        for more in pool.map(made, AFTERWARDS):
+            found |= more
+    return found
 
 
 # --- a baseline that was recorded earlier
