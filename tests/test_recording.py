@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +41,10 @@ READERS: list[Callable[[Path], object]] = [
 
 @pytest.mark.parametrize("reader", READERS, ids=["read", "traces", "index"])
 def test_a_recording_cut_off_at_any_byte_is_refused_by_name(tmp_path: Path, reader):
-    recordings.write(tmp_path / "whole.jsonl", "stack:old", ["module.test_a"], calls=0)
-    content = (tmp_path / "whole.jsonl").read_bytes()
     cut = tmp_path / "cut.jsonl"
-    for length in range(len(content)):
-        cut.write_bytes(content[:length])
+    recordings.write(cut, "stack:old", ["module.test_a"], calls=0)
+    for length in reversed(range(cut.stat().st_size)):
+        os.truncate(cut, length)
         with pytest.raises(RecordingError, match=r"cut\.jsonl"):
             reader(cut)
 
