@@ -37,17 +37,9 @@ ENOUGH = 4
 SOURCE = "SkyRL #1014, task 11; vLLM documentation, LoRA Adapters"
 
 
-def _loads(evidence: Evidence) -> list[Call]:
-    return [call for call in evidence.calls("load_lora_adapter") if call.error is None]
-
-
-def _writes(evidence: Evidence) -> list[Call]:
-    return [call for call in evidence.calls("write_lora_adapter") if call.error is None]
-
-
 def other_adapters(evidence: Evidence, answer: Answered) -> list[Answered]:
     """The same answer under each other adapter version that the scenario loaded or wrote, and under the base model."""
-    known = [*_loads(evidence), *_writes(evidence)]
+    known = [*evidence.succeeded("load_lora_adapter"), *evidence.succeeded("write_lora_adapter")]
     versions = {call.request["version"] for call in known} - {answer.adapter}
     base = [] if answer.adapter is None else [msgspec.structs.replace(answer, adapter=None)]
     return base + [msgspec.structs.replace(answer, adapter=version) for version in sorted(versions)]
@@ -98,7 +90,7 @@ def _base_answers(evidence: Evidence) -> list[Answered]:
 
 def _judge_isolated(evidence: Evidence) -> Finding:
     """Judges answers without an adapter. At least one of them must end after an adapter was loaded."""
-    loads = _loads(evidence)
+    loads = evidence.succeeded("load_lora_adapter")
     base = _base_answers(evidence)
     if not any(load.ended_ns <= answer.row.call.ended_ns for load in loads for answer in base):
         return untestable("nothing was answered without an adapter once one was loaded")
@@ -135,10 +127,12 @@ def _beside(evidence: Evidence) -> dict[str, list[Answered]]:
     answers = greedy_answers(evidence)
     found: dict[str, list[Answered]] = {}
     for method in ("load_lora_adapter", "unload_lora_adapter"):
-        changes = [call for call in evidence.calls(method) if call.error is None]
+        changes = evidence.succeeded(method)
         found[method] = [a for a in answers if any(overlap(change, a.row.call) for change in changes)]
     found["write_lora_adapter"] = [
-        a for a in answers if any(_before_its_load(evidence, w, a.row.call) for w in _writes(evidence))
+        a
+        for a in answers
+        if any(_before_its_load(evidence, w, a.row.call) for w in evidence.succeeded("write_lora_adapter"))
     ]
     return found
 
@@ -146,7 +140,11 @@ def _beside(evidence: Evidence) -> dict[str, list[Answered]]:
 def _before_its_load(evidence: Evidence, write: Call, answer: Call) -> bool:
     """True if the answer ended after its adapter was written anew, and began before that was loaded."""
     name = write.request["name"]
-    loads = [load for load in _loads(evidence) if load.request["name"] == name and load.started_ns >= write.ended_ns]
+    loads = [
+        load
+        for load in evidence.succeeded("load_lora_adapter")
+        if load.request["name"] == name and load.started_ns >= write.ended_ns
+    ]
     return (
         answer.request.get("lora_adapter") == name
         and answer.ended_ns > write.started_ns
@@ -223,7 +221,7 @@ FRESH_ADAPTER_CACHE = Check(
 
 def _judge_base_kept(evidence: Evidence) -> Finding:
     """Judges the level at which each engine slept."""
-    calls = [call for call in evidence.calls("sleep") if call.error is None]
+    calls = evidence.succeeded("sleep")
     slept = [(call, seen) for call in calls for seen in reached(evidence, call)]
     if not slept:
         return untestable("no engine slept")
@@ -267,7 +265,7 @@ def _tensors(seen: Observation) -> dict[str, int] | None:
 def _judge_travels(evidence: Evidence) -> Finding:
     """Judges what reached each engine during a load. Skips loads that overlap a sync, which sends weights too."""
     syncs = evidence.calls("sync_weights")
-    loads = [load for load in _loads(evidence) if not any(overlap(sync, load) for sync in syncs)]
+    loads = [load for load in evidence.succeeded("load_lora_adapter") if not any(overlap(sync, load) for sync in syncs)]
     if not loads:
         return untestable("no adapter was loaded")
     facts, largest, wrong, unseen = 0, 0, [], False

@@ -197,6 +197,10 @@ class Evidence:
             ]
         return [*self._calls[method, label]]
 
+    def succeeded(self, method: str) -> list[Call]:
+        """The scenario's own calls of a method that raised no error, in order of their start."""
+        return [call for call in self.calls(method) if call.error is None]
+
     @cached_property
     def _calls(self) -> dict[tuple[str | None, str | None], list[Call]]:
         """What `calls` has found: checks ask for the same calls again, some once per row."""

@@ -51,14 +51,14 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
 def rollouts(evidence: Evidence) -> Rollouts | None:
     """None if the scenario started no manager."""
-    started = [c for c in evidence.calls("start_staleness_manager") if c.error is None]
+    started = evidence.succeeded("start_staleness_manager")
     if not started:
         return None
     return Rollouts(
         limits=request(started[-1], StalenessRequest),
         slots=sorted((c for c in evidence.calls("acquire_slot") if c.error is None), key=lambda c: c.ended_ns),
-        accepted=[c for c in evidence.calls("accept_rollout") if c.error is None],
-        steps=[c for c in evidence.calls("trained") if c.error is None],
+        accepted=evidence.succeeded("accept_rollout"),
+        steps=evidence.succeeded("trained"),
     )
 
 

@@ -17,7 +17,7 @@ CONFIGURED = "configured"
 
 
 def _judge(evidence: Evidence) -> Finding:
-    changes = [call for call in evidence.calls("client_life") if call.error is None]
+    changes = evidence.succeeded("client_life")
     calls = [call for call in evidence.calls() if call.method in WITH_ROWS]
     if not changes or not calls:
         return untestable("no client began or ended, or nothing was asked of any")

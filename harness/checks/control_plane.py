@@ -164,7 +164,7 @@ PAUSE_STATES = Check(
 
 def _judge_no_sleep(evidence: Evidence) -> Finding:
     slept = [c for op in ("sleep", "wake_up") for c in evidence.controls(op) if c.at_ns >= evidence.began_ns]
-    syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
+    syncs = evidence.succeeded("sync_weights")
     wrong = [
         (
             "an engine with its own accelerators was put to sleep or woken",

@@ -9,7 +9,7 @@ from harness.contract.faults import ROWS, Fact
 
 
 def _judge(evidence: Evidence) -> Finding:
-    sleeps = [call for call in evidence.calls("sleep") if call.error is None]
+    sleeps = evidence.succeeded("sleep")
     met = [row for row in rows(evidence) if any(row.call.started_ns < s.started_ns < row.call.ended_ns for s in sleeps)]
     if not met:
         return untestable("no request was in flight when the engines were put to sleep")

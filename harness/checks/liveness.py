@@ -51,7 +51,7 @@ GAVE_UP = frozenset({LATE, CANCELLED, "ScenarioTimedOut"})
 
 
 def _pending_at_a_death(evidence: Evidence) -> bool:
-    kills = [call for call in evidence.calls("kill_server") if call.error is None]
+    kills = evidence.succeeded("kill_server")
     asked = [call for method in WITH_ROWS for call in evidence.calls(method)]
     return any(call.started_ns < kill.ended_ns and call.ended_ns > kill.started_ns for kill in kills for call in asked)
 

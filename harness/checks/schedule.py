@@ -125,7 +125,7 @@ OVERLAP = Check(
 def _judge_stages(evidence: Evidence) -> Finding:
     if unfit := _unfit(evidence):
         return unfit
-    syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
+    syncs = evidence.succeeded("sync_weights")
     held = [(p.from_ns, p.to_ns) for p in pauses(evidence)]
     facts, wrong = 0, []
     for sync in syncs:

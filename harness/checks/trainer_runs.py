@@ -29,8 +29,8 @@ Problem = tuple[str, dict[str, Any]]
 
 def _runs(evidence: Evidence) -> list[tuple[Call, list[Call]]]:
     """Each run with its calls of `trainer_wants`, in order."""
-    starts = [call for call in evidence.calls("start_trainer_run") if call.error is None]
-    wants = [call for call in evidence.calls("trainer_wants") if call.error is None]
+    starts = evidence.succeeded("start_trainer_run")
+    wants = evidence.succeeded("trainer_wants")
     until: list[float] = [*(start.started_ns for start in starts[1:]), math.inf]
     return [
         (start, [w for w in wants if start.started_ns < w.started_ns < end])

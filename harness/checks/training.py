@@ -69,7 +69,7 @@ GAP = Check(
 
 def _judge_rise(evidence: Evidence) -> Finding:
     curve = curves.rewards(evidence.trace)
-    trained = [call for call in evidence.calls("train") if call.error is None]
+    trained = evidence.succeeded("train")
     if len(curve) < 2 or not trained:
         return untestable("nothing was trained between two evaluations")
     rise = curve[-1] - curve[0]

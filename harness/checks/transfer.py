@@ -37,7 +37,7 @@ def _problem(ops: Counter[str]) -> str | None:
 
 
 def _judge_native(evidence: Evidence) -> Finding:
-    syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
+    syncs = evidence.succeeded("sync_weights")
     wrong: list[tuple[str, dict[str, Any]]] = []
     for call in syncs:
         seen = within(evidence, call)

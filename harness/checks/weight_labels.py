@@ -22,7 +22,7 @@ OUTLIVED = "a server reports the label of weights that a later sync replaced"
 
 def _before(evidence: Evidence, reading: Call) -> list[Call]:
     """The completed syncs before a reading, in order."""
-    syncs = [call for call in evidence.calls("sync_weights") if call.error is None]
+    syncs = evidence.succeeded("sync_weights")
     return [call for call in syncs if call.ended_ns <= reading.started_ns]
 
 
