@@ -38,10 +38,6 @@ def _runs(evidence: Evidence) -> list[tuple[Call, list[Call]]]:
     ]
 
 
-def _told(call: Call) -> TrainerWants:
-    return msgspec.convert(call.result, TrainerWants)
-
-
 def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Problem]:
     """What is wrong with the order of the trainer's steps and with the rollouts that they use."""
     kinds = [one.what for one in told if one.what in ("weights", "training")]
@@ -58,12 +54,11 @@ def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Proble
     return wrong
 
 
-def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
-    """What is wrong with the engines' pauses, and the number of syncs that met an unfinished rollout.
+def _paused(evidence: Evidence, asked: list[Call]) -> tuple[list[Problem], int]:
+    """What is wrong with the engines' pauses when the trainer asked for weights, and how often that met an unfinished rollout.
 
     How a stack pauses is its own: an engine either freezes its requests or gives them back.
     """
-    asked = [call for call in wants if _told(call).what == "weights"]
     changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
     changes.sort(key=lambda seen: seen.at_ns)
     wrong: list[Problem] = []
@@ -71,9 +66,12 @@ def _paused(evidence: Evidence, wants: list[Call]) -> tuple[list[Problem], int]:
     for before, call in pairwise(asked):  # nothing runs before the first weights
         at = call.ended_ns
         last = {seen.server: seen.data["op"] for seen in changes if before.ended_ns < seen.at_ns < at}
-        begun = [e for e in evidence.executions if before.ended_ns < e.started_ns < at or e.step_ns[-1:] > (at,)]
-        held = {e.server for e in begun if e.started_ns < at and e.step_ns[-1:] > (at,)}
-        given_back = any(e.step_ns[-1:] <= (at,) and e.finish_reason in (None, "abort") for e in begun)
+        held = {e.server for e in evidence.executions if e.started_ns < at and e.step_ns[-1:] > (at,)}
+        given_back = any(
+            e.step_ns[-1:] <= (at,) and e.finish_reason in (None, "abort")
+            for e in evidence.executions
+            if before.ended_ns < e.started_ns < at
+        )
         met += bool(held) or given_back
         if running := sorted(server for server in held if last.get(server) != "pause_generation"):
             wrong.append((RUNNING, {"call": call.id, "servers": running}))
@@ -87,7 +85,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts = met = 0
     wrong: list[Problem] = []
     for start, wants in runs:
-        told = [_told(call) for call in wants]
+        told = [msgspec.convert(call.result, TrainerWants) for call in wants]
         facts += len(told)
         fails = any(call.label == FAILS for call in wants)
         last = told[-1] if told else TrainerWants(what="unknown")
@@ -99,7 +97,8 @@ def _judge(evidence: Evidence) -> Finding:
             wrong.append((ENDED.format(last.ended), {"call": start.id}))
         elif not fails:
             wrong += _schedule(request(start, TrainerRunRequest), told)
-            pauses, meeting = _paused(evidence, wants)
+            asked = [call for call, one in zip(wants, told, strict=True) if one.what == "weights"]
+            pauses, meeting = _paused(evidence, asked)
             wrong += pauses
             met += meeting
             if not meeting and not wrong:
