@@ -256,7 +256,9 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
                 inside = mass / math.fsum(probabilities[t] for t in allowed(probabilities, others, near))
                 outside[name] += max(0.0, 1.0 - inside)
                 dropped[name] += math.log(min(inside, 1.0))
-            choices.add(model, token, math.fsum(probabilities[t] for t in kept if choices.far(model, t)) / mass)
+            top = max(model)
+            honest = math.fsum(probabilities[t] for t in kept if top - model[t] > choices.far) / mass
+            choices.add(top - model[token], honest)
     if wrong:
         return concluded(facts, wrong.values())
     if filtered and not choices.refute_greedy:
@@ -292,19 +294,18 @@ class _Choices:
 
     def __init__(self, evidence: Evidence) -> None:
         self._surely = evidence.noise.near
-        self._far = FAR * math.sqrt(2) * evidence.noise.rms
+        self.far = FAR * math.sqrt(2) * evidence.noise.rms
+        """Nats from which a token is far from the most probable one."""
         self._honest: list[float] = []
         self._met = 0
         self._beyond = False
 
-    def far(self, model: Sequence[float], token: int) -> bool:
-        return max(model) - model[token] > self._far
-
-    def add(self, model: Sequence[float], token: int, honest: float) -> None:
-        """A choice. `honest`: the probability that a sampled token is far from the most probable one."""
+    def add(self, behind: float, honest: float) -> None:
+        """A choice, `behind` nats less probable than the most probable token. `honest`: the probability that sampling chooses a far
+        one."""
         self._honest.append(min(honest, 1.0))
-        self._met += self.far(model, token)
-        self._beyond |= max(model) - model[token] > self._surely
+        self._met += behind > self.far
+        self._beyond |= behind > self._surely
 
     @property
     def refute_greedy(self) -> bool:
