@@ -19,7 +19,7 @@ from backends.miniature import model, parameters, tokenizer
 from backends.miniature.tokenizer import EOS
 from harness.contract.clock import now_ns
 from harness.contract.delays import delay_s
-from harness.contract.messages import ENGINE_PLACES, Dtype, PauseMode
+from harness.contract.messages import ENGINE_PLACES, Dtype, PauseMode, Scalar
 from harness.records.reference import ExpertShard
 
 STEP_S = 0.001
@@ -596,7 +596,7 @@ class Engine:
         """Take the stack's settings."""
         self.settings = dict(settings)
 
-    def arguments(self, options: Mapping[str, bool | float]) -> dict[str, bool | int | float | str | None]:
+    def arguments(self, options: Mapping[str, bool | float]) -> dict[str, Scalar]:
         """What an engine would be started with: the settings, its own defaults, and these options. Raises TypeError for an option that
         it does not have, or that the settings name."""
         told = {name: int(value) if value.isdigit() else value for name, value in self.settings.items()}

@@ -560,7 +560,7 @@ class SkyRLStack(VllmStack):
             arguments={
                 name: value
                 for name, value in named.items()
-                if name in (request.options or named) and isinstance(value, bool | int | float | str | None)
+                if name in (request.options or named) and isinstance(value, messages.Scalar)
             },
             configured=sorted(keys & named.keys()),
         )

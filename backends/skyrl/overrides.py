@@ -26,5 +26,5 @@ def _leaves(section: Any, at: str) -> Iterator[tuple[str, Scalar]]:
         value, key = getattr(section, field.name), f"{at}.{field.name}"
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, key)
-        elif value is None or isinstance(value, bool | int | float | str):
+        elif isinstance(value, Scalar):
             yield key, value

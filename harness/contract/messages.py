@@ -438,6 +438,10 @@ class WorkersResult(Message, frozen=True, kw_only=True):
     configured: dict[str, str] = {}
 
 
+Scalar = bool | int | float | str | None
+"""A value of a configuration or of an engine's argument that is a number, a switch, a text or None."""
+
+
 class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
     """What would engines be started with, if the configuration gave these `options` to the engine beside its own? Starts nothing."""
 
@@ -448,11 +452,8 @@ class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     """What the stack's own code makes of its configuration. `arguments`: name → value of each argument of an engine that is a number,
     a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration."""
 
-    arguments: dict[str, bool | int | float | str | None]
+    arguments: dict[str, Scalar]
     configured: list[str] = []
-
-
-Scalar = bool | int | float | str | None
 
 
 class OverrideRequest(Message, frozen=True, kw_only=True):

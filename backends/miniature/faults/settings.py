@@ -24,7 +24,7 @@ class SettingLost(Engine):
             self.settings["max_model_len"] = "2048"
 
 
-Arguments = dict[str, bool | int | float | str | None]
+Arguments = dict[str, Scalar]
 
 
 @seeded("engine_option_ignored", "misspelt", caught_by=["engine_options"])
