@@ -31,18 +31,17 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
         max_tokens=24,
         max_turns=4,
     )
+    within_s, version = PATIENCE_S * (4 if stack.slow else 1), 0
     await stack.start_trainer_run(asked)
-    version = 0
-    while (wants := await stack.trainer_wants(PATIENCE_S * (4 if stack.slow else 1), label)).what in (
-        "weights",
-        "training",
-    ):
-        if wants.what == "weights":
-            version += 1
-            await stack.sync_weights(version)
-            await stack.digests()
-        await stack.trainer_goes_on()
-    await stack.end_trainer_run()
+    try:
+        while (wants := await stack.trainer_wants(within_s, label)).what in ("weights", "training"):
+            if wants.what == "weights":
+                version += 1
+                await stack.sync_weights(version)
+                await stack.digests()
+            await stack.trainer_goes_on()
+    finally:  # also after a sync that failed: the trainer would go on beside the next scenario
+        await stack.end_trainer_run()
 
 
 @scenario(
