@@ -18,7 +18,7 @@ from reports.text import many, number, one_line, seconds, shortened
 
 WIDTH = 100
 SHOWN = 12
-"""Causes shown in full; the rest are counted."""
+"""Causes shown in full, and entries of the ledger named; the rest are counted."""
 STYLE = {
     State.RED: "bold red", State.UNTESTABLE: "bold red", State.MISSING: "red", State.KNOWN: "yellow",
     State.INCOMPLETE: "yellow", State.NOT_EXERCISED: "dim", State.OPEN: "cyan", State.PASS: "green",
@@ -118,7 +118,10 @@ def _ledger(judgement: Judgement) -> list[RenderableType]:
     counted = view.known_ids(judgement)
     lines: list[RenderableType] = []
     if counted:
-        named = ", ".join(f"{one_line(name)} ({times})" for name, times in counted.items())
+        most = sorted(counted.items(), key=lambda one: -one[1])[:SHOWN]
+        named = ", ".join(f"{one_line(name)} ({times})" for name, times in most)
+        if len(counted) > SHOWN:
+            named += f" and {len(counted) - SHOWN} more entries in the report"
         lines += [Text(), _line((f"Known: {many(sum(counted.values()), 'verdict')}. ", "yellow"), named)]
     if judgement.ledger_problems:
         lines += [Text(), Text("Ledger", style="bold red")]

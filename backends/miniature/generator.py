@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +25,8 @@ class Trajectory(msgspec.Struct, kw_only=True):
     mask: list[int] = []
     rewards: list[float] = []
     logprobs: list[float] | None = None
+    experts: list[list[list[int]]] = []
+    """Of each token that engines were fed."""
     reason: str | None = None
     turns: int = 0
 
@@ -74,6 +77,7 @@ class Generator:
             tokens = answers.response_ids[row]
             text = self.read(tokens, (answers.responses or [])[row])
             trajectory.add(tokens, 1, self.numbers(answers.response_logprobs, row))
+            trajectory.experts = self.routed(request, trajectory, (answers.routed_experts or [])[row])
             reward = gym_rule.step(text, 1, request.env_extras[row], request.max_turns).reward
             trajectory.rewards[-1:] = [reward]
             trajectory.reason, trajectory.turns = answers.stop_reasons[row], 1
@@ -105,6 +109,7 @@ class Generator:
         made.reason = answer.stop_reasons[0]
         kept = self.kept(request, answer.response_ids[0])
         made.add(kept, 1, self.numbers(answer.response_logprobs, 0))
+        made.experts = self.routed(request, made, (answer.routed_experts or [])[0])
         end = len(made.response)
         text = self.read(answer.response_ids[0], (answer.responses or [""])[0])
         said = gym_rule.step(text, made.turns, request.env_extras[row], request.max_turns)
@@ -121,6 +126,10 @@ class Generator:
 
     def numbers(self, logprobs: list[Any] | None, row: int) -> list[float] | None:
         return None if logprobs is None else logprobs[row]
+
+    def routed(self, _request: GymRequest, _made: Trajectory, experts: Any) -> list[list[list[int]]]:
+        """The experts of a trajectory so far: a turn's answer tells those of its prompt as well."""
+        return experts or []
 
     def kept(self, request: GymRequest, tokens: list[int]) -> list[int]:
         """The answer's tokens. Within one assistant message, they lose a final end of sequence."""
@@ -140,7 +149,6 @@ class Generator:
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         """Trajectories as columns."""
         asked = request.sampling_params.get("logprobs") is not None
-        lengths = [len(t.response) for t in made]
         return GymOutput(
             prompt_token_ids=[t.prompt for t in made],
             response_ids=[t.response for t in made],
@@ -150,10 +158,28 @@ class Generator:
             ],
             stop_reasons=[t.reason for t in made],
             rollout_logprobs=[t.logprobs for t in made] if asked else None,  # type: ignore[misc]
-            rollout_metrics={
-                "generate/avg_num_tokens": sum(lengths) / len(lengths),
-                "environment/turns": sum(t.turns for t in made) / len(made),
-            }
-            if made
-            else {},
+            rollout_expert_indices=[t.experts for t in made],
+            rollout_metrics=self.metrics(made) if made else {},
         )
+
+    def metrics(self, made: list[Trajectory]) -> dict[str, float]:
+        """SkyRL, get_rollout_metrics."""
+        tokens, own = [len(t.response) for t in made], [sum(t.mask) for t in made]
+        rewarded = [len(t.response) for t in made if sum(t.rewards) > 0]
+        unrewarded = [len(t.response) for t in made if sum(t.rewards) == 0]
+        return {
+            "generate/avg_tokens_non_zero_rewards": statistics.fmean(rewarded or [0]),
+            "generate/avg_tokens_zero_rewards": statistics.fmean(unrewarded or [0]),
+            "environment/turns": statistics.fmean(t.turns for t in made),
+            **_spread("num_tokens", tokens),
+            **_spread("assistant_tokens", own),
+        }
+
+
+def _spread(name: str, counts: list[int]) -> dict[str, float]:
+    return {
+        f"generate/min_{name}": min(counts),
+        f"generate/max_{name}": max(counts),
+        f"generate/avg_{name}": statistics.fmean(counts),
+        f"generate/std_{name}": statistics.pstdev(counts),
+    }

@@ -22,6 +22,7 @@ from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, relea
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS
 from backends.skyrl.remote import RemoteServers
+from backends.skyrl.results import generation
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
 from backends.vllm import patches
@@ -641,20 +642,3 @@ class SkyRLStack(VllmStack):
         for one in self.fault_taps:
             one.inject(request.fault)
         return messages.InjectResult(fired=fired)
-
-
-def generation(output: Any) -> messages.Generation:
-    """SkyRL's InferenceEngineOutput as the contract's result, neither judged nor repaired."""
-    logprobs, experts = output.get("response_logprobs"), output.get("rollout_expert_indices")
-    return messages.Generation(
-        response_ids=[[int(t) for t in row] for row in output["response_ids"]],
-        responses=list(output["responses"]),
-        stop_reasons=list(output["stop_reasons"]),
-        response_logprobs=None if logprobs is None else [None if row is None else list(row) for row in logprobs],
-        routed_experts=None if experts is None else [_listed(row) for row in experts],
-    )
-
-
-def _listed(row: Any) -> list[Any] | None:
-    """A row of routed experts, which 0.4.0 gives as an array. The recorded form of the result tells the difference."""
-    return row if row is None else row.tolist() if hasattr(row, "tolist") else list(row)

@@ -1,7 +1,6 @@
 """SkyRL's own gym generator over an adapter's client, made as SkyRL's entry point makes it (main_base.py, get_generator).
 
-Written for skyrl 0.1.0 and 0.2.0. Both have the same constructor, `generate`, and input and output fields used here. (The output of
-0.1.0 lacks rollout_expert_indices, pixel_values and image_grid_thw.)
+Written for skyrl 0.1.0 and 0.2.0. Both have the same constructor, `generate`, and input fields used here.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from backends.skyrl import results
 from harness.contract import gym_rule
 from harness.contract.messages import GymOutput, GymRequest
 from harness.driving import raw
@@ -59,20 +59,4 @@ async def generate(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -
     finally:
         if made.env_executor is not None:
             made.env_executor.shutdown(wait=False)
-    return GymOutput(
-        prompt_token_ids=_ids(output["prompt_token_ids"]),
-        response_ids=_ids(output["response_ids"]),
-        rewards=[_numbers(reward) for reward in output["rewards"]],
-        loss_masks=_ids(output["loss_masks"]),
-        stop_reasons=output["stop_reasons"],
-        rollout_logprobs=output["rollout_logprobs"],
-        rollout_metrics={name: float(value) for name, value in (output["rollout_metrics"] or {}).items()},
-    )
-
-
-def _ids(rows: list[Any]) -> list[list[int]]:
-    return [[int(token) for token in row] for row in rows]
-
-
-def _numbers(reward: Any) -> float | list[float]:
-    return [float(x) for x in reward] if isinstance(reward, list) else float(reward)
+    return results.trajectories(output)

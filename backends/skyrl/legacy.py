@@ -14,9 +14,10 @@ from unittest import mock
 import httpx
 
 from backends.skyrl import arguments, endpoint, entry, exposed, forked, lives, lora
-from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack, generation
+from backends.skyrl.base import ENTRY, PACKAGE, SkyRLStack
 from backends.skyrl.release import EXPERTS
 from backends.skyrl.remote import RemoteServers
+from backends.skyrl.results import generation
 from backends.taps.tap import FaultyEngine
 from backends.vllm import patches
 from harness.contract import messages

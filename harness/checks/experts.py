@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
+from harness.checks import matching
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, concluded, passed, untestable
+from harness.checks.base import Check, Evidence, Finding, Tap, concluded, passed, untestable
+from harness.checks.gym import shown_trajectory, with_columns
 from harness.checks.staleness import overlap
+from harness.checks.trajectories import trajectories
 from harness.contract.faults import Fact
-from harness.records.reference import WIDER, Experts, ExpertsRequest, Routed
+from harness.records.reference import WIDER, Experts, ExpertsRequest, Query, Routed
 from harness.records.verdict import Margin
 
 SHOWN = 10
 """Fewest places, over all answers, at which experts of the next token would be red. With fewer, nothing is shown."""
+
+
+class Fed(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that were fed to the model (`request`), and the experts that came back for them."""
+
+    request: ExpertsRequest
+    routed: Any
+    shown: Callable[..., dict[str, Any]]
+    """The evidence, with what is added to it."""
 
 
 def _request(answer: Answer) -> ExpertsRequest:
@@ -39,11 +53,12 @@ def _routed(answer: Answer) -> Any:
     return rows[answer.index] if isinstance(rows, list) and answer.index < len(rows) else None
 
 
-def _wrong_shape(answer: Answer, routed: Any, expected: Experts) -> str | None:
+def _wrong_shape(fed: Fed, expected: Experts) -> str | None:
     """Faults that show before any index is compared with the reference's; None if there are none."""
+    routed = fed.routed
     if not routed:
         return "routed experts are missing" if routed is None else "routed experts are empty"
-    if len(routed) != len(answer.prompt) + len(answer.tokens) - 1:
+    if len(routed) != len(fed.request.tokens):
         return "there are not routed experts for each token that was fed to the model"
     layers, top_k = len(expected.indices[0]), len(expected.indices[0][0])
     for position in routed:
@@ -107,14 +122,19 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
     judged = _judged(evidence, answers)
     if not judged:
         return untestable("every answer overlaps a weight sync")
+    return _compared(evidence, [Fed(request=_request(a), routed=_routed(a), shown=a.shown) for a in judged])
+
+
+def _compared(evidence: Evidence, judged: Sequence[Fed]) -> Finding:
+    """Each token that was fed to the model has the reference's experts."""
     facts = near_ties = shown = 0
     near_tie = _near_tie(evidence)
     found: list[tuple[str, dict[str, Any]]] = []
-    for answer in judged:
-        expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
-        wrong = _wrong_shape(answer, routed, expected)
+    for fed in judged:
+        expected, routed = evidence.reference.experts(fed.request), fed.routed
+        wrong = _wrong_shape(fed, expected)
         if wrong:
-            found.append((wrong, answer.shown(routed_experts=(routed or [])[:2])))
+            found.append((wrong, fed.shown(routed_experts=(routed or [])[:2])))
             continue
         facts += sum(map(len, routed))
         near_ties += sum(margin <= near_tie for margins in expected.margins for margin in margins)
@@ -124,7 +144,7 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
             position, layer = different[0]
             at = {"position": position, "layer": layer, "differ": len(different)}
             both = {"routed": routed[position][layer], "reference": expected.indices[position][layer]}
-            found.append((_why(routed, expected), answer.shown(**at, **both)))
+            found.append((_why(routed, expected), fed.shown(**at, **both)))
     if found:
         return concluded(facts + len(found), found)
     if shown < SHOWN:
@@ -132,17 +152,17 @@ def _rule(evidence: Evidence, answers: list[Answer]) -> Finding:
     return passed(facts, margin=_margin(evidence, judged), near_ties=near_ties)
 
 
-def _margin(evidence: Evidence, judged: list[Answer]) -> Margin:
+def _margin(evidence: Evidence, judged: Sequence[Fed]) -> Margin:
     """The largest difference accepted as a near tie, and the closest choice above the bound: a swap there would be red."""
     let_pass, closest = 0.0, []
     near_tie = _near_tie(evidence)
-    for answer in judged:
-        expected, routed = evidence.reference.experts(_request(answer)), _routed(answer)
+    for fed in judged:
+        expected = evidence.reference.experts(fed.request)
         for position, margins in enumerate(expected.margins):
             for layer, size in enumerate(margins):
                 if size > near_tie:
                     closest.append(size)
-                if routed[position][layer] != expected.indices[position][layer]:
+                if fed.routed[position][layer] != expected.indices[position][layer]:
                     let_pass = max(let_pass, _distance(expected, position, layer))
     faults = {"another expert at the closest choice": min(closest)} if closest else {}
     return Margin(unit="router logits between neighbours", measured=let_pass, bound=near_tie, faults=faults)
@@ -161,3 +181,46 @@ def routed_experts(*labels: str) -> Check:
         asks=lambda evidence, answers: (_request(answer) for answer in _judged(evidence, answers)),
         labels=labels,
     )
+
+
+def _trajectories(evidence: Evidence) -> Iterator[Fed]:
+    """What the engines were fed of each whole trajectory: all but its last token. Without a result nothing came back."""
+    for trajectory in trajectories(evidence):
+        if trajectory.whole:
+            column = (trajectory.call.result or {}).get("rollout_expert_indices")
+            routed = None if column is None else column[trajectory.index]
+            tokens = [*trajectory.prompt, *trajectory.response][:-1]
+            asked = ExpertsRequest(
+                version=evidence.version_at(trajectory.call.started_ns),
+                tokens=tokens,
+                routed=evidence.followed(routed if routed and len(routed) == len(tokens) else []),
+            )
+            shown = shown_trajectory(trajectory)
+            yield Fed(request=asked, routed=routed, shown=lambda shown=shown, **more: shown | more)
+
+
+def _judge_trajectories(evidence: Evidence) -> Finding:
+    found = with_columns(evidence)
+    if isinstance(found, Finding):
+        return found
+    fed = list(_trajectories(evidence))
+    return _compared(evidence, fed) if fed else untestable("engines did not read every prompt of any trajectory")
+
+
+def _asks(evidence: Evidence) -> Iterator[Query]:
+    yield from matching.queries(evidence)
+    for fed in _trajectories(evidence):
+        yield fed.request
+
+
+TRAJECTORY_EXPERTS = Check(
+    name="gym.routed_experts",
+    fault="a trajectory's experts are another turn's, or a token that no engine was fed has some: the trainer replays wrong routing",
+    next_step="compare the number of experts with the number of tokens: after the last turn nothing is fed to the model",
+    reads=Fact.ANSWERS | Fact.POLICY,
+    source="SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL #1908",
+    tap=Tap.READ,
+    judge=_judge_trajectories,
+    queries=_asks,
+)
+"""The reference's experts for each token of a trajectory but the last, its observations included."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,11 +27,14 @@ BROKEN = "a turn's prompt was read by no engine"
 REWARD_EPSILON = 1e-9
 """Sums of rewards are exact, since rewards are sixteenths: this tolerates only how they are written."""
 
+METRIC_EPSILON = 1e-6
+"""Means of some dozens of numbers: far above what the order of summation changes, far below the share of one token."""
+
 Rule = Callable[[Trajectory, dict[str, Any]], tuple[int, str | None, dict[str, Any]]]
 """(right trajectory, the result's columns in this row) → (facts, what is wrong or None, both sides)."""
 
 
-def _rows(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]]]:
+def with_columns(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[str, Any]]]:
     """Each right trajectory with the columns that came back; or a finding if they cannot be compared."""
     calls = evidence.calls("gym_generate")
     if not calls:
@@ -70,7 +74,7 @@ def _check(
     unseen: Unseen = lambda _evidence, _found: "",
 ) -> Check:
     def judge(evidence: Evidence) -> Finding:
-        found = _rows(evidence)
+        found = with_columns(evidence)
         if isinstance(found, Finding):
             return found
         facts, wrong = 0, []
@@ -78,7 +82,7 @@ def _check(
             judged, reason, shown = rule(trajectory, row)
             facts += judged
             if reason is not None:
-                wrong.append((reason, _shown(trajectory) | shown))
+                wrong.append((reason, shown_trajectory(trajectory) | shown))
         lacks = "" if wrong else unseen(evidence, [trajectory for trajectory, _ in found])
         return untestable(lacks) if lacks else concluded(facts, wrong)
 
@@ -97,7 +101,7 @@ def _check(
     )
 
 
-def _shown(trajectory: Trajectory) -> dict[str, Any]:
+def shown_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     call = trajectory.call
     return {"call": call.label or call.id, "row": trajectory.index, "request": short(call.request)}
 
@@ -219,7 +223,7 @@ def _asks(evidence: Evidence) -> Iterator[Query]:
 
 
 def _judge_logprobs(evidence: Evidence) -> Finding:
-    found = _rows(evidence)
+    found = with_columns(evidence)
     if isinstance(found, Finding):
         return found
     facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
@@ -229,10 +233,10 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
             continue
         got = row["rollout_logprobs"]
         if not isinstance(got, list) or len(got) != len(row["response_ids"]):
-            wrong.append(("there is not one log-probability per token", _shown(trajectory)))
+            wrong.append(("there is not one log-probability per token", shown_trajectory(trajectory)))
             continue
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
-            wrong.append(("a log-probability is not a finite number", _shown(trajectory)))
+            wrong.append(("a log-probability is not a finite number", shown_trajectory(trajectory)))
             continue
         whole = trajectory.call.request.get("batched") or len(got) == len(trajectory.response)
         if not whole or row["response_ids"] != trajectory.response[: len(got)]:
@@ -243,7 +247,10 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
             if abs(a - b) >= worst:
-                worst, shown = abs(a - b), _shown(trajectory) | {"position": position, "got": a, "expected": b}
+                worst, shown = (
+                    abs(a - b),
+                    shown_trajectory(trajectory) | {"position": position, "got": a, "expected": b},
+                )
     if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
     bound = evidence.noise.near
@@ -278,24 +285,47 @@ LOGPROBS = Check(
 
 
 def _judge_metrics(evidence: Evidence) -> Finding:
-    found = _rows(evidence)
+    found = with_columns(evidence)
     if isinstance(found, Finding):
         return found
-    calls = evidence.calls("gym_generate")
-    told: list[tuple[str, dict[str, Any]]] = []
-    for call in calls:
-        mine = [t for t, _ in found if t.call.id == call.id]
-        expected = {
-            "generate/avg_num_tokens": sum(len(t.response) for t in mine) / len(mine),
-            "environment/turns": sum(len(t.turns) for t in mine) / len(mine),
-        }
+    facts, told = 0, list[tuple[str, dict[str, Any]]]()
+    for call in evidence.calls("gym_generate"):
         got = (call.result or {})["rollout_metrics"]
+        expected, optional = _metrics([t for t, _ in found if t.call.id == call.id])
+        expected |= {name: value for name, value in optional.items() if name in got}
+        facts += len(expected)
         wrong = sorted(
-            name for name, value in expected.items() if abs(got.get(name, math.inf) - value) > REWARD_EPSILON
+            name for name, value in expected.items() if not abs(got.get(name, math.inf) - value) <= METRIC_EPSILON
         )
         shown = {"call": call.id, "expected": expected, "got": got}
         told += [(f"a rollout metric is wrong: {name}", shown) for name in wrong]
-    return concluded(2 * len(calls), told)
+    return concluded(facts, told)
+
+
+def _metrics(mine: Sequence[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
+    """The metrics of a call's trajectories: those of every release, and those of later ones (tokens of the policy's own). The latter
+    are left out with overlong filtering: whether they count before it or after it is open."""
+    tokens = [len(t.response) for t in mine]
+    rewarded = [len(t.response) for t in mine if sum(t.rewards) > 0]
+    unrewarded = [len(t.response) for t in mine if sum(t.rewards) == 0]
+    always = {
+        "generate/min_num_tokens": float(min(tokens)),
+        "generate/max_num_tokens": float(max(tokens)),
+        "generate/avg_num_tokens": statistics.fmean(tokens),
+        "generate/std_num_tokens": statistics.pstdev(tokens),
+        "generate/avg_tokens_non_zero_rewards": statistics.fmean(rewarded or [0]),
+        "generate/avg_tokens_zero_rewards": statistics.fmean(unrewarded or [0]),
+        "environment/turns": statistics.fmean(len(t.turns) for t in mine),
+    }
+    if any(t.call.request.get("overlong_filtering") for t in mine):
+        return always, {}
+    own = [sum(t.loss_mask) for t in mine]
+    return always, {
+        "generate/min_assistant_tokens": float(min(own)),
+        "generate/max_assistant_tokens": float(max(own)),
+        "generate/avg_assistant_tokens": statistics.fmean(own),
+        "generate/std_assistant_tokens": statistics.pstdev(own),
+    }
 
 
 METRICS = Check(

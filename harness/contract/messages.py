@@ -192,6 +192,8 @@ class GymOutput(Message, frozen=True, kw_only=True):
     """The finished trajectories (SkyRL, GeneratorOutput). One entry per prompt, in the order of the prompts.
 
     A reward is one number per trajectory, or one per response token. `loss_masks` has 1 for the policy's own tokens.
+    `rollout_expert_indices`, of a mixture of experts: tokens × layers × top_k for each token that was fed to the model, which are
+    those of prompt and response without the last.
     """
 
     prompt_token_ids: list[list[int]]
@@ -200,6 +202,7 @@ class GymOutput(Message, frozen=True, kw_only=True):
     loss_masks: list[list[int]]
     stop_reasons: list[str | None]
     rollout_logprobs: list[list[float | None] | None] | None = None
+    rollout_expert_indices: list[list[list[list[int]]] | None] | None = None
     rollout_metrics: dict[str, float] = {}
 
 

@@ -81,6 +81,7 @@ def _trajectories(call: Call, result: dict[str, Any]) -> Outputs:
         LOSS_MASKS: _rows(result["loss_masks"]),
         REWARDS: _rows(result["rewards"]),
         STOP_REASONS: _rows(result["stop_reasons"]),
+        EXPERTS: _rows(result.get("rollout_expert_indices")),
         STATE: dict(result["rollout_metrics"]),
     }
 

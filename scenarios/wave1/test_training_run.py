@@ -12,7 +12,8 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.training import PROMPTS, evaluate, roll_out, train
 
-STEPS = 6
+STEPS = 10
+"""Of 12 draws of rollouts each raised the reward by 0.4 or more in ten steps; in six steps one of ten stays below `RISE`."""
 
 
 @scenario(

@@ -7,7 +7,8 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.continuation import CONTINUATION
-from harness.checks.experts import routed_experts
+from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
+from harness.checks.gym import TRAJECTORIES
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import SAME_AS_UNINTERRUPTED
@@ -15,9 +16,9 @@ from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
-from harness.contract.messages import PauseMode
+from harness.contract.messages import GymRequest, PauseMode
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.pauses import with_and_without
 from scenarios.requests import ANSWER, SPREAD, sessions
 
@@ -52,6 +53,37 @@ async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInterface.sample: an InferenceEngineOutput, as of generate(); rollout_expert_indices."""
     for prompt in prompts.ragged(4):
         await stack.sample(prompt, 2, temperature=1.0, max_tokens=16)
+
+
+@variants(
+    {
+        "test_experts_of_trajectories": {
+            "promise": "each trajectory comes with the experts of each token that was fed to the model, observations included",
+            "batched": False,
+        },
+        "test_experts_of_a_batch_of_trajectories": {
+            "promise": "each answer of a batch of one turn comes with the experts of each token that was fed to the model",
+            "batched": True,
+        },
+    },
+    task=10,
+    needs=NEEDS | {Capability.GYM_GENERATOR},
+    checks=[TRAJECTORY_EXPERTS, *TRAJECTORIES, ALL_COMPLETE],
+    topologies=["moe"],
+)
+async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
+    """SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL #1908: nothing is replayed for a token that no engine was
+    fed. Some trajectories of several turns end by length, before the policy reads the last observation."""
+    await stack.gym_generate(
+        GymRequest(
+            prompts=[messages[-1:] for messages in prompts.conversations(8)],
+            env_extras=[{"turns": 1 + row % 3 if row % 2 else 9} for row in range(8)],
+            batched=batched,
+            max_turns=9,
+            max_input_length=160,
+            sampling_params={"max_tokens": 16, "temperature": 0.0, "ignore_eos": True},
+        )
+    )
 
 
 @scenario(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Any
 
 import pytest
 
 from harness.checks import gym
 from harness.checks.conservation import CONSERVATION
+from harness.checks.experts import TRAJECTORY_EXPERTS
 from harness.contract import gym_rule
 from harness.contract.errors import Blame
 from harness.contract.messages import GymOutput, GymRequest, TrajectoryId
@@ -61,7 +64,23 @@ def trajectories(scene: Scene, *, logprobs: bool = False) -> GymOutput:
         columns["rollout_logprobs"] = []
     output = GymOutput(
         **(columns | {"rollout_logprobs": columns["rollout_logprobs"] or None}),  # type: ignore[arg-type]
-        rollout_metrics={"generate/avg_num_tokens": sum(lengths) / 3, "environment/turns": sum(TURNS) / 3},
+        rollout_expert_indices=[
+            scene.reference.routed([*prompt, *response][:-1])
+            for prompt, response in zip(columns["prompt_token_ids"], columns["response_ids"], strict=True)
+        ],
+        rollout_metrics={
+            "generate/min_num_tokens": min(lengths),
+            "generate/max_num_tokens": max(lengths),
+            "generate/avg_num_tokens": statistics.fmean(lengths),
+            "generate/std_num_tokens": statistics.pstdev(lengths),
+            "generate/avg_tokens_non_zero_rewards": statistics.fmean(
+                [n for n, rewards in zip(lengths, columns["rewards"], strict=True) if sum(rewards) > 0] or [0]
+            ),
+            "generate/avg_tokens_zero_rewards": statistics.fmean(
+                [n for n, rewards in zip(lengths, columns["rewards"], strict=True) if sum(rewards) == 0] or [0]
+            ),
+            "environment/turns": sum(TURNS) / 3,
+        },
     )
     scene.calls.append(traces.call("gym_generate", request, output, started_ns=started, ended_ns=scene.pass_time()))
     return output
@@ -126,6 +145,10 @@ def swap(rows: list[Any]) -> list[Any]:
         (gym.REWARDS, "rewards", lambda rows: [rows[0], [*rows[1], 0.0], rows[2]]),
         (gym.STOP_REASONS, "stop_reasons", lambda rows: ["stop", *rows[1:]]),
         (gym.METRICS, "rollout_metrics", lambda metrics: metrics | {"environment/turns": 1.0}),
+        (gym.METRICS, "rollout_metrics", lambda metrics: metrics | {"generate/std_num_tokens": 0.0}),
+        (gym.METRICS, "rollout_metrics", lambda metrics: metrics | {"generate/avg_assistant_tokens": 0.0}),
+        (gym.METRICS, "rollout_metrics", lambda metrics: {**metrics, "generate/min_num_tokens": math.nan}),
+        (gym.METRICS, "rollout_metrics", lambda _: {}),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "name", ""),
 )
@@ -133,6 +156,30 @@ def test_a_damaged_column_is_red(check, column, change):
     scene = Scene()
     output = trajectories(scene)
     assert damaged(scene, **{column: change(getattr(output, column))}).judge(check).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda rows: None, "routed experts are missing"),
+        (lambda rows: [rows[0], None, rows[2]], "routed experts are missing"),
+        (
+            lambda rows: [*rows[:2], [*rows[2], [[0, 1], [0, 1]]]],
+            "there are not routed experts for each token that was fed to the model",
+        ),
+        (
+            lambda rows: [rows[0], rows[1], rows[2][:-1]],
+            "there are not routed experts for each token that was fed to the model",
+        ),
+        (lambda rows: [*rows[:2], [rows[2][0], *rows[2][:-1]]], "routed experts are shifted against the tokens"),
+    ],
+)
+def test_experts_of_trajectories_are_the_references_but_for_the_last_token(change, reason):
+    scene = Scene()
+    output = trajectories(scene)
+    assert scene.judge(TRAJECTORY_EXPERTS).status == "pass"
+    found = damaged(scene, rollout_expert_indices=change(output.rollout_expert_indices)).judge(TRAJECTORY_EXPERTS)
+    assert (found.status, found.reason) == ("fail", reason)
 
 
 def test_fewer_trajectories_than_prompts_are_red():

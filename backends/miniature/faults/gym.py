@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from backends.miniature import tokenizer
+from backends.miniature import model, tokenizer
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
@@ -172,6 +172,37 @@ class MetricsCountOneTurn(Generator):
         right = super().output(request, made)
         self.fired += any(t.turns > 1 for t in made)
         return msgspec.structs.replace(right, rollout_metrics=right.rollout_metrics | {"environment/turns": 1.0})
+
+
+@seeded("metrics_wrong", "tokens", caught_by=["gym.metrics"])
+class MetricsCountObservations(Generator):
+    """Rollout metrics count the environment's tokens as the policy's own."""
+
+    def metrics(self, made: list[Trajectory]) -> dict[str, float]:
+        right = super().metrics(made)
+        self.fired += any(0 in t.mask for t in made)
+        return right | {"generate/avg_assistant_tokens": right["generate/avg_num_tokens"]}
+
+
+@seeded("trajectory_experts", "padded", caught_by=["gym.routed_experts"])
+class ExpertsOfTheLastToken(Generator):
+    """The last token of a trajectory, which no engine was fed, has the experts 0 (SkyRL #1908)."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        padding = [[0] * model.TOP_K] * model.LAYERS
+        self.fired += len(made)
+        return msgspec.structs.replace(right, rollout_expert_indices=[[*t.experts, padding] for t in made])
+
+
+@seeded("trajectory_experts", "appended", caught_by=["gym.routed_experts"])
+class ExpertsAppended(Generator):
+    """Each answer's experts are put after those of the turns before, although they begin with those of its prompt."""
+
+    def routed(self, request: GymRequest, made: Trajectory, experts: Any) -> list[list[list[int]]]:
+        whole = super().routed(request, made, experts)
+        self.fired += bool(made.experts)
+        return [*made.experts, *whole][: len(whole)]
 
 
 @seeded("observation_retokenized", caught_by=["gym.tokens"], corrupts=Fact.TEXT)
