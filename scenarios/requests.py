@@ -85,3 +85,10 @@ async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at
         task.cancel()
     for task in done:
         task.result()
+
+
+def meets_a_stop_string(stack: Stack) -> dict[str, Any]:
+    """Answers of two tokens only, which sooner or later spell the stop string."""
+    two = stack.vocabulary.plain[:2]
+    spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stack.vocabulary.text(two)]}
+    return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}

@@ -110,15 +110,22 @@ class Generator:
         kept = self.kept(request, answer.response_ids[0])
         made.add(kept, 1, self.numbers(answer.response_logprobs, 0))
         made.experts = self.routed(request, made, (answer.routed_experts or [])[0])
-        end = len(made.response)
         text = self.read(answer.response_ids[0], (answer.responses or [""])[0])
+        if self.closes(request, kept, text):
+            made.add([EOS], self.closing_mask, None)
+        end = len(made.response)
         said = gym_rule.step(text, made.turns, request.env_extras[row], request.max_turns)
         made.rewards[end - 1] += said.reward
         made.add(self.observed(request, said.observation), self.observation_mask, None)
         return said.done, end
 
-    observation_mask = 0
-    """The loss ignores the environment's tokens."""
+    observation_mask = closing_mask = 0
+    """The loss ignores the environment's tokens, and an end of sequence that the policy did not make."""
+
+    def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
+        """True if a stop string ended the answer: the conversation then lacks the end of the assistant's message."""
+        stop = tuple(request.sampling_params.get("stop") or ())
+        return request.use_conversation_multi_turn and kept[-1:] != [EOS] and text.endswith(stop or ("\0",))
 
     def read(self, _tokens: list[int], text: str) -> str:
         """The text of an answer that the environment reads."""

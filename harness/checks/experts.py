@@ -184,12 +184,12 @@ def routed_experts(*labels: str) -> Check:
 
 
 def _trajectories(evidence: Evidence) -> Iterator[Fed]:
-    """What the engines were fed of each whole trajectory: all but its last token. Without a result nothing came back."""
+    """What the engines were fed of each whole trajectory. Without a result nothing came back."""
     for trajectory in trajectories(evidence):
         if trajectory.whole:
             column = (trajectory.call.result or {}).get("rollout_expert_indices")
             routed = None if column is None else column[trajectory.index]
-            tokens = [*trajectory.prompt, *trajectory.response][:-1]
+            tokens = trajectory.fed
             asked = ExpertsRequest(
                 version=evidence.version_at(trajectory.call.started_ns),
                 tokens=tokens,

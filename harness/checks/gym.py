@@ -135,10 +135,18 @@ def _tokens(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | Non
     return len(expected), wrong, _both(expected, got)
 
 
+def _unstopped(_evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    asked = [t for t in found if t.call.request["sampling_params"].get("include_stop_str_in_output")]
+    if not asked or any(turn.added for t in asked for turn in t.turns):
+        return ""
+    return "no stop string ended an answer in a conversation"
+
+
 TOKENS = _check(
     "gym.tokens",
     "a turn is lost, changed, or read by the engine as other tokens than the trajectory has",
     _tokens,
+    unseen=_unstopped,
     source=f'{SOURCE}: "token-in-token-out"',
     falsifies=ROWS,
 )
@@ -213,7 +221,7 @@ def _turn_scores(evidence: Evidence, trajectory: Trajectory) -> Iterator[tuple[i
     for turn in trajectory.turns:
         version = evidence.version_at(trajectory.call.started_ns)
         yield at, ScoreRequest(version=version, prompt=list(turn.prompt), tokens=list(turn.kept))
-        at += len(turn.kept) + len(turn.observed)
+        at += len(turn.kept) + len(turn.others)
 
 
 def _asks(evidence: Evidence) -> Iterator[Query]:

@@ -245,7 +245,7 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
         for turn in trajectory.turns:
             claimed = None if left is None else left if turn.execution is None else left[: len(turn.kept)]
             if claimed is not None and left is not None:
-                left = left[len(turn.kept) + len(turn.observed) :]
+                left = left[len(turn.kept) + len(turn.others) :]
                 claimed += turn.tokens[len(turn.kept) :]
             last = turn is trajectory.turns[-1] and trajectory.index < len(reasons)
             made = None if turn.execution is None else turn.execution.finish_reason

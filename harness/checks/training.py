@@ -83,8 +83,8 @@ def _judge_rise(evidence: Evidence) -> Finding:
 RISES = Check(
     name="training.rises",
     fault="training has no effect on the engines' answers, or the wrong one",
-    next_step="read the curve in the evidence: if it is flat, syncs do not reach the answers; if it falls, rewards or advantages belong "
-    "to other rows",
+    next_step="read the curve in the evidence: if it is flat, syncs do not reach the answers; if it falls, rewards "
+    "belong to other rows",
     reads=Fact.ANSWERS | Fact.POLICY | Fact.CHANCE,
     source=SOURCE,
     judge=_judge_rise,

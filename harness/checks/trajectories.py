@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import msgspec
 
@@ -25,18 +26,26 @@ BASE = [{"role": "system", "content": "You are a helpful assistant."}, {"role": 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `prompt` is what the engine had to read; `kept` is the part of `tokens` that stays in the trajectory.
 
-    `execution` is None if no engine read that prompt; `observed` is empty after the last turn.
+    `execution` is None if no engine read that prompt. `added` is the end-of-sequence token after an answer that a stop string
+    ended, if the policy did not make it (SkyRL, append_eos_token_after_stop_str_in_multi_turn). `observed` is empty after the last
+    turn.
     """
 
     prompt: tuple[int, ...]
     execution: Execution | None
     kept: tuple[int, ...] = ()
+    added: tuple[int, ...] = ()
     reward: float = 0.0
     observed: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return () if self.execution is None else self.execution.tokens
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The tokens after the answer that the policy did not make."""
+        return (*self.added, *self.observed)
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +67,13 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> list[int]:
-        found = [token for turn in self.turns for token in (*turn.kept, *turn.observed)]
+        found = [token for turn in self.turns for token in (*turn.kept, *turn.others)]
         return [*found, *self.end]
+
+    @property
+    def fed(self) -> list[int]:
+        """All tokens that engines read. Nothing follows the last answer, so its last token was not read."""
+        return [*self.turns[-1].prompt, *self.turns[-1].tokens][:-1]
 
     @property
     def loss_mask(self) -> list[int]:
@@ -67,15 +81,15 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         everywhere if the trajectory was cut short (DAPO)."""
         if self.call.request.get("overlong_filtering") and self.stop_reason != "stop":
             return [0] * len(self.response)
-        found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.observed))]
+        found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.others))]
         return [*found, *[1] * len(self.end)]
 
     @property
     def rewards(self) -> list[float]:
-        """Each turn's reward at its last token; the last turn's at an added end-of-sequence token."""
+        """Each turn's reward at its last token, which may be an added end-of-sequence token."""
         found: list[float] = []
         for turn in self.turns:
-            found += [0.0] * len(turn.kept)
+            found += [0.0] * (len(turn.kept) + len(turn.added))
             if found:
                 found[-1] += turn.reward
             found += [0.0] * len(turn.observed)
@@ -153,16 +167,24 @@ class _Walk:
                 break
             decode = DecodeRequest(tokens=list(execution.tokens), skip_special_tokens=True)
             yield decode
-            text = self.evidence.reference.decode(decode.tokens, skip_special_tokens=True)
+            text, stopped = _up_to_stop(
+                self.evidence.reference.decode(decode.tokens, skip_special_tokens=True),
+                execution,
+                asked.sampling_params,
+            )
             said = gym_rule.step(text, len(turns) + 1, asked.env_extras[index], asked.max_turns)
             kept = execution.tokens
+            closes = stopped and asked.use_conversation_multi_turn and not asked.batched and kept[-1] != self._eos
+            added = (self._eos,) if closes else ()
             if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (self._eos,):
                 kept = kept[:-1]
             done = asked.batched or said.done
             observed = yield from self._observed(asked, said.observation)
-            turn = Turn(prompt=context, execution=execution, kept=kept, reward=said.reward, observed=observed)
+            turn = Turn(
+                prompt=context, execution=execution, kept=kept, added=added, reward=said.reward, observed=observed
+            )
             turns.append(turn)
-            context = (*context, *kept, *observed)
+            context = (*context, *kept, *turn.others)
         if turns:
             turns[-1] = msgspec.structs.replace(turns[-1], observed=())
         last = turns[-1] if turns else None
@@ -222,3 +244,14 @@ class _Walk:
 
     def _execution(self, number: int) -> Execution:
         return self.evidence.executions[number]
+
+
+def _up_to_stop(text: str, execution: Execution, params: dict[str, Any]) -> tuple[str, bool]:
+    """The text of an answer as the engine returns it, and whether it ends in a stop string (vLLM documentation, SamplingParams.stop
+    and include_stop_str_in_output)."""
+    stop = params.get("stop") or []
+    met = [(text.find(s), s) for s in ([stop] if isinstance(stop, str) else stop) if s in text]
+    if execution.finish_reason != "stop" or not met:
+        return text, False
+    at, string = min(met)
+    return (text[: at + len(string)], True) if params.get("include_stop_str_in_output") else (text[:at], False)

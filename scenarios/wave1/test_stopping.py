@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.stopping import Cause, ends_as_asked, stop_text
 from harness.checks.tokens import greedy
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import meets_a_stop_string
 
 
 def ends_by(*causes: Cause, label: str | None = None) -> Check:
@@ -58,13 +57,6 @@ async def test_end_of_sequence(stack: Stack, prompts: Prompts) -> None:
         await stack.generate(
             batch, temperature=2.0, seed=2, max_tokens=32, allowed_token_ids=few, ignore_eos=ignored, label=label
         )
-
-
-def meets_a_stop_string(stack: Stack) -> dict[str, Any]:
-    """Answers of two tokens only, which sooner or later spell the stop string."""
-    two = stack.vocabulary.plain[:2]
-    spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stack.vocabulary.text(two)]}
-    return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}
 
 
 @scenario(

@@ -12,6 +12,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import GymRequest, TrajectoryId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
+from scenarios.requests import meets_a_stop_string
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
@@ -184,6 +185,30 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
         trajectory_ids=trajectories(4, samples=4),
         max_turns=2,
         sampling_params={"max_tokens": 14, "temperature": 1.0, "logprobs": 1},
+    )
+
+
+@scenario(
+    task=7,
+    promise="an answer that a stop string ends is closed by an end-of-sequence token that takes no part in the loss",
+    needs=NEEDS,
+    checks=[*CHECKS, LOGPROBS],
+)
+async def test_turns_that_a_stop_string_ends(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, GeneratorConfig.append_eos_token_after_stop_str_in_multi_turn. SkyRL always asks for texts with their stop
+    strings. Answers of a few tokens sooner or later spell one."""
+    await roll_out(
+        stack,
+        prompts.conversations(10),
+        [{"turns": 1 + row % 3} for row in range(10)],
+        trajectory_ids=trajectories(10),
+        max_turns=3,
+        sampling_params={
+            "include_stop_str_in_output": True,
+            "logprobs": 1,
+            **meets_a_stop_string(stack),
+            "max_tokens": 16,
+        },
     )
 
 

@@ -205,6 +205,27 @@ class ExpertsAppended(Generator):
         return [*made.experts, *whole][: len(whole)]
 
 
+@seeded("stopped_turn_not_closed", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class StoppedTurnsNotClosed(Generator):
+    """A conversation goes on without an end of sequence after an answer that a stop string ended."""
+
+    def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
+        self.fired += super().closes(request, kept, text)
+        return False
+
+
+@seeded("closing_token_trained", caught_by=["gym.loss_masks", "gym.metrics"])
+class ClosingTokensTrained(Generator):
+    """The policy is trained on the end of sequence that the generator put after a stop string."""
+
+    closing_mask = 1
+
+    def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
+        closed = super().closes(request, kept, text)
+        self.fired += closed
+        return closed
+
+
 @seeded("observation_retokenized", caught_by=["gym.tokens"], corrupts=Fact.TEXT)
 class ObservationWithoutTemplate(Generator):
     """The environment's observation is appended without the chat template."""
