@@ -48,5 +48,16 @@ def command(verdict: Verdict, run: RunInfo) -> str:
     else:
         words += ["--stack", verdict.target.partition(" in ")[0]]
     words += _checkouts(run, [verdict.target, *([verdict.baseline] if verdict.baseline and not run.recorded else [])])
-    words += ["--start", run.start, "--engine", run.engine]
+    words += ["--start", run.start, "--engine", run.engine, *_of_every_header(run)]
     return shlex.join(words)
+
+
+def _of_every_header(run: RunInfo) -> list[str]:
+    """Seed and dtype of the run, where they are not the default's."""
+    seed = next((h["seed"] for h in run.headers if h.get("seed")), 0)
+    dtype = next((found for h in run.headers if (found := h.get("model", {}).get("dtype"))), None)
+    usual = "bfloat16" if run.engine == "cuda" else "float32"
+    return [
+        *(["--seed", str(seed)] if seed else []),
+        *(["--dtype", dtype] if dtype not in (None, usual) else []),
+    ]

@@ -12,6 +12,11 @@ def everything(prompts: Prompts) -> list[list[int]]:
     return [*prompts.unique(8, 4), *prompts.unique(8, 4), *prompts.ragged(64), *prompts.long(4), prompts.over_long()]
 
 
+def test_another_seed_gives_other_prompts_and_none_gives_those_of_before():
+    assert everything(Prompts("a", seed=0)) == everything(Prompts("a"))
+    assert not set(map(tuple, everything(Prompts("a", seed=1)))) & set(map(tuple, everything(Prompts("a"))))
+
+
 def test_the_same_scenario_gets_the_same_prompts():
     assert everything(Prompts("a")) == everything(Prompts("a"))
     assert Prompts("a").conversations(4) == Prompts("a").conversations(4)

@@ -194,6 +194,14 @@ def run(
             "values and pairs (default 1).",
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Other prompts, and with them other draws: a right stack is green with any. Runs are compared only with runs of the "
+            "same seed (default 0).",
+        ),
+    ] = None,
     bulk: Annotated[
         bool,
         typer.Option(

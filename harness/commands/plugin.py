@@ -58,7 +58,7 @@ BASELINE = pytest.StashKey[tuple[str, Path | None]]()
 
 OF_THE_SAME_NAME = (
     "candidate", "start", "engines", "model", "run_dir", "reference_python", "dtype", "cuda_graphs", "batch_invariant",
-    "budget", "repeat", "base_port", "ledger", "profile",
+    "budget", "seed", "repeat", "base_port", "ledger", "profile",
 )  # fmt: skip
 """Fields of `Options` that an option of this name gives as they are."""
 
@@ -80,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("parity", "rollout parity: which stacks, where, how")
     baseline, candidate = default_pair()
     defaults: dict[str, Any] = {"baseline": baseline, "candidate": candidate, "engine": "auto", "start": "ray"}
-    defaults |= {"engines": DEFAULT_ENGINES, "repeat": 1, "budget": 1.0}
+    defaults |= {"engines": DEFAULT_ENGINES, "repeat": 1, "budget": 1.0, "seed": 0}
     for name, hint in get_type_hints(cli.run, include_extras=True).items():
         if name in cli.TO_PYTEST_ITSELF or name == "return":
             continue
@@ -196,7 +196,8 @@ def stack(request: pytest.FixtureRequest) -> Seat | Duel:
 def prompts(request: pytest.FixtureRequest) -> Prompts:
     """Deterministic prompts of this scenario: the same on every stack, shared with no other scenario."""
     scenario = declaration(request.function)
-    return Prompts(scenario.name if scenario else request.function.__name__)
+    name = scenario.name if scenario else request.function.__name__
+    return Prompts(name, seed=request.config.getoption("--seed"))
 
 
 class Parity:
@@ -390,8 +391,9 @@ class Parity:
         session = self._begun()
         if isinstance(place, Duel):
             return session.compare(scenario, place.topology)
+        seed = session.options.seed
         return session.drive(
-            scenario, place, lambda live: item.obj(stack=live, prompts=Prompts(scenario.name, live.vocabulary))
+            scenario, place, lambda live: item.obj(stack=live, prompts=Prompts(scenario.name, live.vocabulary, seed))
         )
 
     # --- the end

@@ -64,8 +64,6 @@ all weights is added."""
 NOISE_DEADLINE_S = 900.0
 """Seconds for the query about noise, which starts an engine."""
 ORACLE_START_DEADLINE_S = 180.0
-SEED = 0
-"""Seed of the engines. Scenarios set their own in requests."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +92,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = False
     batch_invariant: bool = False
     """Both as in `StartRequest`, and on CUDA only."""
+    seed: int = 0
+    """Draws the scenarios' prompts, and is the engines' own seed. Scenarios set seeds of their own in requests."""
     budget: float = 1.0
     """How much of what scenarios enumerate is driven; 1 is the usual extent."""
     repeat: int = 1
@@ -483,7 +483,7 @@ class Session:
             cuda_graphs=self.options.cuda_graphs,
             batch_invariant=self.options.batch_invariant,
             devices=assigned,
-            seed=SEED,
+            seed=self.options.seed,
             scratch="",
             logs=str(logs.absolute()),
             base_port=self.options.base_port,
@@ -714,7 +714,7 @@ class Session:
             batch_invariant=self.options.batch_invariant,
             budget=self.options.budget,
             hardware={},
-            seed=SEED,
+            seed=self.options.seed,
             servers=[],
         )
 
