@@ -431,8 +431,8 @@ def experts_on_cpu() -> tuple[Patch, ...]:
     vllm = importlib.util.find_spec("vllm")
     assert vllm is not None, "this environment has no vLLM"
     assert vllm.origin is not None
-    modular = Path(vllm.origin).parent / "model_executor/layers/fused_moe/experts/cpu_moe.py"
-    return MODULAR_EXPERTS_ON_CPU if modular.exists() else EXPERTS_ON_CPU
+    fused = Path(vllm.origin).parent / "model_executor/layers/fused_moe/cpu_fused_moe.py"
+    return EXPERTS_ON_CPU if fused.exists() else MODULAR_EXPERTS_ON_CPU
 
 
 LORA_ON_CPU = Patch(
