@@ -7,8 +7,9 @@ failed has an unknown outcome. `every_parameter` judges digests; here they show 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
@@ -82,6 +83,16 @@ class Span(NamedTuple):
     dropped: int | None
 
 
+class Left(NamedTuple):
+    """What an execution may have left in its server's prefix cache."""
+
+    execution: Execution
+    adapter: int | None
+    salt: str | None
+    caches: tuple[Cache, ...]
+    """Of the tokens that it read, from the first on."""
+
+
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """Judged tokens of one execution. `right`: the questions to the oracle of which one must agree, by the write that they are
     about. `suspects`: what else may have made them, by what is wrong then."""
@@ -122,7 +133,11 @@ def _clearing_pauses(evidence: Evidence) -> list[Call]:
     return [call for call in evidence.calls("pause") if call.request.get("clear_cache") and call.error is None]
 
 
-def _judged(evidence: Evidence) -> Iterator[tuple[Execution, Row | None, int | None]]:
+Judged = tuple[Execution, Row | None, int | None]
+"""A greedy request of an engine, its row, and the version of its adapter."""
+
+
+def _judged(evidence: Evidence) -> Iterator[Judged]:
     """The engines' greedy requests, each with its row and the version of its adapter. A request without a row, whose adapter is
     unknown, is left out if there are adapters."""
     adapters = [*evidence.calls("load_lora_adapter"), *evidence.calls("unload_lora_adapter")]
@@ -168,14 +183,22 @@ def _spans(evidence: Evidence, execution: Execution) -> list[Span]:
 
 def _salted_since(evidence: Evidence, row: Row | None) -> int:
     """When the salt of the row's call was first used; 0 without one. No block of before is shared (vLLM, cache_salt)."""
-    salt = None if row is None else row.call.request.get("cache_salt")
+    salt = _salt(row)
     if salt is None:
         return 0
     return min(c.started_ns for c in evidence.calls("generate") if c.request.get("cache_salt") == salt)
 
 
-def _begun_on(evidence: Evidence, execution: Execution, row: Row | None, span: Span) -> tuple[list[Cache], list[Cache]]:
-    """What the prefix cache may have held of the prompt: (allowed, older than it may be)."""
+def _salt(row: Row | None) -> str | None:
+    return None if row is None else row.call.request.get("cache_salt")
+
+
+def _begun_on(
+    evidence: Evidence, execution: Execution, row: Row | None, span: Span, left: Iterable[Left]
+) -> tuple[list[Cache], list[Cache]]:
+    """What the prefix cache may have held of the prompt: (allowed, older than it may be). It is of one version, or as earlier
+    requests `left` it: a turn of a conversation finds the turns before it, of which each may have been read by another version.
+    """
     writes = writes_of(evidence)
     told = cached_tokens(evidence).get((execution.server, execution.request_id))
     number = (len(execution.prompt) - 1) // BLOCK * BLOCK if told is None else told
@@ -184,20 +207,46 @@ def _begun_on(evidence: Evidence, execution: Execution, row: Row | None, span: S
     by = [((number, write.version),) for write in writes.all[: span.last + 1] if number]
     now = writes.all[span.last].version
     allowed = [cache for cache in by[oldest:] if cache[0][1] != now]
-    return list(dict.fromkeys([(), *allowed])), list(dict.fromkeys(by[:oldest]))
+    since = max(cleared, default=0)
+    begin = execution.prompt[:number]
+    mixed = [
+        cache
+        for one in left
+        if since <= one.execution.started_ns and (*one.execution.prompt, *one.execution.tokens)[:number] == begin
+        for cache in map(partial(_first, number), one.caches)
+        if len(cache) > 1 and sum(count for count, _ in cache) == number
+    ]
+    return list(dict.fromkeys([(), *allowed, *mixed])), list(dict.fromkeys(by[:oldest]))
+
+
+def _first(number: int, cache: Cache) -> Cache:
+    """The part of a cache that holds the first `number` tokens."""
+    found, rest = [], number
+    for count, version in cache:
+        if rest:
+            found.append((min(count, rest), version))
+            rest -= found[-1][0]
+    return tuple(found)
 
 
 Look = Callable[[Piece], list[Path]]
 """Says which paths explain a piece. Raises UnansweredQuery if the oracle was not asked."""
 
 
-def _follow(evidence: Evidence, execution: Execution, row: Row | None, adapter: int | None, look: Look) -> None:
-    """Looks at each piece of an execution in order, up to one that nothing explains, or whose cache is unknown."""
+def _follow(evidence: Evidence, judged: Judged, look: Look, left: list[Left]) -> None:
+    """Looks at each piece of an execution in order, up to one that nothing explains, or whose cache is unknown. Adds to `left` what
+    the execution leaves in the cache."""
+    execution, row, adapter = judged
     writes, tokens = writes_of(evidence), list(execution.tokens)
     whole = row is not None and row.tokens == execution.tokens
     routed = evidence.followed(row.routed) if row is not None and whole else []
     spans = _spans(evidence, execution)
-    begun, older = _begun_on(evidence, execution, row, spans[0])
+    alike = [
+        one
+        for one in left
+        if one.execution.server == execution.server and (one.adapter, one.salt) == (adapter, _salt(row))
+    ]
+    begun, older = _begun_on(evidence, execution, row, spans[0], alike)
     paths, dropped = [Path(spans[0].first, cache) for cache in begun], 0
     for span in spans:
         if span.dropped is None or not 0 < len(paths) <= MOST_PATHS:
@@ -241,6 +290,7 @@ def _follow(evidence: Evidence, execution: Execution, row: Row | None, adapter: 
         read = len(context) + span.stop - span.start - 1
         paths = [_after(writes, path, read) for path in look(piece)]
         older = []
+    left.append(Left(execution, adapter, _salt(row), tuple(dict.fromkeys(path.cache for path in paths))))
 
 
 def _after(writes: Writes, path: Path, read: int) -> Path:
@@ -292,8 +342,9 @@ def history(evidence: Evidence) -> History:
             reads.append(Read(_lines(piece), piece.span.from_ns, piece.span.to_ns, frozenset(versions), shown))
         return found
 
-    for execution, row, adapter in _judged(evidence):
-        _follow(evidence, execution, row, adapter, look)
+    left: list[Left] = []
+    for judged in _judged(evidence):
+        _follow(evidence, judged, look, left)
     wrong += [(BY[why], read.about) for read, why in unexplained(writes, reads)]
     return History(pieces=pieces, reads=reads, scores=scores, wrong=wrong, open=len(left_open))
 
@@ -440,7 +491,8 @@ def explained(*conditions: Condition) -> Check:
 
 def _questions(evidence: Evidence, told_apart: bool) -> Iterator[Query]:
     """In rounds: each piece needs the answers about the one before it. Suspects are asked about in doubt, or to be told apart."""
-    for execution, row, adapter in _judged(evidence):
+    left: list[Left] = []
+    for judged in _judged(evidence):
         asked: list[ScoreRequest] = []
 
         def look(piece: Piece, asked: list[ScoreRequest] = asked) -> list[Path]:
@@ -453,7 +505,7 @@ def _questions(evidence: Evidence, told_apart: bool) -> Iterator[Query]:
             return found
 
         with suppress(UnansweredQuery):
-            _follow(evidence, execution, row, adapter, look)
+            _follow(evidence, judged, look, left)
         yield from asked
 
 
