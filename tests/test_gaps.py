@@ -23,6 +23,7 @@ from harness.records.verdict import Parity, Verdict
 from harness.running.catalogue import body, declared
 from harness.running.run import judge_run
 from harness.running.session import Options, Seat, Session
+from scenarios.wave1 import test_training_run
 from tests import recordings, traces
 
 STEPS, PROMPTS, GROUP, TOKENS = 6, 8, 6, 16
@@ -208,7 +209,9 @@ def test_a_run_is_red_in_the_gap_alone_when_engines_of_the_candidate_are_off_wit
     session.close()
     judged = judge_run(tmp_path / "run")
     assert [v.check for v in judged.verdicts if v.red] == ([gaps.CHECK] if off else [])
-    assert [(curve.target, len(curve.steps)) for curve in judged.gaps] == [(one, 6) for one in pair]
+    assert [(curve.target, len(curve.steps)) for curve in judged.gaps] == [
+        (one, test_training_run.STEPS) for one in pair
+    ]
     assert all(off < curve.bound < 2 * off for curve in judged.gaps if off)
     means = [max(step.mean for step in curve.steps) for curve in judged.gaps]
     assert means == pytest.approx([0, off], abs=1e-5)

@@ -79,6 +79,14 @@ def _plain_experts() -> None:
     CPUFusedMOE.check_grouped_gemm = lambda _self, _layer: (False, "none")
 
 
+def _plain_activation() -> None:
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+    cpu_fused_moe._CPU_MOE_ACT_FN[MoEActivation.SILU] = SiluAndMul.forward_native
+
+
 def _expert_map() -> None:
     """Each worker computes the part of its own experts; vLLM adds the other experts' parts when it sums the workers' outputs."""
     from typing import Any
@@ -403,6 +411,25 @@ EXPERTS_ON_CPU = (
 )
 """Applied in addition if the model is a mixture of experts."""
 
+GATHER_FROM_RANKS = Patch(
+    "gather-from-ranks",
+    "CpuCommunicator cannot gather the rows of data-parallel ranks, which a mixture of experts needs",
+    "vllm 0.30.0",
+    _gather_from_ranks,
+)
+
+LATER_EXPERTS_ON_CPU = (
+    *EXPERTS_ON_CPU,
+    Patch(
+        "plain-activation",
+        "CPUFusedMOE makes its activation while it runs, when vLLM's configuration is no longer set: an AssertionError",
+        "vllm 0.23.0",
+        _plain_activation,
+    ),
+    GATHER_FROM_RANKS,
+)
+"""Applied instead of these by later releases whose experts on a CPU are not modular yet."""
+
 MODULAR_EXPERTS_ON_CPU = (
     Patch(
         "experts-packed-at-use",
@@ -416,23 +443,20 @@ MODULAR_EXPERTS_ON_CPU = (
         "vllm 0.30.0",
         _expert_map_of_modular_experts,
     ),
-    Patch(
-        "gather-from-ranks",
-        "CpuCommunicator cannot gather the rows of data-parallel ranks, which a mixture of experts needs",
-        "vllm 0.30.0",
-        _gather_from_ranks,
-    ),
+    GATHER_FROM_RANKS,
 )
-"""Applied instead of these if vLLM's experts on a CPU are modular."""
+"""Applied instead of both if vLLM's experts on a CPU are modular."""
 
 
 def experts_on_cpu() -> tuple[Patch, ...]:
-    """Those of the two that the installed vLLM needs."""
+    """Those of the three that the installed vLLM needs."""
     vllm = importlib.util.find_spec("vllm")
     assert vllm is not None, "this environment has no vLLM"
     assert vllm.origin is not None
-    fused = Path(vllm.origin).parent / "model_executor/layers/fused_moe/cpu_fused_moe.py"
-    return EXPERTS_ON_CPU if fused.exists() else MODULAR_EXPERTS_ON_CPU
+    layers = Path(vllm.origin).parent / "model_executor/layers/fused_moe"
+    if not (layers / "cpu_fused_moe.py").exists():
+        return MODULAR_EXPERTS_ON_CPU
+    return LATER_EXPERTS_ON_CPU if (layers / "experts/cpu_moe.py").exists() else EXPERTS_ON_CPU
 
 
 LORA_ON_CPU = Patch(

@@ -177,6 +177,23 @@ def test_keys_and_values_may_be_as_old_as_the_last_reset(reset, status):
     assert (found.status, found.reason) == (status, OLD_KEYS if reset else "")
 
 
+@pytest.mark.parametrize(("reset", "status"), [(False, "pass"), (True, "fail")])
+def test_a_turn_finds_keys_and_values_of_each_turn_before_it(reset, status):
+    """Three turns of a conversation with a sync between each two: the cache is of two versions when the third begins."""
+    scene, prompt, caches = Scene(), LONG[0], [(), ((128, 0),), ((128, 0), (128, 1))]
+    for version, cache in enumerate(caches):
+        if version:
+            scene.sync(version)
+        if reset and version == 2:
+            scene.control("reset_prefix_cache", reset_running_requests=False)
+        answer = scene.reference.greedy(prompt, 6, version=on_cache(version, *cache))
+        about = {"server": SERVERS[0], "params": {"temperature": 0.0}, "cached_tokens": sum(n for n, _ in cache)}
+        scene.seen += traces.executed(prompt, answer, from_ns=scene.pass_time(), step_ns=STEP, **about)
+        scene.pass_time(10)
+        prompt = [*prompt, *answer, *LONG[1]]
+    assert scene.judge(explained()).status == status
+
+
 def test_prompts_that_no_cache_holds_say_nothing_of_it():
     scene = synced()
     scene.generate(SHORT)
