@@ -84,7 +84,7 @@ class Span(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What an execution may have left in its server's prefix cache."""
+    """What an execution may have left in its server's prefix cache, if it is of several versions."""
 
     execution: Execution
     adapter: int | None
@@ -235,7 +235,7 @@ Look = Callable[[Piece], list[Path]]
 
 def _follow(evidence: Evidence, judged: Judged, look: Look, left: list[Left]) -> None:
     """Looks at each piece of an execution in order, up to one that nothing explains, or whose cache is unknown. Adds to `left` what
-    the execution leaves in the cache."""
+    the execution leaves in the cache, if several versions read it."""
     execution, row, adapter = judged
     writes, tokens = writes_of(evidence), list(execution.tokens)
     whole = row is not None and row.tokens == execution.tokens
@@ -290,7 +290,8 @@ def _follow(evidence: Evidence, judged: Judged, look: Look, left: list[Left]) ->
         read = len(context) + span.stop - span.start - 1
         paths = [_after(writes, path, read) for path in look(piece)]
         older = []
-    left.append(Left(execution, adapter, _salt(row), tuple(dict.fromkeys(path.cache for path in paths))))
+    if mixed := tuple(dict.fromkeys(path.cache for path in paths if len(path.cache) > 1)):
+        left.append(Left(execution, adapter, _salt(row), mixed))
 
 
 def _after(writes: Writes, path: Path, read: int) -> Path:
