@@ -255,7 +255,7 @@ class NoModelAccepted(Client):
         return None
 
 
-@seeded("experts_shifted", "by_a_position", caught_by=["routed_experts"])
+@seeded("experts_shifted", "by_a_position", caught_by=["routed_experts", "gym.routed_experts"])
 class ExpertsOfTheTokenBefore(Engine):
     """Each position has the experts of the previous position."""
 
@@ -266,7 +266,7 @@ class ExpertsOfTheTokenBefore(Engine):
         return done
 
 
-@seeded("experts_shifted", "by_an_index", caught_by=["routed_experts"])
+@seeded("experts_shifted", "by_an_index", caught_by=["routed_experts", "gym.routed_experts"])
 class ExpertsCountedFromOne(Engine):
     """Experts are counted from one."""
 
@@ -275,7 +275,7 @@ class ExpertsCountedFromOne(Engine):
         return [[expert + 1 for expert in layer] for layer in chosen]
 
 
-@seeded("experts_shifted", "order", caught_by=["routed_experts"])
+@seeded("experts_shifted", "order", caught_by=["routed_experts", "gym.routed_experts"])
 class ExpertsInAnotherOrder(Engine):
     """Each layer lists its second expert first."""
 
@@ -284,7 +284,7 @@ class ExpertsInAnotherOrder(Engine):
         return [layer[::-1] for layer in chosen]
 
 
-@seeded("experts_empty", "always", caught_by=["routed_experts"])
+@seeded("experts_empty", "always", caught_by=["routed_experts", "gym.routed_experts"])
 class ExpertsEmpty(Engine):
     """Answers contain no experts."""
 
