@@ -48,7 +48,9 @@ _ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
 _ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
 _ignoring("parameter_ignored", "stop_token_ids", ["stopping"], stop_token_ids=[])
 _ignoring("parameter_ignored", "ignore_eos", ["stopping"], ignore_eos=False)
-_ignoring("parameter_ignored", "stop_string_kept", ["stopping.text"], include_stop_str_in_output=False)
+_ignoring(
+    "parameter_ignored", "stop_string_kept", ["stopping.text"], corrupts=Fact.TEXT, include_stop_str_in_output=False
+)
 _ignoring("parameter_ignored", "special_tokens", ["text"], skip_special_tokens=True)
 
 
