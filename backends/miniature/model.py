@@ -1,9 +1,9 @@
 """The miniature's language model: a small recurrent mixture of experts whose probabilities are an explicit function.
 
 The state after a token is tanh(recur · state + embed[token] + a code of the position); half of its numbers are mixed with their old
-values. Each layer adds the output of the two most probable of its four experts, weighted by how far they lie above the third. The
-logits are out · features. The model has thirteen named parameters, so that faults can lose, mix up or leave behind single ones.
-Version k of the policy and version k of a LoRA adapter are functions of name and k.
+values. Each layer adds the weighted output of the two most probable of its four experts. The logits are out · features. The model
+has thirteen named parameters, so that faults can lose, mix up or leave behind single ones. Version k of the policy and version k of
+a LoRA adapter are functions of name and k.
 """
 
 from __future__ import annotations
@@ -208,8 +208,6 @@ class Node:
         """Log-probabilities of the next token (vocabulary); None before `Network.row`."""
 
 
-_ALL_TIED = 1e-9
-"""Keeps the weights of experts that are all equally probable above 0."""
 MOST_NODES = 1_000_000
 """Nodes of a tree, each of some 700 bytes."""
 ROUNDING, MOST_ROUNDING = 0.07, 0.3
@@ -305,9 +303,7 @@ class Network:
             order = (-scores).argsort(axis=1, kind="stable")
             best = order[:, :TOP_K]
             picked = scores[every, order]
-            # Beyond what the first expert not taken would get: at a tie, where rounding chooses, the weight is 0 either way.
-            share = np.exp(picked[:, : TOP_K + 1] - picked[:, :1])
-            weights = share[:, :TOP_K] - share[:, TOP_K:] + _ALL_TIED
+            weights = np.exp(picked[:, :TOP_K] - picked[:, :1])
             made = np.tanh(np.matmul(experts[best], features[:, None, :, None])[..., 0])
             features = features + np.matmul(weights[:, None, :], made)[:, 0] / weights.sum(axis=1)[:, None]
             chosen[:, layer] = best

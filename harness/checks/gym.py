@@ -255,10 +255,8 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         for position, (a, b) in enumerate(zip(got, expected, strict=True)):
             facts += 1
             if abs(a - b) >= worst:
-                worst, shown = (
-                    abs(a - b),
-                    shown_trajectory(trajectory) | {"position": position, "got": a, "expected": b},
-                )
+                worst = abs(a - b)
+                shown = shown_trajectory(trajectory) | {"position": position, "got": a, "expected": b}
     if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
     bound = evidence.noise.near
