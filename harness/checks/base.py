@@ -359,3 +359,9 @@ def request(call: Call, kind: type[_M]) -> _M:
     """The request of a call, typed."""
     assert METHODS[call.method].request is kind
     return msgspec.convert(call.request, kind)
+
+
+def stop_strings(params: dict[str, Any]) -> list[str]:
+    """The requested stop strings."""
+    stop = params.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, passed, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, passed, stop_strings, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
 from harness.checks.matching import Row, assignment, queries
 from harness.checks.moments import Moment, caught_at
 from harness.checks.pausing import NOTHING_PAUSED, SAME_AS_UNINTERRUPTED, same
-from harness.checks.stopping import stop_strings
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 

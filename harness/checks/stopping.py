@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.base import Check, Evidence, Finding, concluded, stop_strings, untestable
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS, MAX_MODEL_LEN
 from harness.records.reference import DecodeRequest, Query
@@ -14,12 +14,6 @@ from harness.records.reference import DecodeRequest, Query
 SOURCE = "vLLM documentation, SamplingParams: max_tokens, min_tokens, stop, stop_token_ids, ignore_eos"
 Cause = Literal["length", "stop token", "eos", "stop string"]
 FINISH_REASON: dict[Cause, str] = {"length": "length", "stop token": "stop", "eos": "stop", "stop string": "stop"}
-
-
-def stop_strings(params: dict[str, Any]) -> list[str]:
-    """The requested stop strings."""
-    stop = params.get("stop") or []
-    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def decoded(answer: Answer, tokens: list[int]) -> DecodeRequest:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.checks.answers import Answer, of_answers
-from harness.checks.base import Check, Evidence, Finding, concluded, untestable
-from harness.checks.stopping import decoded, stop_strings
+from harness.checks.base import Check, Evidence, Finding, concluded, stop_strings, untestable
+from harness.checks.stopping import decoded
 from harness.contract.faults import Fact
 from harness.contract.messages import LISTS
 from harness.records.differing import parting

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks.base import Evidence, Execution, kept
+from harness.checks.base import Evidence, Execution, kept, stop_strings
 from harness.contract import gym_rule
 from harness.contract.messages import GymRequest
 from harness.records.recording import Call
@@ -249,8 +249,7 @@ class _Walk:
 def _up_to_stop(text: str, execution: Execution, params: dict[str, Any]) -> tuple[str, bool]:
     """The text of an answer as the engine returns it, and whether it ends in a stop string (vLLM documentation, SamplingParams.stop
     and include_stop_str_in_output)."""
-    stop = params.get("stop") or []
-    met = [(text.find(s), s) for s in ([stop] if isinstance(stop, str) else stop) if s in text]
+    met = [(text.find(s), s) for s in stop_strings(params) if s in text]
     if execution.finish_reason != "stop" or not met:
         return text, False
     at, string = min(met)
