@@ -52,6 +52,7 @@ from harness.records.reference import (
     Text,
     Tokens,
     Weights,
+    key,
 )
 
 T = TypeVar("T")
@@ -92,7 +93,8 @@ class Reference:
         """Experts that the model must take, positions × layers × top_k. None: its own choice."""
         self._near_tie = 0.0
         """The model takes `_routed` up to this distance (router logits) from its own choice."""
-        self._noises: dict[Quantization | None, Noise] = {}
+        self._noises: dict[str, Noise] = {}
+        """By the key of the query."""
         self._dice: Any = None
         """A torch generator while activations are moved at random before they are rounded; otherwise None."""
         self._one_at_a_time = asyncio.Lock()
@@ -295,7 +297,8 @@ class Reference:
         import torch
 
         with torch.no_grad():
-            return self._at(weights)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
+            logits = self._at(weights)(input_ids=torch.tensor([tokens]), use_cache=False).logits
+        return logits[0].float().log_softmax(-1)
 
     def _logprobs_on_cache(self, request: ScoreRequest, tokens: list[int]) -> Any:
         """As `_logprobs`, for the positions after the tokens that other versions have read into the cache."""
@@ -310,7 +313,7 @@ class Reference:
                 at += number
             model = self._at(request)
             logits = model(input_ids=torch.tensor([tokens[at:]]), past_key_values=cache, use_cache=True).logits
-        return logits[0].log_softmax(-1)
+        return logits[0].float().log_softmax(-1)
 
     def _score(self, request: ScoreRequest) -> Score:
         import torch
@@ -321,19 +324,35 @@ class Reference:
             rows = self._rows(request)
         chosen = rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
         best = rows.topk(2, dim=1).values
+        behind = best[:, 0] - chosen
+        rounding: tuple[float, ...] = ()
+        if request.quantization is not None:
+            rounding = self._moved_by_rounding(request, chosen)
+        elif self._in_doubt(request, float(behind.max())):
+            rounding = self._moved_by_dtype(request, rows)
         return Score(
             logprobs=chosen.tolist(),
             ranks=(rows > chosen[:, None]).sum(1).tolist(),
             margins=(best[:, 0] - best[:, 1]).tolist(),
-            behind=(best[:, 0] - chosen).tolist(),
-            rounding=() if request.quantization is None else self._moved_by_rounding(request, chosen),
+            behind=behind.tolist(),
+            rounding=rounding,
         )
 
+    def _in_doubt(self, request: ScoreRequest, behind: float) -> bool:
+        """True if 16 bits may have made more of a near tie of this answer than was measured. A mixture whose experts are not given
+        may take others when it is rounded, which is no rounding of its log-probabilities."""
+        import torch
+
+        if self._dtype is torch.float32 or (self._is_mixture and not request.routed):
+            return False
+        return behind >= self._noise(NoiseRequest()).near
+
     def _noise(self, request: NoiseRequest) -> Noise:
-        """How far rounding moves log-probabilities. Measured once per quantization."""
-        if request.quantization not in self._noises:
-            self._noises[request.quantization] = self._measured(request)
-        return self._noises[request.quantization]
+        """How far rounding moves log-probabilities. Measured once per query."""
+        name = key(request)
+        if name not in self._noises:
+            self._noises[name] = self._measured(request)
+        return self._noises[name]
 
     def _measured(self, request: NoiseRequest) -> Noise:
         """Compares the model in the engines' dtype, and a bare engine, with the model in higher precision.
@@ -344,11 +363,12 @@ class Reference:
 
         from backends.oracle import rounding
 
-        model = self._at(Weights(version=0, quantization=request.quantization))
+        model = self._at(Weights(version=request.version, quantization=request.quantization))
         in_float32 = self._dtype is torch.float32
-        other = copy.deepcopy(model).to(torch.float64 if in_float32 else self._dtype)
+        other = copy.deepcopy(model)
+        _compute_in(torch.float64 if in_float32 else self._dtype, other)
         exact, rounded = (other, model) if in_float32 else (model, other)
-        rows = rounding.contexts(model.config.vocab_size)
+        rows = request.rows or rounding.contexts(model.config.vocab_size)
         routed_alike = self._is_mixture and not in_float32
 
         def right(row: list[int]) -> Any:
@@ -357,7 +377,7 @@ class Reference:
 
         reference = rounding.of_arithmetic(right, partial(_log_softmax, rounded), rows)
         engine: dict[str, Moved] = {}
-        if request.quantization is None and not routed_alike:
+        if request.quantization is None and not routed_alike and not request.rows:
             asked = self._for_a_bare_engine(rows)
             engine = rounding.of_engine(right, asked, rounding.bare_engine(asked))
             rounding.check(reference, engine)
@@ -367,7 +387,7 @@ class Reference:
                 router = max(router, float((_router_logits(exact, row) - _router_logits(rounded, row)).abs().max()))
         weights = reference.largest + max((moved.largest for moved in engine.values()), default=0.0)
         if request.quantization is None and not in_float32:
-            made = policy.version(self._request.model_path, 0, self._request.policies)
+            made = policy.version(self._request.model_path, request.version, self._request.policies)
             _put({name: tensor.float() for name, tensor in made.items()}, model)
             self._holds = NOT_ROUNDED
             found = rounding.of_arithmetic(partial(_log_softmax, model), partial(_log_softmax, rounded), rows)
@@ -433,6 +453,24 @@ class Reference:
             moved = moved.maximum((rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0] - chosen).abs())
         return tuple(moved.tolist())
 
+    def _moved_by_dtype(self, request: ScoreRequest, rows: Any) -> tuple[float, ...]:
+        """How far the engines' dtype moves the log-probability of each token, or of one of the most probable ones at its place, if
+        that is more. `rows`: tokens × vocabulary, of float32."""
+        import torch
+
+        from backends.oracle import rounding
+
+        _compute_in(self._dtype, self._model)
+        try:
+            with self._following(request.routed, self._routing_tie(request)):
+                moved = (self._rows(request).float() - rows).abs()
+        finally:
+            _compute_in(torch.float32, self._model)
+            if request.adapter is not None:
+                self._holds = None  # merged weights are not of the dtype: they come back rounded
+        named = torch.cat([rows.topk(rounding.BEST, dim=1).indices, torch.tensor(request.tokens)[:, None]], dim=1)
+        return tuple(moved.gather(1, named).amax(1).tolist())
+
     def _next(self, request: NextRequest) -> Next:
         return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
 
@@ -468,6 +506,13 @@ def _log_softmax(model: Any, tokens: list[int]) -> Any:
 
     with torch.no_grad():
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def _compute_in(dtype: Any, model: Any) -> None:
+    """Turn the model's parameters into `dtype`. Its buffers, such as the frequencies of rotary positions, stay as they are: engines
+    hold these in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _put(tensors: dict[str, Any], model: Any) -> None:

@@ -15,7 +15,7 @@ from harness.contract.errors import Blame
 from harness.contract.faults import NOTHING, Fact
 from harness.contract.messages import METHODS, Generation, Message
 from harness.records.recording import Call, Mark, Observation, ScenarioTrace
-from harness.records.reference import Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
+from harness.records.reference import WIDER, Noise, NoiseRequest, Query, ReferenceBook, Routed, Score
 from harness.records.verdict import Cause, Concern, Exposure, FieldEffect, Margin, Visit
 from harness.records.wire import as_openai
 
@@ -180,11 +180,13 @@ class Evidence:
 
         The rounding of the dtype was measured. A quantized activation between two steps may round either way, and later values
         follow it. Few do so in an engine, far more in the reference's trials. The bound allows twice the largest move of any
-        token of the answer in these trials.
+        token of the answer in these trials. In 16 bits the noise was measured with such activations; it was not measured with
+        each version of the weights. Where it leaves a doubt about an answer, twice the largest move in that answer counts.
         """
-        if not self.exact:
-            return self.noise.near  # measured with activations that round either way
-        return self.noise.near + 2 * max(score.rounding, default=0.0)
+        own = WIDER * max(score.rounding, default=0.0)
+        if self.exact:
+            return self.noise.near + own
+        return self.noise.near if self.noise_question.quantization else max(self.noise.near, own)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route counts as

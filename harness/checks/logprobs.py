@@ -85,26 +85,30 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     misshapen = _misshapen(asked)
     rows = [row for row in asked if _wrong_shape(row) is None]
     errors: list[float] = []
-    rounded, most, beyond = False, evidence.noise.near, -math.inf
-    exact = evidence.exact
+    most, beyond = evidence.noise.near, -math.inf
+    exact, rounded = evidence.exact, evidence.header.topology.quantization is not None
     seeded: dict[str, list[float]] = {}
     worst_shown: dict[str, Any] = {}
     for row in rows:
         score = evidence.reference.score(row.score)
-        allowed = evidence.near(score)
-        rounded, most = rounded or bool(score.rounding), max(most, allowed)
+        if not all(map(math.isfinite, score.logprobs)):
+            return untestable("the reference's log-probability is not a finite number")
+        apart = [abs(got - expected) for got, expected in zip(row.logprobs or (), score.logprobs, strict=True)]
+        errors += apart
+        doubted = rounded or max(apart, default=0.0) > evidence.noise.near
+        allowed = evidence.near(score) if doubted else evidence.noise.near
+        most = max(most, allowed)
         for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
-        for at, (got, expected) in enumerate(zip(row.logprobs or (), score.logprobs, strict=True)):
-            if not math.isfinite(expected):
-                return untestable("the reference's log-probability is not a finite number")
-            errors.append(abs(got - expected))
-            if errors[-1] - allowed >= beyond:
-                beyond = errors[-1] - allowed
-                worst_shown = row.shown(position=at, got=got, reference=expected)
+        for at, error in enumerate(apart):
+            if error - allowed >= beyond:
+                beyond = error - allowed
+                worst_shown = row.shown(position=at, got=(row.logprobs or [])[at], reference=score.logprobs[at])
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = WIDER * evidence.noise.quarter if rounded and not exact else evidence.noise.near
+    bound = most
+    if rounded:
+        bound = evidence.noise.near if exact else WIDER * evidence.noise.quarter
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
+
+import msgspec
 
 from harness.checks import curves
 from harness.checks.answers import unexpected
@@ -11,8 +14,9 @@ from harness.checks.base import Check, Evidence, Finding, concluded, failed, pas
 from harness.checks.gaps import gap_of, matching
 from harness.checks.logprobs import TEMPERATURE, seeded
 from harness.contract.faults import Fact
-from harness.records.reference import WIDER
-from harness.records.verdict import Margin
+from harness.records.recording import Call
+from harness.records.reference import WIDER, NoiseRequest, Query
+from harness.records.verdict import Gap, Margin
 
 RISE = 0.15
 """Mean reward of the evaluation, as a fraction: the least rise over the run. A policy that learns nothing does not move it."""
@@ -24,8 +28,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
     calls = evidence.calls("train")
     if not calls:
         return untestable("nothing was trained")
-    facts, worst, k3 = 0, 0.0, 0.0
-    bound = WIDER * evidence.noise.weights
+    facts, worst, k3, most = 0, 0.0, 0.0, WIDER * evidence.noise.weights
     faults: dict[str, float] = {}
     if broken := [unexpected(call) for call in calls if call.error is not None]:
         return together(broken)
@@ -43,13 +46,37 @@ def _judge_gap(evidence: Evidence) -> Finding:
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
         for name, size in _seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(size, faults.get(name, 0.0))
+        bound = WIDER * evidence.noise.weights
+        if _doubted(evidence, gap):
+            bound = max(bound, WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights)
+        most = max(most, bound)
         if not gap.largest <= bound:
             shown = {"call": call.id, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
             wrong.append(("trainer and engines give the tokens of a rollout other probabilities", shown))
     if wrong:
-        return concluded(facts + len(wrong), wrong, max_gap=worst, bound=bound, k3=k3)
-    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
-    return passed(facts, margin=margin, max_gap=worst, bound=bound, k3=k3)
+        return concluded(facts + len(wrong), wrong, max_gap=worst, bound=most, k3=k3)
+    margin = Margin(unit="nats", measured=worst, bound=most, faults=faults)
+    return passed(facts, margin=margin, max_gap=worst, bound=most, k3=k3)
+
+
+def _doubted(evidence: Evidence, gap: Gap) -> bool:
+    """True if the gap is larger than the noise explains, in 16 bits: the policy of this step may be more peaked than the checkpoint,
+    on which the noise was measured, and then rounding moves it further."""
+    return not evidence.exact and gap.largest > WIDER * evidence.noise.weights
+
+
+def _noise_of(evidence: Evidence, call: Call) -> NoiseRequest:
+    """Asks how far rounding moves the policy of a training step, on the step's own rollouts."""
+    both = zip(call.request["prompt_token_ids"], call.request["response_ids"], strict=True)
+    rows = [[*prompt, *response] for prompt, response in both]
+    return msgspec.structs.replace(evidence.noise_question, version=call.request["base_version"], rows=rows)
+
+
+def _queries(evidence: Evidence) -> Iterator[Query]:
+    for call in evidence.succeeded("train"):
+        rollouts, result = call.request.get("rollout_logprobs") or (), call.result or {}
+        if matching(rollouts, result) and _doubted(evidence, gap_of(rollouts, result["response_logprobs"])):
+            yield _noise_of(evidence, call)
 
 
 def _seeded(numbers: list[float], *, exact: bool) -> dict[str, float]:
@@ -64,6 +91,7 @@ GAP = Check(
     reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
     source="SkyRL documentation, rollout_train_logprobs_abs_diff: rollout against trainer log-probabilities",
     judge=_judge_gap,
+    queries=_queries,
 )
 
 

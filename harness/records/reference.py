@@ -59,8 +59,12 @@ class Score(Message, frozen=True, kw_only=True):
     behind: tuple[float, ...] = ()
     """Nats by which each token is less probable than the most probable one; 0 for the greedy choice."""
     rounding: tuple[float, ...] = ()
-    """For quantized weights: the largest change of each log-probability, in nats, when activations almost midway between two
-    steps are rounded to either at random. Empty for full precision."""
+    """How far rounding moves the log-probability of each token in this answer, in nats. Empty where the noise that was measured
+    in advance (`Noise`) decides: in float32, and in 16 bits if each token is the greedy choice or a near tie.
+
+    For quantized weights: the largest change when activations almost midway between two steps are rounded to either at random. In
+    16 bits: the largest change of the token, or of one of the most probable ones in its place, when the reference computes in that
+    dtype."""
 
     @property
     def gaps(self) -> tuple[float, ...]:
@@ -133,9 +137,14 @@ class ExpectedDigests(Message, frozen=True, kw_only=True):
 
 
 class NoiseRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Asks how far rounding in the engines' dtype moves correct answers."""
+    """Asks how far rounding in the engines' dtype moves correct answers.
+
+    `rows`: token ids to measure on, under policy version `version`, in the reference alone. Empty: random token ids, and a bare
+    engine is asked as well. A trained policy is more peaked than the checkpoint, and rounding moves it further."""
 
     quantization: Quantization | None = None
+    version: int = 0
+    rows: list[list[int]] = msgspec.field(default_factory=list)
 
 
 class Moved(Message, frozen=True, kw_only=True):

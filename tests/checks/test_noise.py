@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from harness.checks.base import Evidence
@@ -40,6 +41,28 @@ def test_a_token_within_the_noise_is_a_near_tie_whatever_its_rank(reference, beh
     assert judge(greedy(), one, reference=reference).status == status
 
 
+@pytest.mark.parametrize(
+    ("behind", "rounding", "model", "status"),
+    [
+        (0.5, (0.1, 0.3), BFLOAT16, "pass"),
+        (0.7, (0.1, 0.3), BFLOAT16, "fail"),
+        (0.5, (0.1, 0.1), BFLOAT16, "fail"),
+        (0.3, (0.0, 0.0), BFLOAT16, "pass"),
+    ],
+    ids=[
+        "rounding of this answer explains it",
+        "further",
+        "rounding moves this answer less",
+        "never less than the noise",
+    ],
+)
+def test_in_doubt_the_rounding_of_the_answer_itself_counts(reference, behind, rounding, model, status):
+    one = generate([[3, 4]], [[20, 21]], params=GREEDY)
+    score = Score(logprobs=[-1, -1], ranks=[2, 0], margins=[0.1, 3.0], behind=(behind, 0.0), rounding=rounding)
+    reference.set(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, 21]), score)
+    assert judge(greedy(), one, reference=reference, model=model).status == status
+
+
 def test_noise_that_was_never_measured_judges_nothing():
     silent = FakeReference()
     silent.noise = lambda _: (_ for _ in ()).throw(UnansweredQuery("no"))  # type: ignore[method-assign]
@@ -55,6 +78,22 @@ def test_a_single_log_probability_may_be_off_by_the_noise(reference, off, status
     numbers = [[x - off for x in reference.logprobs([3, 4], ids[0])]]
     one = generate([[3, 4]], ids, params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
     assert judge(of_reference(), one, reference=reference, model=BFLOAT16).status == status
+
+
+@pytest.mark.parametrize(
+    ("off", "rounding", "status", "bound"),
+    [(0.5, 0.3, "pass", 0.6), (0.7, 0.3, "fail", 0.6), (0.5, 0.1, "fail", 0.4), (0.1, 0.3, "pass", 0.4)],
+    ids=["explained", "further", "this answer is moved less", "no doubt, so no wider bound"],
+)
+def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(reference, off, rounding, status, bound):
+    ids = [20, 21, 22, 23]
+    right = reference.score(ScoreRequest(version=0, prompt=[3, 4], tokens=ids))
+    asked = ScoreRequest(version=0, prompt=[3, 4], tokens=ids)
+    reference.set(asked, msgspec.structs.replace(right, rounding=(rounding,) * 4))
+    numbers = [[right.logprobs[0] - off, *right.logprobs[1:]]]
+    one = generate([[3, 4]], [ids], params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
+    found = judge(of_reference(), one, reference=reference, model=BFLOAT16)
+    assert (found.status, found.numbers["bound"]) == (status, pytest.approx(bound))
 
 
 def many(*, constant=0.0, slope=0.0, noise=0.05, rows=32, length=80):

@@ -11,6 +11,7 @@ from harness.checks.training import GAP, RISES
 from harness.contract.messages import FIRST_TRAINED
 from harness.judging.pairing import identity
 from harness.records.recording import Mark
+from harness.records.reference import Noise, NoiseRequest
 from harness.records.verdict import Parity
 from tests import traces
 
@@ -49,6 +50,29 @@ def test_a_trainer_that_disagrees_is_red(logprobs, reason):
     finding = traces.judge(GAP, trained(logprobs))
     assert finding.status == "fail"
     assert reason in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("moved", "status", "bound"),
+    [(0.5, "pass", 0.6), (0.9, "pass", 1.2), (1.3, "fail", 1.2)],
+    ids=["within the noise", "rounding moves this policy further", "further than that"],
+)
+def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status, bound):
+    reference = traces.FakeReference()
+    reference.set(NoiseRequest(), Noise(largest=0.2, weights=0.3))
+    rows = [[8, 9, 1, 2, 3], [8, 4, 5, 6]]
+    reference.set(NoiseRequest(version=FIRST_TRAINED, rows=rows), Noise(largest=0.2, weights=0.6))
+    request = {
+        "base_version": FIRST_TRAINED,
+        "prompt_token_ids": [[8, 9], [8]],
+        "response_ids": [[1, 2, 3], [4, 5, 6]],
+        "rollout_logprobs": ROLLOUTS,
+    }
+    logprobs = [[ROLLOUTS[0][0] - moved, *ROLLOUTS[0][1:]], ROLLOUTS[1]]
+    step = traces.call("train", request, {"version": FIRST_TRAINED + 1, "response_logprobs": logprobs})
+    model = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
+    finding = traces.judge(GAP, step, reference=reference, model=model)
+    assert (finding.status, finding.numbers["bound"]) == (status, pytest.approx(bound))
 
 
 def test_no_training_step_is_untestable():

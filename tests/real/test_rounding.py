@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,14 +54,64 @@ print(json.dumps([{name: moved.largest for name, moved in right.measured.items()
 """
 
 
-def test_a_bare_engine_is_as_far_off_as_rounding_makes_it_and_one_with_other_weights_is_refused(tmp_path: Path):
+def made(script: str, scratch: Path) -> Any:
+    """What the script prints about the tiny model, in the reference's environment."""
     python = environments.ensure(str(known("reference").environment), "cpu", root=PROJECT)
     model = tiny_model(python, console_progress())
-    command = [str(python), "-c", MEASURE, str(model), str(tmp_path)]
+    command = [str(python), "-c", script, str(model), str(scratch)]
     variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=variables)
     assert done.returncode == 0, done.stderr[-2000:]
-    measured, near, said = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+IN_DOUBT = """
+import asyncio, json, sys
+from backends.oracle.reference import Reference
+from harness.contract.messages import StartRequest
+from harness.contract.topology import Topology
+from harness.records.reference import NextRequest, Noise, NoiseRequest, ScoreRequest, key
+
+PROMPT, CACHED = list(range(20, 52)), ((31, 0),)
+
+async def scored(model, scratch):
+    reference = Reference()
+    given = {"target": "reference", "topology": Topology(), "engine": "cpu", "dtype": "bfloat16"}
+    await reference.start(StartRequest(**given, model_path=model, scratch=scratch, logs=scratch))
+    reference._noises[key(NoiseRequest())] = Noise(largest=0.2)
+    best, shown = [], []
+    for _ in range(8):
+        row = await reference.next(NextRequest(version=1, prompt=PROMPT + best))
+        best.append(max(range(len(row.logprobs)), key=row.logprobs.__getitem__))
+    for tokens, cached in ((best, ()), (best[::-1], ()), (best, ()), (best[::-1], CACHED), (best[::-1], ())):
+        score = await reference.score(ScoreRequest(version=1, prompt=PROMPT, tokens=tokens, cached=cached))
+        shown.append([score.logprobs, score.rounding])
+    row = PROMPT + best
+    noises = [await reference.noise(NoiseRequest(version=version, rows=[row] * 2)) for version in (0, 1)]
+    return shown, [[noise.numbers, noise.largest, noise.weights, list(noise.measured)] for noise in noises]
+
+print(json.dumps(asyncio.run(scored(*sys.argv[1:]))))
+"""
+
+
+def test_an_answer_in_doubt_is_computed_in_16_bits_too_and_the_weights_stay_what_they_are(tmp_path: Path):
+    scores, noises = made(IN_DOUBT, tmp_path)
+    (greedy, none), (other, moved), again, (cached, moved_cached), other_again = scores
+    assert (greedy, none) == (again[0], again[1])
+    assert none == []
+    assert len(moved) == 8
+    assert 0 < max(moved) < 3
+    assert cached != other
+    assert len(moved_cached) == 8
+    assert [other, moved] == other_again
+    for numbers, largest, weights, measured in noises:
+        assert (numbers, measured) == (2 * 40 * 5, ["reference"])
+        assert 0 < largest < 3
+        assert 0 < weights < 3
+
+
+def test_a_bare_engine_is_as_far_off_as_rounding_makes_it_and_one_with_other_weights_is_refused(tmp_path: Path):
+    measured, near, said = made(MEASURE, tmp_path)
     assert set(measured) == {"reference", "alone", "by 4", "all, in chunks", "all again", "all, cached"}
     assert all(0 < largest < 1e-4 for largest in measured.values()), measured
     assert near == 2 * max(measured.values())
