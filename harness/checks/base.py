@@ -188,6 +188,11 @@ class Evidence:
             return self.noise.near + own
         return self.noise.near if self.noise_question.quantization else max(self.noise.near, own)
 
+    def allowed(self, score: Score, error: float) -> float:
+        """A bound in nats for the log-probabilities of an answer, one of which is off by `error`: the noise that was measured in
+        advance, and only where it does not explain the error `near`."""
+        return self.noise.near if error <= self.noise.near else self.near(score)
+
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route counts as
         completion() or chat_completion() (`harness.records.wire`)."""

@@ -13,12 +13,12 @@ from typing import Any
 from harness.checks import matching
 from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
-from harness.checks.logprobs import seeded
+from harness.checks.logprobs import farthest, seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.differing import parting
 from harness.records.recording import Call
-from harness.records.reference import Query, ScoreRequest
+from harness.records.reference import Query, Score, ScoreRequest
 from harness.records.verdict import Margin
 
 SOURCE = "SkyRL, GeneratorInterface.generate and GeneratorOutput; SkyRL documentation, SkyRLGymGenerator"
@@ -234,7 +234,7 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
     found = with_columns(evidence)
     if isinstance(found, Finding):
         return found
-    facts, worst, faults, shown = 0, 0.0, dict[str, float](), dict[str, Any]()
+    facts, worst, bound, faults = 0, 0.0, evidence.noise.near, dict[str, float]()
     wrong: list[tuple[str, dict[str, Any]]] = []
     for trajectory, row in found:
         if (trajectory.call.request.get("sampling_params") or {}).get("logprobs") is None:
@@ -249,32 +249,35 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         whole = trajectory.call.request.get("batched") or len(got) == len(trajectory.response)
         if not whole or row["response_ids"] != trajectory.response[: len(got)]:
             continue  # `gym.tokens` reports tokens that are not the engines', and those that are missing at the end
-        expected = _expected(evidence, trajectory)[: len(got)]
+        expected, scores = _expected(evidence, trajectory)
+        expected = expected[: len(got)]
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        for position, (a, b) in enumerate(zip(got, expected, strict=True)):
-            facts += 1
-            if abs(a - b) >= worst:
-                worst = abs(a - b)
-                shown = shown_trajectory(trajectory) | {"position": position, "got": a, "expected": b}
+        facts += len(got)
+        off, at = farthest(got, expected)
+        allowed = max((evidence.allowed(score, off) for score in scores), default=evidence.noise.near)
+        worst, bound = max(worst, off), max(bound, allowed)
+        if off > allowed:
+            reason = (
+                "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
+            )
+            shown = {"position": at, "got": got[at], "expected": expected[at]}
+            wrong.append((reason, shown_trajectory(trajectory) | shown))
     if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
-    bound = evidence.noise.near
-    if worst > bound:
-        reason = "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
-        wrong.append((reason, shown))
     if wrong:
         return concluded(facts + len(wrong), wrong, max_abs_error=worst, bound=bound)
     return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
 
 
-def _expected(evidence: Evidence, trajectory: Trajectory) -> list[float]:
-    """The reference's log-probabilities on the policy's own tokens; 0 on all others (SkyRL: dummy values)."""
-    expected = [0.0] * len(trajectory.response)
+def _expected(evidence: Evidence, trajectory: Trajectory) -> tuple[list[float], list[Score]]:
+    """The reference's log-probabilities on the policy's own tokens, 0 on all others (SkyRL: dummy values); and its scores."""
+    expected, scores = [0.0] * len(trajectory.response), []
     for at, question in _turn_scores(evidence, trajectory):
         if question.tokens:
-            expected[at : at + len(question.tokens)] = evidence.reference.score(question).logprobs
-    return expected
+            scores.append(evidence.reference.score(question))
+            expected[at : at + len(question.tokens)] = scores[-1].logprobs
+    return expected, scores
 
 
 LOGPROBS = Check(

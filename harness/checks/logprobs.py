@@ -95,8 +95,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
             return untestable("the reference's log-probability is not a finite number")
         apart = [abs(got - expected) for got, expected in zip(row.logprobs or (), score.logprobs, strict=True)]
         errors += apart
-        doubted = rounded or max(apart, default=0.0) > evidence.noise.near
-        allowed = evidence.near(score) if doubted else evidence.noise.near
+        allowed = evidence.near(score) if rounded else evidence.allowed(score, max(apart, default=0.0))
         most = max(most, allowed)
         for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
@@ -140,6 +139,15 @@ def _seeded(numbers: list[float], expected: list[float], *, constant: bool) -> I
     for name, those in damaged.items():
         if those:
             yield name, [abs(got - right) for got, right in zip(those, expected, strict=False)]
+
+
+def farthest(got: Sequence[float], expected: Sequence[float]) -> tuple[float, int]:
+    """The largest distance between two numbers at the same place, and that place; (0, 0) without numbers. NaN is infinitely far.
+    Raises ValueError for unequal lengths."""
+    apart = [abs(ours - theirs) for ours, theirs in zip(got, expected, strict=True)]
+    apart = [math.inf if math.isnan(by) else by for by in apart]
+    largest = max(apart, default=0.0)
+    return largest, apart.index(largest) if apart else 0
 
 
 def seeded(numbers: Sequence[float], *, exact: bool) -> dict[str, float]:

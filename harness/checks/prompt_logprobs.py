@@ -11,7 +11,7 @@ import msgspec
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Evidence, Finding, concluded, untestable
-from harness.checks.logprobs import seeded
+from harness.checks.logprobs import farthest, seeded
 from harness.contract.faults import Fact
 from harness.records.reference import NextRequest, Query, ScoreRequest
 from harness.records.verdict import Margin
@@ -65,7 +65,7 @@ def _misranked(evidence: Evidence, answer: Answer) -> list[dict[str, Any]]:
 
 
 def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
-    asking, facts, worst = _asking(rows), 0, 0.0
+    asking, facts, worst, bound = _asking(rows), 0, 0.0, evidence.noise.near
     if not asking:
         return untestable("no call asked for log-probabilities of its prompt")
     unasked = [row for row in rows if row.index == 0 and not row.call.request["prompt_logprobs"]]
@@ -77,18 +77,18 @@ def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
             came = (row.call.result or {}).get("prompt_logprobs")
             wrong.append((ABSENT if came is None else UNEVEN, row.shown(prompt_logprobs=came)))
             continue
-        right = evidence.reference.score(_score(row)).logprobs
-        errors = [abs(got - expected) for got, expected in zip(numbers, right, strict=True)]
-        facts, worst = facts + len(errors), max(worst, *errors)
+        score = evidence.reference.score(_score(row))
+        off, at = farthest(numbers, score.logprobs)
+        allowed = evidence.allowed(score, off)
+        facts, worst, bound = facts + len(numbers), max(worst, off), max(bound, allowed)
         for name, size in seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        at = errors.index(max(errors))
-        if errors[at] > evidence.noise.near:
-            wrong.append((FAR, row.shown(position=at + 1, got=numbers[at], reference=right[at])))
+        if off > allowed:
+            wrong.append((FAR, row.shown(position=at + 1, got=numbers[at], reference=score.logprobs[at])))
         if most:
-            facts += len(errors) * most
+            facts += len(numbers) * most
             wrong += [(NOT_TOP, shown) for shown in _misranked(evidence, row)]
-    margin = Margin(unit="nats", measured=worst, bound=evidence.noise.near, faults=faults)
+    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
     return concluded(facts + len(unasked), wrong, margin=None if wrong else margin, max_abs_error=worst)
 
 

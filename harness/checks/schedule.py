@@ -17,6 +17,7 @@ import msgspec
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, kept, passed, untestable
+from harness.checks.logprobs import farthest
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -262,10 +263,11 @@ def _judge_versions(evidence: Evidence) -> Finding:
         if row.logprobs is None or len(row.logprobs) != len(row.tokens) or None in row.logprobs:
             wrong.append(("a rollout lacks log-probabilities", row.shown(step=number)))
             continue
-        expected = evidence.reference.score(row.score).logprobs
-        off = max((abs(float(a) - b) for a, b in zip(row.logprobs, expected, strict=True)), default=0.0)
-        worst = max(worst, off)
-        if not off <= bound:
+        score = evidence.reference.score(row.score)
+        off, _ = farthest(row.logprobs, score.logprobs)
+        allowed = evidence.allowed(score, off)
+        worst, bound = max(worst, off), max(bound, allowed)
+        if not off <= allowed:
             shown = row.shown(step=number, version=row.version, largest_difference=off)
             wrong.append(("a rollout was made by another version than the schedule allows", shown))
     facts = sum(max(1, len(row.tokens)) for _, row in rows)

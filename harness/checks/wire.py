@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.checks.answers import Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, concluded, passed, untestable
-from harness.checks.logprobs import seeded
+from harness.checks.logprobs import farthest, seeded
 from harness.checks.matching import is_error
 from harness.contract.faults import Fact
 from harness.contract.messages import CHOICES
@@ -162,14 +162,15 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in got):
             wrong.append(("a log-probability is not a finite number", row.shown(logprobs=got)))
             continue
-        expected = evidence.reference.score(row.score).logprobs
-        for name, size in seeded(expected, exact=evidence.exact).items():
+        score = evidence.reference.score(row.score)
+        for name, size in seeded(score.logprobs, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        off, at = max(((abs(a - b), at) for at, (a, b) in enumerate(zip(got, expected, strict=True))), default=(0.0, 0))
-        worst = max(worst, off)
-        if off > bound:
+        off, at = farthest(got, score.logprobs)
+        allowed = evidence.allowed(score, off)
+        worst, bound = max(worst, off), max(bound, allowed)
+        if off > allowed:
             why = "log-probabilities are further from the reference's than the bound"
-            wrong.append((why, row.shown(position=at, got=got[at], reference=expected[at])))
+            wrong.append((why, row.shown(position=at, got=got[at], reference=score.logprobs[at])))
     margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
     facts = sum(max(1, len(row.tokens)) for row in asked)
     return concluded(facts, wrong, margin=margin, max_abs_error=worst, bound=bound, choices=len(asked))

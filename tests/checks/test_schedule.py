@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
+from harness.checks.logprobs import farthest
 from harness.checks.schedule import ACKNOWLEDGED, OVERLAP, STAGES, VERSIONS
 from harness.contract.messages import FIRST_TRAINED
 from harness.records.recording import Mark
+from harness.records.reference import Noise, NoiseRequest, ScoreRequest
 from tests import traces
 from tests.checks.scene import SERVERS, STEP, Scene
 
@@ -156,6 +160,26 @@ def test_sync_finished_before_the_sync_has_ended_is_red():
 def test_rollouts_of_an_old_version_are_red():
     finding = Pipeline(by=lambda step: 0 if step < 3 else version_of(step - 3)).judge(VERSIONS)
     assert finding.reason == "a rollout was made by another version than the schedule allows"
+
+
+@pytest.mark.parametrize(("rounding", "status"), [(0.3, "pass"), (0.1, "fail")])
+def test_in_16_bits_the_rounding_of_a_rollout_in_doubt_counts(rounding, status):
+    scene = Pipeline()
+    scene.reference.set(NoiseRequest(), Noise(largest=0.2, rms=0.05))
+    last = next(call for call in scene.calls if call.label == "rollout 4")
+    (first, *others), tokens = last.result["response_logprobs"], last.result["response_ids"][0]
+    scene.change(last, result={**last.result, "response_logprobs": [[first[0] - 0.5, *first[1:]], *others]})
+    asked = ScoreRequest(version=version_of(2), prompt=last.request["prompt_token_ids"][0], tokens=tokens)
+    moved = msgspec.structs.replace(scene.reference.score(asked), rounding=(rounding,) * len(tokens))
+    scene.reference.set(asked, moved)
+    found = scene.judge(VERSIONS, model={"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"})
+    assert found.status == status
+
+
+def test_a_number_that_is_not_one_is_infinitely_far():
+    assert farthest([-1.0, math.nan, -2.0], [-1.0, -1.5, -5.0]) == (math.inf, 1)
+    assert farthest([-1.0, -2.0], [-1.5, -5.0]) == (3.0, 1)
+    assert farthest([], []) == (0.0, 0)
 
 
 def test_every_wrong_rollout_is_reported():
