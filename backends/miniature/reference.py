@@ -147,6 +147,7 @@ class MiniatureReference:
     """Every question about the model is answered in the same way."""
 
     async def noise(self, _request: reference.NoiseRequest) -> reference.Noise:
+        """The same for every policy version: what 16 bits do to the miniature does not depend on its weights."""
         return _noise(self._request.dtype)
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:

@@ -62,7 +62,7 @@ QUERY_DEADLINE_S = 60.0
 """Seconds per query to the oracle about the tiny model. For other models the stack's slowness multiplies it, and one pass over
 all weights is added."""
 NOISE_DEADLINE_S = 900.0
-"""Seconds for the query about noise, which starts an engine."""
+"""Seconds for a query about noise: it starts an engine, or reads all rollouts of a training step three times."""
 ORACLE_START_DEADLINE_S = 180.0
 
 
@@ -781,7 +781,7 @@ class Session:
             )
         self._vocabularies[model.sha256] = vocabulary
         with progress("reference: measuring what rounding moves, with a bare engine"), self.timed("reference"):
-            self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, NOISE_DEADLINE_S))
+            self._runner.run(self._ask(oracle.book.missing([NoiseRequest()]), oracle, QUERY_DEADLINE_S))
 
     def _ask_the_oracle(self, scenario: Scenario, trace: ScenarioTrace) -> None:
         """Ask the queries of the scenario's checks, until the answers lead to no new query."""
@@ -796,8 +796,9 @@ class Session:
 
     async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float) -> None:
         for query in queries:
+            within_s = NOISE_DEADLINE_S if isinstance(query, NoiseRequest) else deadline_s
             try:
-                answer = await oracle.host.call(METHOD_OF[type(query)], query, deadline_s)
+                answer = await oracle.host.call(METHOD_OF[type(query)], query, within_s)
             except CallFailed as e:
                 answer = Refusal(reason=str(e))
             oracle.book.add(query, answer)
