@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import numpy as np
 import pytest
 
-from backends.miniature import model, router, tokenizer
+from backends.miniature import model, router, tokenizer, trainer
 from backends.miniature.engine import STEP_S
 from backends.miniature.faults.registry import parts
+from backends.miniature.reference import MiniatureReference
 from backends.miniature.stack import Parts
 from harness.checks.liveness import ALL_COMPLETE
 from harness.contract.clock import SimulatedLoop, monotonic, now_ns
 from harness.contract.errors import CallTimedOut, HarnessError, UsageError
 from harness.contract.faults import family
+from harness.contract.messages import StartRequest
+from harness.contract.topology import Topology
 from harness.driving.inline import InlineHost
 from harness.machine.progress import silent
 from harness.machine.targets import known
+from harness.records.reference import ScoreRequest
 from harness.running import catalogue
 from harness.running.session import Options, Session
 from harness.suite.scenario import LATE_SEED, declaration, scenario
@@ -169,6 +174,36 @@ def test_a_network_in_single_precision_is_the_exact_one_but_for_rounding():
         one, other = single.feed(one, token), exact.feed(other, token)
     assert abs(single.row(one) - exact.row(other)).max() < 1e-4
     assert model.np.exp(exact.row(other)).sum() == pytest.approx(1)
+
+
+TIED = ([158, 386, 229, 190, 261, 385, 182, 506, 288, 476, 471, 68], 159)
+"""A prompt, and the token at which single precision takes another expert than double precision does, if version 0 made the first
+twenty tokens and version 1 the rest."""
+
+
+def test_where_two_experts_are_nearly_equal_the_reference_says_what_single_precision_does_there():
+    prompt, tied = TIED
+    engines = [model.Network(trainer.parameters(version, ""), np.float32) for version in (0, 1)]
+    node, tokens = engines[0].root, list(prompt)
+    for at in range(len(prompt) + tied + 1):
+        node = engines[at >= len(prompt) + 19].adopt(node)
+        node = node.network.feed(node, tokens[at])
+        if at + 1 >= len(prompt):
+            reader = engines[at + 1 >= len(prompt) + 20]
+            tokens.append(int(reader.row(reader.adopt(node)).argmax()))
+    made = tokens[len(prompt) :]
+    oracle = MiniatureReference()
+    given = StartRequest(target="miniature", topology=Topology(), model_path="", scratch="", logs="")
+    asyncio.run(oracle.start(given))
+    asked = ScoreRequest(version=1, prompt=[*prompt, *made[:20]], tokens=made[20:], cached=((len(prompt) + 19, 0),))
+    score = asyncio.run(oracle.score(asked))
+    assert [at + 20 for at, gap in enumerate(score.gaps) if gap > 0.01] == [tied], (
+        "in double precision it is no near tie"
+    )
+    assert 2 * max(score.rounding) > score.gaps[tied - 20] > 0.1
+    assert sum(moved > 1e-3 for moved in score.rounding) == 1
+    before = asyncio.run(oracle.score(msgspec.structs.replace(asked, tokens=made[20:60])))
+    assert before.rounding == (), "no two experts are nearly equal here"
 
 
 def test_versions_adapters_and_quantization_move_every_row():

@@ -1,6 +1,7 @@
 """The miniature's oracle: its model's exact probabilities in double precision, over the whole sequence each time.
 
-It uses no engine, no batches and no float32. It shares the model, tokenizer and trained parameters with the stack.
+It uses no engine and no batches, and float32 only to say what rounding does at a near tie of experts. It shares the model,
+tokenizer and trained parameters with the stack.
 """
 
 from __future__ import annotations
@@ -20,26 +21,38 @@ NOISE_ROWS, NOISE_TOKENS = 8, 512
 """Contexts, and tokens per context. Rounding grows with the context, so it is as long as a conversation of several turns."""
 
 
-@lru_cache(maxsize=64)
-def _network(version: int, adapter: int | None, quantization: str | None, policies: str) -> model.Network:
+NEAR_TIE = 1e-3
+"""Router logits. Where two experts are closer, the engines' float32 is asked too: it may take the other one. Rounding moves the
+distance by up to 1e-4."""
+
+
+@lru_cache(maxsize=128)
+def _network(
+    version: int, adapter: int | None, quantization: str | None, policies: str, single: bool = False
+) -> model.Network:
     base = model.dequantize(model.quantize(trainer.parameters(version, policies), quantization))
     factors = None if adapter is None else model.adapter(adapter)
-    return model.Network(model.with_adapter(base, factors), np.float64)
+    return model.Network(model.with_adapter(base, factors), np.float32 if single else np.float64)
 
 
 def _read(
-    weights: reference.Weights, tokens: list[int], policies: str, cached: Sequence[tuple[int, int]] = ()
+    weights: reference.Weights,
+    tokens: list[int],
+    policies: str,
+    cached: Sequence[tuple[int, int]] = (),
+    single: bool = False,
 ) -> tuple[model.Network, model.Array]:
-    """The network, and its state after each token (positions × hidden). `cached` as in `ScoreRequest`."""
+    """The network, and its state after each token (positions × hidden). `cached` as in `ScoreRequest`. `single`: in
+    float32, as the engines compute."""
     states, node, at = [], None, 0
     for number, version in cached:
-        earlier = _network(version, weights.adapter, weights.quantization, policies)
+        earlier = _network(version, weights.adapter, weights.quantization, policies, single)
         node = earlier.root if node is None else earlier.adopt(node)
         for token in tokens[at : at + number]:
             node = earlier.feed(node, token)
             states.append(node.state)
         at += number
-    network = _network(weights.version, weights.adapter, weights.quantization, policies)
+    network = _network(weights.version, weights.adapter, weights.quantization, policies, single)
     node = network.root if node is None else network.adopt(node)
     for token in tokens[at:]:
         node = network.feed(node, token)
@@ -73,15 +86,25 @@ def _answer(raw: bytes, kind: type[reference.Weights], policies: str) -> Message
 def _score(request: reference.ScoreRequest, policies: str) -> reference.Score:
     if not request.tokens:
         return reference.Score(logprobs=[], ranks=[], margins=[])
-    network, states = _read(request, (request.prompt + request.tokens)[:-1], policies, request.cached)
-    rows, _, _ = network.read(states[len(request.prompt) - 1 :])
-    chosen = rows[np.arange(len(request.tokens)), request.tokens]
+
+    def read(*, single: bool) -> tuple[model.Array, model.Array]:
+        network, states = _read(request, (request.prompt + request.tokens)[:-1], policies, request.cached, single)
+        rows, _, margins = network.read(states[len(request.prompt) - 1 :])
+        return rows, margins
+
+    (rows, margins), every = read(single=False), np.arange(len(request.tokens))
+    rounding: tuple[float, ...] = ()
+    if margins.min() < NEAR_TIE:
+        moved = np.abs(read(single=True)[0] - rows)
+        rounding = tuple(np.maximum(moved[every, request.tokens], moved[every, rows.argmax(axis=1)]).tolist())
+    chosen = rows[every, request.tokens]
     best = -np.partition(-rows, 1, axis=1)[:, :2]
     return reference.Score(
         logprobs=chosen.tolist(),
         ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
         margins=(best[:, 0] - best[:, 1]).tolist(),
         behind=tuple((best[:, 0] - chosen).tolist()),
+        rounding=rounding,
     )
 
 

@@ -188,10 +188,10 @@ class Evidence:
             return self.noise.near + own
         return self.noise.near if self.noise_question.quantization else max(self.noise.near, own)
 
-    def allowed(self, score: Score, error: float) -> float:
-        """A bound in nats for the log-probabilities of an answer, one of which is off by `error`: the noise that was measured in
-        advance, and only where it does not explain the error `near`."""
-        return self.noise.near if error <= self.noise.near else self.near(score)
+    def explained(self, score: Score, error: float) -> bool:
+        """True if log-probabilities of an answer that are off by more than the noise, by `error` nats, are so by the rounding of this
+        very answer. They are right, and say nothing of what a check can detect."""
+        return self.noise.near < error <= self.near(score)
 
     def calls(self, method: str | None = None, label: str | None = None) -> list[Call]:
         """The scenario's own calls in order of their start, by method and label. An http() call of an OpenAI route counts as

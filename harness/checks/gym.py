@@ -255,9 +255,10 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
             faults[name] = max(faults.get(name, 0.0), size)
         facts += len(got)
         off, at = farthest(got, expected)
-        allowed = max((evidence.allowed(score, off) for score in scores), default=evidence.noise.near)
-        worst, bound = max(worst, off), max(bound, allowed)
-        if off > allowed:
+        if any(evidence.explained(score, off) for score in scores):
+            continue
+        worst = max(worst, off)
+        if off > bound:
             reason = (
                 "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
             )

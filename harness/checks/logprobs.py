@@ -84,7 +84,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no call asked for log-probabilities")
     misshapen = _misshapen(asked)
     rows = [row for row in asked if _wrong_shape(row) is None]
-    errors: list[float] = []
+    facts, errors = 0, list[float]()
     most, beyond = evidence.noise.near, -math.inf
     exact, rounded = evidence.exact, evidence.header.topology.quantization is not None
     seeded: dict[str, list[float]] = {}
@@ -94,8 +94,11 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         if not all(map(math.isfinite, score.logprobs)):
             return untestable("the reference's log-probability is not a finite number")
         apart = [abs(got - expected) for got, expected in zip(row.logprobs or (), score.logprobs, strict=True)]
+        facts += len(apart)
+        if not rounded and evidence.explained(score, max(apart, default=0.0)):
+            continue
         errors += apart
-        allowed = evidence.near(score) if rounded else evidence.allowed(score, max(apart, default=0.0))
+        allowed = evidence.near(score) if rounded else evidence.noise.near
         most = max(most, allowed)
         for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
@@ -105,9 +108,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
                 worst_shown = row.shown(position=at, got=(row.logprobs or [])[at], reference=score.logprobs[at])
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = most
-    if rounded:
-        bound = evidence.noise.near if exact else WIDER * evidence.noise.quarter
+    bound = WIDER * evidence.noise.quarter if rounded and not exact else evidence.noise.near
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
@@ -116,11 +117,11 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     if misshapen or far:
         reason = "log-probabilities are further from the reference's than the bound"
         wrong = [*misshapen, *((reason, shown) for shown in far)]
-        return concluded(len(errors) + len(misshapen), wrong, margin=None, **numbers)
+        return concluded(facts + len(misshapen), wrong, margin=None, **numbers)
     faults = {name: measure(sizes) for name, sizes in seeded.items()}
     faults |= _asked_faults(evidence, rows[0], measure, temperature=exact and not rounded)
     margin = Margin(unit="nats", measured=measured, bound=bound, faults=faults)
-    return passed(len(errors), margin=margin, **numbers)
+    return passed(facts, margin=margin, **numbers)
 
 
 def _quarter(errors: Iterable[float]) -> float:

@@ -79,11 +79,11 @@ def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
             continue
         score = evidence.reference.score(_score(row))
         off, at = farthest(numbers, score.logprobs)
-        allowed = evidence.allowed(score, off)
-        facts, worst, bound = facts + len(numbers), max(worst, off), max(bound, allowed)
+        explained = evidence.explained(score, off)
+        facts, worst = facts + len(numbers), max(worst, 0.0 if explained else off)
         for name, size in seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        if off > allowed:
+        if off > bound and not explained:
             wrong.append((FAR, row.shown(position=at + 1, got=numbers[at], reference=score.logprobs[at])))
         if most:
             facts += len(numbers) * most

@@ -28,7 +28,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
     calls = evidence.calls("train")
     if not calls:
         return untestable("nothing was trained")
-    facts, worst, k3, most = 0, 0.0, 0.0, WIDER * evidence.noise.weights
+    facts, worst, k3, bound = 0, 0.0, 0.0, WIDER * evidence.noise.weights
     faults: dict[str, float] = {}
     if broken := [unexpected(call) for call in calls if call.error is not None]:
         return together(broken)
@@ -42,21 +42,23 @@ def _judge_gap(evidence: Evidence) -> Finding:
             wrong.append((reason, {"call": call.id}))
             continue
         gap = gap_of(rollouts, result["response_logprobs"])
-        facts, worst, k3 = facts + gap.tokens, max(worst, gap.largest), max(k3, gap.k3)
+        facts, k3 = facts + gap.tokens, max(k3, gap.k3)
+        if (
+            _doubted(evidence, gap)
+            and gap.largest <= WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights
+        ):
+            continue
+        worst = max(worst, gap.largest)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
         for name, size in _seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(size, faults.get(name, 0.0))
-        bound = WIDER * evidence.noise.weights
-        if _doubted(evidence, gap):
-            bound = max(bound, WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights)
-        most = max(most, bound)
         if not gap.largest <= bound:
             shown = {"call": call.id, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
             wrong.append(("trainer and engines give the tokens of a rollout other probabilities", shown))
     if wrong:
-        return concluded(facts + len(wrong), wrong, max_gap=worst, bound=most, k3=k3)
-    margin = Margin(unit="nats", measured=worst, bound=most, faults=faults)
-    return passed(facts, margin=margin, max_gap=worst, bound=most, k3=k3)
+        return concluded(facts + len(wrong), wrong, max_gap=worst, bound=bound, k3=k3)
+    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
+    return passed(facts, margin=margin, max_gap=worst, bound=bound, k3=k3)
 
 
 def _doubted(evidence: Evidence, gap: Gap) -> bool:

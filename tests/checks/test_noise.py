@@ -81,11 +81,11 @@ def test_a_single_log_probability_may_be_off_by_the_noise(reference, off, status
 
 
 @pytest.mark.parametrize(
-    ("off", "rounding", "status", "bound"),
-    [(0.5, 0.3, "pass", 0.6), (0.7, 0.3, "fail", 0.6), (0.5, 0.1, "fail", 0.4), (0.1, 0.3, "pass", 0.4)],
-    ids=["explained", "further", "this answer is moved less", "no doubt, so no wider bound"],
+    ("off", "rounding", "status", "measured"),
+    [(0.5, 0.3, "pass", 0.0), (0.7, 0.3, "fail", None), (0.5, 0.1, "fail", None), (0.1, 0.3, "pass", 0.1)],
+    ids=["explained, and left out of the margin", "further", "this answer is moved less", "no doubt"],
 )
-def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(reference, off, rounding, status, bound):
+def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(reference, off, rounding, status, measured):
     ids = [20, 21, 22, 23]
     right = reference.score(ScoreRequest(version=0, prompt=[3, 4], tokens=ids))
     asked = ScoreRequest(version=0, prompt=[3, 4], tokens=ids)
@@ -93,7 +93,8 @@ def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(refer
     numbers = [[right.logprobs[0] - off, *right.logprobs[1:]]]
     one = generate([[3, 4]], [ids], params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
     found = judge(of_reference(), one, reference=reference, model=BFLOAT16)
-    assert (found.status, found.numbers["bound"]) == (status, pytest.approx(bound))
+    assert (found.status, found.margin and found.margin.measured) == (status, measured and pytest.approx(measured))
+    assert found.numbers["bound"] == NOISE.near
 
 
 def many(*, constant=0.0, slope=0.0, noise=0.05, rows=32, length=80):

@@ -53,11 +53,11 @@ def test_a_trainer_that_disagrees_is_red(logprobs, reason):
 
 
 @pytest.mark.parametrize(
-    ("moved", "status", "bound"),
-    [(0.5, "pass", 0.6), (0.9, "pass", 1.2), (1.3, "fail", 1.2)],
+    ("moved", "status", "worst"),
+    [(0.5, "pass", 0.5), (0.9, "pass", 0.0), (1.3, "fail", 1.3)],
     ids=["within the noise", "rounding moves this policy further", "further than that"],
 )
-def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status, bound):
+def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status, worst):
     reference = traces.FakeReference()
     reference.set(NoiseRequest(), Noise(largest=0.2, weights=0.3))
     rows = [[8, 9, 1, 2, 3], [8, 4, 5, 6]]
@@ -72,7 +72,7 @@ def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status
     step = traces.call("train", request, {"version": FIRST_TRAINED + 1, "response_logprobs": logprobs})
     model = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
     finding = traces.judge(GAP, step, reference=reference, model=model)
-    assert (finding.status, finding.numbers["bound"]) == (status, pytest.approx(bound))
+    assert (finding.status, finding.numbers["max_gap"]) == (status, pytest.approx(worst))
 
 
 def test_no_training_step_is_untestable():
