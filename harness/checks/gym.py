@@ -18,7 +18,7 @@ from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.differing import parting
 from harness.records.recording import Call
-from harness.records.reference import Query, Score, ScoreRequest
+from harness.records.reference import Query, ScoreRequest
 from harness.records.verdict import Margin
 
 SOURCE = "SkyRL, GeneratorInterface.generate and GeneratorOutput; SkyRL documentation, SkyRLGymGenerator"
@@ -249,14 +249,11 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         whole = trajectory.call.request.get("batched") or len(got) == len(trajectory.response)
         if not whole or row["response_ids"] != trajectory.response[: len(got)]:
             continue  # `gym.tokens` reports tokens that are not the engines', and those that are missing at the end
-        expected, scores = _expected(evidence, trajectory)
-        expected = expected[: len(got)]
+        expected = _expected(evidence, trajectory, got)
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         facts += len(got)
         off, at = farthest(got, expected)
-        if any(evidence.explained(score, off) for score in scores):
-            continue
         worst = max(worst, off)
         if off > bound:
             reason = (
@@ -271,14 +268,18 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
     return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
 
 
-def _expected(evidence: Evidence, trajectory: Trajectory) -> tuple[list[float], list[Score]]:
-    """The reference's log-probabilities on the policy's own tokens, 0 on all others (SkyRL: dummy values); and its scores."""
-    expected, scores = [0.0] * len(trajectory.response), []
+def _expected(evidence: Evidence, trajectory: Trajectory, got: list[float]) -> list[float]:
+    """The reference's log-probabilities on the policy's own tokens, and 0 on all others (SkyRL: dummy values), for as many tokens as
+    `got` has. Where a turn's rounding explains what `got` has for it, that."""
+    expected = [0.0] * len(trajectory.response)
     for at, question in _turn_scores(evidence, trajectory):
         if question.tokens:
-            scores.append(evidence.reference.score(question))
-            expected[at : at + len(question.tokens)] = scores[-1].logprobs
-    return expected, scores
+            score = evidence.reference.score(question)
+            given = got[at : at + len(question.tokens)]
+            off, _ = farthest(given, score.logprobs[: len(given)])
+            right = given if evidence.explained(score, off) else score.logprobs[: len(given)]
+            expected[at : at + len(given)] = right
+    return expected[: len(got)]
 
 
 LOGPROBS = Check(

@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.checks import gym
@@ -16,6 +17,7 @@ from harness.contract.errors import Blame
 from harness.contract.messages import GymOutput, GymRequest, TrajectoryId
 from harness.contract.vocabulary import TINY
 from harness.records.recording import CallError
+from harness.records.reference import Noise, NoiseRequest
 from tests import traces
 from tests.checks.scene import GREEDY, SERVERS, STEP, Scene, home
 
@@ -196,6 +198,28 @@ def test_log_probabilities_are_the_references_and_zero_on_observations():
     assert second is not None
     shifted = [first, [0.0, *second[:-1]], third]
     assert damaged(scene, rollout_logprobs=shifted).judge(gym.LOGPROBS).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("place", "rounded", "status"),
+    [(0, "first", "pass"), (0, "last", "fail"), (6, "first", "fail")],
+    ids=["the turn's own rounding", "another turn's", "an observation, which has none"],
+)
+def test_in_16_bits_only_the_rounding_of_the_turn_itself_counts(place, rounded, status):
+    scene = Scene()
+    output = trajectories(scene, logprobs=True)
+    scene.reference.set(NoiseRequest(), Noise(largest=0.2, rms=0.05))
+    prompt, response = output.prompt_token_ids[1], output.response_ids[1]
+    start, stop = (0, 6) if rounded == "first" else (len(response) - 6, len(response))
+    asked = gym.ScoreRequest(version=0, prompt=[*prompt, *response[:start]], tokens=response[start:stop])
+    scene.reference.set(asked, msgspec.structs.replace(scene.reference.score(asked), rounding=(0.3,) * 6))
+    first, second, third = output.rollout_logprobs or []
+    assert second is not None
+    moved = [x - 0.5 if at == place else x for at, x in enumerate(second)]
+    found = damaged(scene, rollout_logprobs=[first, moved, third]).judge(
+        gym.LOGPROBS, model={"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
+    )
+    assert found.status == status
 
 
 def test_an_environment_ends_by_turns_and_by_what_it_reads():
