@@ -43,10 +43,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
             continue
         gap = gap_of(rollouts, result["response_logprobs"])
         facts, k3 = facts + gap.tokens, max(k3, gap.k3)
-        if (
-            _doubted(evidence, gap)
-            and gap.largest <= WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights
-        ):
+        if _explained(evidence, call, gap):
             continue
         worst = max(worst, gap.largest)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
@@ -65,6 +62,13 @@ def _doubted(evidence: Evidence, gap: Gap) -> bool:
     """True if the gap is larger than the noise explains, in 16 bits: the policy of this step may be more peaked than the checkpoint,
     on which the noise was measured, and then rounding moves it further."""
     return not evidence.exact and gap.largest > WIDER * evidence.noise.weights
+
+
+def _explained(evidence: Evidence, call: Call, gap: Gap) -> bool:
+    """True if rounding moves the policy of the doubted step as far."""
+    return (
+        _doubted(evidence, gap) and gap.largest <= WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights
+    )
 
 
 def _noise_of(evidence: Evidence, call: Call) -> NoiseRequest:

@@ -60,7 +60,7 @@ class Score(Message, frozen=True, kw_only=True):
     """Nats by which each token is less probable than the most probable one; 0 for the greedy choice."""
     rounding: tuple[float, ...] = ()
     """How far rounding moves the log-probability of each token in this answer, in nats. Empty where the noise that was measured
-    in advance (`Noise`) decides: in float32, and in 16 bits if each token is the greedy choice or a near tie.
+    in advance (`Noise`) decides: in dense float32, and in 16 bits if each token is the greedy choice or a near tie.
 
     For a mixture in float32: where two experts are nearly equal, so that rounding may swap them (the miniature's oracle).
     For quantized weights: the largest change when activations almost midway between two steps are rounded to either at random. In
