@@ -24,6 +24,8 @@ from harness.records.reference import ExpectedDigests, Text, Tokens
 from tests import traces
 
 TRIGGER = [500]
+ANSWERS = 5
+"""Answers that `GoesOn` makes for one call."""
 SHARED_MEMORY = "parity-test-{pid}"
 """Name below /dev/shm of the shared memory that `Daemonizes` leaves behind."""
 DIGESTS = {"weight": "0" * 16 + ":(2, 2):float32"}
@@ -257,6 +259,23 @@ class LeavesRows(Toy):
             for row in self.left:
                 self.run(row, request.sampling_params)
         return await super().generate(request)
+
+
+class GoesOn(Toy):
+    """Whether its caller waits or not: several answers of one prompt, one after the other, with a moment between two of them."""
+
+    async def generate(self, request):
+        if request.prompt_token_ids == [TRIGGER]:
+            await asyncio.shield(asyncio.create_task(self._answers()))
+        return await super().generate(request)
+
+    async def _answers(self):
+        for _ in range(ANSWERS):
+            self.live += 1
+            await asyncio.sleep(0.05)
+            self.run(TRIGGER, {"max_tokens": 1})
+            self.live -= 1
+            await asyncio.sleep(0.05)
 
 
 class Swaps(Toy):

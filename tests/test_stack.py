@@ -25,7 +25,7 @@ from harness.records.recording import ScenarioTrace
 from harness.records.recording import traces as read
 from scenarios import requests
 from tests import traces
-from tests.adapters import TRIGGER
+from tests.adapters import ANSWERS, TRIGGER
 from tests.leftovers import footprint
 
 pytestmark = pytest.mark.asyncio
@@ -157,6 +157,30 @@ async def test_rows_of_a_batch_that_failed_are_not_the_next_scenarios(rigs):
     assert await ran("second", 1, goes_on) == {"request": [[5, 6], [9, 9]], "late_request": [[7, 8]]}
     assert await ran("first", 2, again) == {"request": [[7, 8], [5, 6], [9, 9]], "late_request": []}
     rig.recorder.close("completed")
+
+
+async def test_what_runs_on_without_its_caller_is_over_before_the_next_take(rigs):
+    """Of SkyRL 0.2.0's legacy client: cancelled, sample() goes on with one sample after the other."""
+
+    async def goes(stack: Stack) -> None:
+        caller = asyncio.create_task(misbehave(stack))
+        await stack.until_generating(requests=1)
+        caller.cancel()
+        await asyncio.wait({caller})
+        await requests.until_idle(stack)  # between two of them
+
+    async def stays(stack: Stack) -> None:
+        await stack.generate([[5, 6]], max_tokens=1)
+        await asyncio.sleep(ANSWERS * 0.1)
+
+    rig = await rigs("GoesOn")
+    first, second = [
+        await rig.stack.drive("first", n, 60, lambda b=b: b(rig.stack)) for n, b in enumerate((goes, stays), 1)
+    ]
+    seen = [o for trace in (first, second) for o in trace.observations if o.kind == "request"]
+    rig.recorder.close("completed")
+    assert [o.data["prompt_token_ids"] for o in seen].count(TRIGGER) == ANSWERS
+    assert [o.data["prompt_token_ids"] for o in seen if o.at_ns >= second.began_ns] == [[5, 6]]
 
 
 async def _until_told(stack: Stack) -> None:

@@ -32,6 +32,8 @@ class Condition(msgspec.Struct, kw_only=True):
     formed: bool = False
     """True while arguments of the client's methods are given in another form."""
     canary_seed: int = 0
+    cancelled: bool = False
+    """True after a call whose caller went away: a stack that does not notice may ask its engines for the rest, one after the other."""
     abandoned: dict[str, str] = {}
     """Prompt of a failed batch (`prompt_key`) → its scenario. The batch's other rows may reach an engine at any time."""
 

@@ -56,6 +56,9 @@ OBSERVE_DEADLINE_S = 20.0
 QUIET_ASKS = 100
 """Polls in flight without an open call after which awaited requests count as ended: a scenario that has yet to send them does
 so within one poll."""
+QUIET_S = 0.5
+"""Seconds without a request after which nothing is left of a call whose caller went away: what follows one request by another
+does so sooner (SkyRL 0.2.0, InferenceEngineInterface.sample: one sample after the other)."""
 CANARY_S = 0.02
 """Seconds of the canary, a one-token answer, with a tiny model on two busy cores (SmolLM2: 0.12). Deadlines fit this speed."""
 SWAP_DEADLINE_S = 30.0
@@ -379,13 +382,17 @@ class Stack(Calls):
         await self._observe()
 
     async def _until_idle(self) -> None:
-        """Wait until earlier requests have left the engines. Raises `CallTimedOut` with the number of those that have not."""
-        seen = await self.in_flight()
-        while seen.requests:
+        """Wait until earlier requests have left the engines, and nothing asks for more. Raises `CallTimedOut` with the number of
+        those that have not."""
+        idle_s = QUIET_S * self._slowness if self._condition.cancelled else 0.0
+        seen, since = await self.in_flight(), monotonic()
+        while seen.requests or monotonic() < since + idle_s:
             if monotonic() > self._deadline:
                 raise CallTimedOut(f"{seen.requests} requests of an earlier scenario never left the engines")
             await asyncio.sleep(0.02)
             seen = await self.in_flight()
+            since = monotonic() if seen.requests else since
+        self._condition.cancelled = False
 
     # --- one call
 
@@ -414,6 +421,7 @@ class Stack(Calls):
             raise
         except asyncio.CancelledError:
             error = recording.CallError(kind=CANCELLED, message="the scenario gave up waiting", blame=Blame.HARNESS)
+            self._condition.cancelled = True
             raise
         finally:
             self._pending -= generates
