@@ -99,7 +99,11 @@ def _hidden(proofs: list[Proof]) -> list[RenderableType]:
 
 
 def _part(matrix: KillMatrix) -> list[RenderableType]:
-    if not matrix.partial:
-        return []
+    said: list[RenderableType] = [Text()] if matrix.partial else []
+    if matrix.brief:
+        ended = f"{many(matrix.brief, 'fault')} ended with the last catch: false alarms in the rest of the suite went unseen."
+        said.append(Text(ended, style="yellow"))
+    if not matrix.filters:
+        return said
     left_out = ", ".join(one_line(part) for part in matrix.filters)
-    return [Text(), Text(f"A part only ({left_out}): which checks no fault kills is not asked.", style="yellow")]
+    return [*said, Text(f"A part only ({left_out}): which checks no fault kills is not asked.", style="yellow")]

@@ -88,7 +88,13 @@ class Script:
         self.closed.append(outcome)
 
 
-def planned(scenarios: Iterable[str], faults: Iterable[Fault] = FAULTS, *, inline: bool = True) -> Plan:
+def planned(
+    scenarios: Iterable[str],
+    faults: Iterable[Fault] = FAULTS,
+    *,
+    inline: bool = True,
+    brief: Iterable[str] = (),
+) -> Plan:
     """A plan of some declared scenarios in one topology."""
     names = tuple(scenarios)
     topology = catalogue.declared()[names[0]].driven_in(2, ["disaggregated"])[0]
@@ -99,6 +105,7 @@ def planned(scenarios: Iterable[str], faults: Iterable[Fault] = FAULTS, *, inlin
         seats=((Seat(target=TARGET, topology=topology), names),),
         unable=(),
         whole=True,
+        brief=frozenset(brief),
     )
 
 

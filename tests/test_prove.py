@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness import PROJECT
 from harness.commands import cli
 from harness.contract.errors import Blame, StackError, UsageError
 from harness.contract.faults import DRIVEN, NOTHING, Fault
+from harness.judging import pace
 from harness.machine import targets
 from harness.machine.progress import silent
 from harness.machine.targets import registry
@@ -296,11 +298,13 @@ def says(fault: str | None, scenario: str):
     return [reds.get(v.check, v) for v in control]
 
 
-def run(script: Script, tmp_path: Path, *, inline: bool = True, **request) -> tuple[prove.Run, list[str]]:
+def run(
+    script: Script, tmp_path: Path, *, inline: bool = True, brief: Iterable[str] = (), **request
+) -> tuple[prove.Run, list[str]]:
     lines: list[str] = []
     made = prove.prove(
         Request(run_dir=tmp_path / "run", jobs=1, **request),
-        [planned([A, B], inline=inline)],
+        [planned([A, B], inline=inline, brief=brief)],
         silent,
         lambda *news: lines.append(prove.told(*news)),
         script.begin,
@@ -326,6 +330,41 @@ def test_the_control_is_driven_first_and_each_fault_after_it(tmp_path, inline):
     assert made.matrix.problems == ["no fault kills tokens, which is for: what tokens:late is for"]
     assert made.folder == tmp_path / "run"
     assert made.matrix.proofs[0].faults[0].fired == 1
+
+
+def test_a_brief_fault_ends_with_its_last_catch_and_the_reports_say_so(tmp_path):
+    script = Script(says)
+    briefly = ["swapped/always", "moves"]
+    made, lines = run(script, tmp_path, brief=briefly)
+    assert [line for line in lines if not line.endswith("killed")] == ["toy: correct stack: green"]
+    assert made.matrix.problems == run(Script(says), tmp_path / "again")[0].matrix.problems, (
+        "every check needs its fault"
+    )
+    drives = {fault.id: (fault.driven, fault.brief) for fault in made.matrix.proofs[0].faults}
+    assert drives == {"swapped/one_server": (2, False), "swapped/always": (1, True), "moves": (2, True)}
+    said = "2 faults ended with the last catch: false alarms in the rest of the suite went unseen."
+    assert said in in_terminal(made.matrix)
+    assert said in Page(kill_matrix.write_all(made.matrix, tmp_path)["kill_matrix.html"].read_text()).text
+    assert made.matrix.partial
+
+
+def test_a_brief_fault_that_a_check_misses_is_driven_in_the_whole_suite(tmp_path):
+    both = (msgspec.structs.replace(FAULTS[1], caught_by=frozenset({"ordering", "routing"})),)
+    plans_ = [planned([A, B], both, brief=["swapped/always"])]
+    made = prove.prove(Request(run_dir=tmp_path / "run", jobs=1), plans_, silent, lambda *_: None, Script(says).begin)
+    assert [(f.outcome, f.driven) for f in made.matrix.proofs[0].faults] == [(Outcome.MISSED, 2)]
+
+
+def test_of_three_parts_each_fault_is_driven_whole_in_one():
+    brief = [plan(Request(whole=(part, 3)), target()).brief for part in (1, 2, 3)]
+    assert [len(one) for one in brief] == [2, 2, 2]
+    assert frozenset.intersection(*brief) == frozenset()
+    assert plan(Request(), target()).brief == frozenset()
+    assert plan(Request(whole=(2, 3)), target(faults=f"{__name__}:BY_PACE")).brief == frozenset()
+
+
+BY_PACE = (Fault(name="slow", breaks="…", caught_by=frozenset({pace.CHECK})),)
+"""Its pace is measured over all scenarios."""
 
 
 def test_a_fault_is_driven_in_its_own_scenarios_only(tmp_path):
@@ -504,6 +543,10 @@ def test_a_fault_that_16_bits_hide_is_driven_in_float32_and_named_otherwise(dtyp
         (["--stack", "toy", "-k", "no_such_scenario"], "selects no scenario"),
         (["--stack", "toy", "-k", "a and"], "-k a and: "),
         (["--stack", "toy", "--fault", "moves", "--readme"], "the README shows whole runs only"),
+        (["--stack", "toy", "--whole", "1/2", "--readme"], "the README shows whole runs only"),
+        (["--stack", "toy", "--whole", "4/3"], "--whole 4/3 is no part of a whole"),
+        (["--stack", "toy", "--whole", "third"], "--whole third is no part of a whole"),
+        (["--stack", "skyrl-0.2.0:http", "--whole", "1/3"], "each fault of skyrl-0.2.0:http names its few scenarios"),
         (["--stack", "lost"], "name scenarios that do not exist: gone.test_gone"),
         (["--stack", "narrow", "-k", "routing"], "nothing is left to drive"),
     ],

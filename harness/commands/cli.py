@@ -768,6 +768,13 @@ def prove(
     batch_invariant: BatchInvariant = False,
     engine: Engine = "auto",
     jobs: Annotated[int, typer.Option(min=0, help="Worker processes for the miniatures (0: one per core).")] = 0,
+    whole: Annotated[
+        str,
+        typer.Option(
+            metavar="K/N",
+            help="Miniatures: the whole suite under every N-th fault only, from the K-th. The others end with their last catch.",
+        ),
+    ] = "1/1",
     beside_ledger: Annotated[
         bool,
         typer.Option("--ledger", help="Also drive the ledger's entries under other faults, which have to stay red."),
@@ -799,6 +806,8 @@ def prove(
     \b
     The whole suite on both miniatures, every fault, in minutes:
       parity prove
+    The same in a third of the time; false alarms are looked for under each third fault:
+      parity prove --whole 1/3
     One fault, in all its variants, on one stack:
       parity prove --stack miniature --fault 'session_moves*'
     The faults of the real stacks, on the wire:
@@ -842,10 +851,11 @@ def prove(
         )
     from harness.proving.prove import MINIATURES, Request, plans
 
-    if readme and (fault or k or dtype == "auto"):
+    part = _part(whole)
+    if readme and (fault or k or part[1] > 1 or dtype == "auto"):
         raise UsageError(
             "the README shows whole runs only, in a dtype that has a name",
-            next_step="leave out --fault, -k and --dtype auto, or --readme",
+            next_step="leave out --fault, -k, --whole and --dtype auto, or --readme",
         )
     request = Request(
         stacks=tuple(stack or MINIATURES),
@@ -858,10 +868,19 @@ def prove(
         cuda_graphs=cuda_graphs,
         batch_invariant=batch_invariant,
         ledger=beside_ledger,
+        whole=part,
         jobs=jobs,
         command=_typed(),
     )
     raise typer.Exit(_prove(request, plans(request), readme=readme))
+
+
+def _part(text: str) -> tuple[int, int]:
+    """K and N of "K/N". Raises UsageError unless 1 ≤ K ≤ N."""
+    first, _, every = text.partition("/")
+    if not (first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)):
+        raise UsageError(f"--whole {text} is no part of a whole", next_step="give K/N with K from 1 to N, such as 2/3")
+    return int(first), int(every)
 
 
 def _prove_mutants(resume: Path | None, **asked: Any) -> int:

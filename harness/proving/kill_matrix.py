@@ -132,6 +132,8 @@ class FaultProof(msgspec.Struct, frozen=True, kw_only=True):
     fired: int = 0
     driven: int = 0
     """Number of scenarios driven under it."""
+    brief: bool = False
+    """True if it was driven only until its checks had caught it: a false alarm in the rest of the suite went unseen."""
     seen: list[str] = []
     """Checks that turned red."""
     catches: list[Catch] = []
@@ -269,8 +271,13 @@ class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     @property
+    def brief(self) -> int:
+        """Number of faults that were driven only until their checks had caught them."""
+        return sum(fault.brief for proof in self.proofs for fault in proof.faults)
+
+    @property
     def partial(self) -> bool:
-        return bool(self.filters)
+        return bool(self.filters or self.brief)
 
     @property
     def checks(self) -> list[CheckProof]:
@@ -284,7 +291,7 @@ class KillMatrix(msgspec.Struct, frozen=True, kw_only=True):
             check=name,
             guards=judged[0].checks[name].guards,
             killed_by=[f"{proof.target} {fault}" for proof in self.proofs for fault in proof.killers(name)],
-            required=not self.partial and any(proof.whole for proof in judged),
+            required=not self.filters and any(proof.whole for proof in judged),
         )
 
     @property
@@ -405,6 +412,7 @@ def judge_fault(
     reads: Mapping[str, Fact],
     scenarios: Iterable[str],
     filtered: bool,
+    brief: bool = False,
     command: str = "",
 ) -> FaultProof:
     """Compare the red checks under a fault with those that may and those that must turn red.
@@ -441,12 +449,19 @@ def judge_fault(
         problem=problem,
         fired=lap.fired,
         driven=lap.driven,
+        brief=brief,
         seen=sorted(seen | broken),
         catches=_catches(fault, also, turned, seen, broken),
         cells=_cells(turned),
         seconds=round(lap.seconds, 3),
         command=command,
     )
+
+
+def catching(verdicts: Iterable[Verdict]) -> set[str]:
+    """The checks that catch a fault in these verdicts, if the correct stack is green in them."""
+    red = (Conformance.FAIL, Conformance.UNTESTABLE)
+    return {family(v.check) for v in settled(verdicts) if v.status in red and _caught(v)}
 
 
 def _caught(verdict: Verdict) -> bool:
@@ -579,13 +594,14 @@ def prove_target(
     hidden: Sequence[str] = (),
     whole: bool,
     filtered: bool,
+    brief: Set[str] = frozenset(),
     commands: Mapping[str, str] | None = None,
 ) -> Proof:
     """One stack's part of the matrix.
 
     `laps`: fault id → its finished lap; None → the control's. `plan`: fault id → its scenarios. `scenarios`: the control's.
     `unable`: scenarios left out because the stack does not declare their required capabilities. `reads`: check → the facts
-    that it reads.
+    that it reads. `brief`: as `FaultProof.brief`.
     """
     control = laps.get(None)
     baseline = Baseline([] if control is None else control.verdicts, "" if control is None else control.error)
@@ -598,6 +614,7 @@ def prove_target(
             reads=reads,
             scenarios=plan[fault.id],
             filtered=filtered,
+            brief=fault.id in brief,
             command=(commands or {}).get(fault.id, ""),
         )
         for fault in faults

@@ -26,7 +26,7 @@ import msgspec
 
 from harness import PROJECT
 from harness.contract.errors import HarnessError, StackError, UsageError
-from harness.contract.faults import Fault
+from harness.contract.faults import Fault, family
 from harness.contract.messages import DEFAULT_DTYPE, Dtype
 from harness.driving.stack import Stack
 from harness.judging import ledger, pace
@@ -41,6 +41,7 @@ from harness.proving.kill_matrix import (
     KillMatrix,
     Lap,
     Proof,
+    catching,
     judge_fault,
     paced,
     prove_target,
@@ -79,6 +80,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
     ledger: bool = False
     """True if the entries about the real stacks are tried beside other faults (`harness/proving/swallowed.py`)."""
+    whole: tuple[int, int] = (1, 1)
+    """(K, N): every N-th fault, from the K-th, is driven in the whole suite; the others only until their checks have caught them."""
     jobs: int = 0
     """Worker processes for pure Python stacks; 0: one per core."""
     command: str = "parity prove"
@@ -108,6 +111,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
     hidden: tuple[str, ...] = ()
     """Faults that the dtype hides (`Fault.exact`)."""
+    brief: frozenset[str] = frozenset()
+    """Faults that are driven only until their checks have caught them."""
     entries: tuple[tuple[Seat, Tried], ...] = ()
     """Each topology with the scenarios of the ledger's entries."""
 
@@ -182,8 +187,14 @@ def plan(request: Request, target: Target) -> Plan:
         unable=tuple(s.name for s in wanted if s not in able),
         whole=any(not fault.scenarios for fault in narrowed) and not request.filters,
         hidden=tuple(fault.id for fault in matching_faults if fault not in faults),
+        brief=frozenset(fault.id for n, fault in enumerate(narrowed, 1) if _brief(fault, n, request.whole)),
         entries=tuple((Seat(target=target.name, topology=place), names) for place, names in tried),
     )
+
+
+def _brief(fault: Fault, number: int, whole: tuple[int, int]) -> bool:
+    """Not so if its pace has to tell: that is measured over all scenarios."""
+    return number % whole[1] != whole[0] % whole[1] and pace.CHECK not in fault.caught_by
 
 
 def _matches(fault: Fault, patterns: Sequence[str]) -> bool:
@@ -198,6 +209,11 @@ def seat_of(target: str, scenario: Scenario, engines: int) -> Seat:
 def plans(request: Request) -> list[Plan]:
     """One plan per stack. Raises UsageError if nothing would be driven, and what `plan` raises."""
     options(request, request.stacks[0], Path()).check()
+    if request.whole[1] > 1 and (real := [name for name in request.stacks if not resolve(name).inline]):
+        raise UsageError(
+            f"--whole is for the miniatures: each fault of {', '.join(real)} names its few scenarios",
+            next_step="leave out --whole",
+        )
     found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
     for pattern in request.faults:
         if not any(_matches(fault, [pattern]) for name in request.stacks for fault in known(name).seeded().values()):
@@ -231,6 +247,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seats: tuple[tuple[Seat, tuple[str, ...]], ...]
     watch: frozenset[str] = frozenset()
     """What faults change; each scenario says which of it its drive meets."""
+    brief: bool = False
+    """True if it ends as soon as the fault's checks have caught it."""
 
     @property
     def may_be_narrowed(self) -> bool:
@@ -241,6 +259,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Number of scenarios."""
         return sum(len(names) for _, names in self.seats)
+
+    @property
+    def likeliest_first(self) -> list[tuple[Seat, list[str]]]:
+        """The seats, with scenarios first that name a check which has to catch the fault."""
+        assert self.fault is not None
+        caught_by, declared = self.fault.caught_by, catalogue.declared()
+
+        def names_none(scenario: str) -> bool:
+            return caught_by.isdisjoint(family(check.name) for check in declared[scenario].checks)
+
+        ordered = ((seat, sorted(names, key=names_none)) for seat, names in self.seats)
+        return sorted(ordered, key=lambda one: all(map(names_none, one[1])))
 
     def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
         """The job without the scenarios that call no function that the fault changes."""
@@ -279,8 +309,19 @@ def sampling_params(traces: Iterable[ScenarioTrace]) -> frozenset[str]:
     return frozenset(f"sampling_params.{name}" for each in seen for name in each.data["sampling_params"])
 
 
-def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, watch: Set[str] = frozenset()) -> Lap:
-    """Drive scenarios on a seat under a fault, or under none. `Lap.called` says which scenarios call functions of `watch`."""
+def lap(
+    session: Driver,
+    seat: Seat,
+    names: Iterable[str],
+    fault: Fault | None,
+    watch: Set[str] = frozenset(),
+    *,
+    until: set[str] | None = None,
+) -> Lap:
+    """Drive scenarios on a seat under a fault, or under none. `Lap.called` says which scenarios call functions of `watch`.
+
+    `until`: checks; those that catch the fault are taken out, and nothing more is driven once it is empty.
+    """
     began = time.monotonic()
     verdicts: list[Verdict] = []
     timings: Timings = {}
@@ -292,10 +333,15 @@ def lap(session: Driver, seat: Seat, names: Iterable[str], fault: Fault | None, 
             always = since()
             for name in names:
                 scenario = catalogue.declared()[name]
-                verdicts += session.drive(scenario, seat, catalogue.body(name))
+                found = session.drive(scenario, seat, catalogue.body(name))
+                verdicts += found
                 traces = session.driven(scenario, seat)
                 called[name] = always | since() | (sampling_params(traces) if watch else frozenset())
                 timings |= pace.timings(traces)
+                if until is not None:
+                    until -= catching(found)
+                    if not until:
+                        break
             fired = session.inject(seat, None)
     except StackError as e:
         error = f"{type(e).__name__}: {e.message}"
@@ -355,7 +401,11 @@ def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
 def _drive(job: Job, begin: Begin) -> Lap:
     session = begin(job.options, silent)
     try:
-        laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+        if job.fault is None or not job.brief:
+            laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
+        else:
+            until = set(job.fault.caught_by)
+            laps = [lap(session, seat, names, job.fault, until=until) for seat, names in job.likeliest_first if until]
         return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
     finally:
         session.close()
@@ -496,6 +546,7 @@ class Collected:
             hidden=planned.hidden,
             whole=planned.whole,
             filtered=bool(self._request.expression),
+            brief=planned.brief,
             commands={f.id: command(planned, f, self._request) for f in planned.faults},
         )
         if not planned.entries:
@@ -542,7 +593,12 @@ def _laps(request: Request, planned: Plan, folder: Path, progress: Progress, beg
     base = folder / "stacks" / stem(planned.target, "all")
     if planned.inline:
         control, *faults = [
-            Job(options=options(request, planned.target, base / str(n)), fault=fault, seats=planned.of(fault))
+            Job(
+                options=options(request, planned.target, base / str(n)),
+                fault=fault,
+                seats=planned.of(fault),
+                brief=fault is not None and fault.id in planned.brief,
+            )
             for n, fault in enumerate((None, *planned.faults))
         ]
         watched = frozenset(name for fault in planned.faults for name in fault.changes)
