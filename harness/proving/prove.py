@@ -26,7 +26,7 @@ import msgspec
 
 from harness import PROJECT
 from harness.contract.errors import HarnessError, StackError, UsageError
-from harness.contract.faults import Fault, family
+from harness.contract.faults import Fault
 from harness.contract.messages import DEFAULT_DTYPE, Dtype
 from harness.driving.stack import Stack
 from harness.judging import ledger, pace
@@ -260,18 +260,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Number of scenarios."""
         return sum(len(names) for _, names in self.seats)
 
-    @property
-    def likeliest_first(self) -> list[tuple[Seat, list[str]]]:
-        """The seats, with scenarios first that name a check which has to catch the fault."""
-        assert self.fault is not None
-        caught_by, declared = self.fault.caught_by, catalogue.declared()
-
-        def names_none(scenario: str) -> bool:
-            return caught_by.isdisjoint(family(check.name) for check in declared[scenario].checks)
-
-        ordered = ((seat, sorted(names, key=names_none)) for seat, names in self.seats)
-        return sorted(ordered, key=lambda one: all(map(names_none, one[1])))
-
     def narrowed(self, called: Mapping[str, Set[str]]) -> Job:
         """The job without the scenarios that call no function that the fault changes."""
         if self.fault is None or not self.may_be_narrowed:
@@ -405,7 +393,7 @@ def _drive(job: Job, begin: Begin) -> Lap:
             laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
         else:
             until = set(job.fault.caught_by)
-            laps = [lap(session, seat, names, job.fault, until=until) for seat, names in job.likeliest_first if until]
+            laps = [lap(session, seat, names, job.fault, until=until) for seat, names in job.seats if until]
         return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
     finally:
         session.close()
