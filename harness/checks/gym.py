@@ -13,7 +13,7 @@ from typing import Any
 from harness.checks import matching
 from harness.checks.answers import short, unexpected
 from harness.checks.base import Check, Evidence, Finding, Tap, concluded, failed, passed, together, untestable
-from harness.checks.logprobs import farthest, seeded
+from harness.checks.logprobs import Distances, farthest, seeded
 from harness.checks.trajectories import Trajectory, trajectories
 from harness.contract.faults import NOTHING, ROWS, Fact
 from harness.records.differing import parting
@@ -234,7 +234,8 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
     found = with_columns(evidence)
     if isinstance(found, Finding):
         return found
-    facts, worst, bound, faults = 0, 0.0, evidence.noise.near, dict[str, float]()
+    facts, faults, turns, bound = 0, dict[str, float](), Distances(evidence), evidence.noise.near
+    others = 0.0
     wrong: list[tuple[str, dict[str, Any]]] = []
     for trajectory, row in found:
         if (trajectory.call.request.get("sampling_params") or {}).get("logprobs") is None:
@@ -249,12 +250,12 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
         whole = trajectory.call.request.get("batched") or len(got) == len(trajectory.response)
         if not whole or row["response_ids"] != trajectory.response[: len(got)]:
             continue  # `gym.tokens` reports tokens that are not the engines', and those that are missing at the end
-        expected = _expected(evidence, trajectory, got)
+        expected = _expected(evidence, trajectory, got, turns)
         for name, size in seeded(expected, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         facts += len(got)
         off, at = farthest(got, expected)
-        worst = max(worst, off)
+        others = max(others, off)
         if off > bound:
             reason = (
                 "log-probabilities of a trajectory are not the reference's on the policy's tokens and 0 on the others"
@@ -263,20 +264,23 @@ def _judge_logprobs(evidence: Evidence) -> Finding:
             wrong.append((reason, shown_trajectory(trajectory) | shown))
     if not facts and not wrong:
         return untestable("no trajectory has log-probabilities that were asked for")
+    worst = max(others, turns.worst)
     if wrong:
         return concluded(facts + len(wrong), wrong, max_abs_error=worst, bound=bound)
-    return passed(facts, margin=Margin(unit="nats", measured=worst, bound=bound, faults=faults), max_abs_error=worst)
+    margin = Margin(unit="nats", measured=worst, bound=turns.bound, faults=faults)
+    return passed(facts, margin=margin, max_abs_error=worst)
 
 
-def _expected(evidence: Evidence, trajectory: Trajectory, got: list[float]) -> list[float]:
+def _expected(evidence: Evidence, trajectory: Trajectory, got: list[float], turns: Distances) -> list[float]:
     """The reference's log-probabilities on the policy's own tokens, and 0 on all others (SkyRL: dummy values), for as many tokens as
-    `got` has. Where a turn's rounding explains what `got` has for it, that."""
+    `got` has. Where a turn's rounding explains what `got` has for it, that. Adds each turn to `turns`."""
     expected = [0.0] * len(trajectory.response)
     for at, question in _turn_scores(evidence, trajectory):
         if question.tokens:
             score = evidence.reference.score(question)
             given = got[at : at + len(question.tokens)]
             off, _ = farthest(given, score.logprobs[: len(given)])
+            turns.beyond(score, off)
             right = given if evidence.explained(score, off) else score.logprobs[: len(given)]
             expected[at : at + len(given)] = right
     return expected[: len(got)]

@@ -15,7 +15,7 @@ from harness.checks.base import Check, Evidence, Finding, concluded, failed, pas
 from harness.checks.numbers import ABSENT, NOT_FINITE, POSITIVE, UNEVEN
 from harness.checks.sampling import tempered
 from harness.contract.faults import Fact
-from harness.records.reference import WIDER, Next, NextRequest, Noise, Query, ScoreRequest, UnansweredQuery
+from harness.records.reference import WIDER, Next, NextRequest, Noise, Query, Score, ScoreRequest, UnansweredQuery
 from harness.records.verdict import Margin
 
 CONSTANT = 1e-2
@@ -84,21 +84,20 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
         return untestable("no call asked for log-probabilities")
     misshapen = _misshapen(asked)
     rows = [row for row in asked if _wrong_shape(row) is None]
-    facts, errors = 0, list[float]()
+    errors = list[float]()
     most, beyond = evidence.noise.near, -math.inf
     exact, rounded = evidence.exact, evidence.header.topology.quantization is not None
     seeded: dict[str, list[float]] = {}
     worst_shown: dict[str, Any] = {}
-    for row in rows:
-        score = evidence.reference.score(row.score)
-        if not all(map(math.isfinite, score.logprobs)):
-            return untestable("the reference's log-probability is not a finite number")
+    scored = [(row, evidence.reference.score(row.score)) for row in rows]
+    if not all(math.isfinite(number) for _, score in scored for number in score.logprobs):
+        return untestable("the reference's log-probability is not a finite number")
+    facts = sum(len(score.logprobs) for _, score in scored)
+    told = [one for one in scored if rounded or not evidence.explained(one[1], _farthest(*one))]
+    for row, score in told or scored:
         apart = [abs(got - expected) for got, expected in zip(row.logprobs or (), score.logprobs, strict=True)]
-        facts += len(apart)
-        if not rounded and evidence.explained(score, max(apart, default=0.0)):
-            continue
         errors += apart
-        allowed = evidence.near(score) if rounded else evidence.noise.near
+        allowed = evidence.noise.near if told and not rounded else evidence.near(score)
         most = max(most, allowed)
         for name, sizes in _seeded(row.logprobs or [], score.logprobs, constant=exact):
             seeded.setdefault(name, []).extend(sizes)
@@ -108,7 +107,7 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
                 worst_shown = row.shown(position=at, got=(row.logprobs or [])[at], reference=score.logprobs[at])
     worst = max(errors, default=0.0)
     measure: Measure = _quarter if rounded else max
-    bound = WIDER * evidence.noise.quarter if rounded and not exact else evidence.noise.near
+    bound = WIDER * evidence.noise.quarter if rounded and not exact else evidence.noise.near if told else most
     measured = measure(errors) if errors else 0.0
     numbers = {"max_abs_error": worst, "bound": bound} | (
         {"quartile_abs_error": measured, "bound_where_roundings_part": most} if rounded else {}
@@ -122,6 +121,10 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     faults |= _asked_faults(evidence, rows[0], measure, temperature=exact and not rounded)
     margin = Margin(unit="nats", measured=measured, bound=bound, faults=faults)
     return passed(facts, margin=margin, **numbers)
+
+
+def _farthest(row: Answer, score: Score) -> float:
+    return farthest(row.logprobs or (), score.logprobs)[0]
 
 
 def _quarter(errors: Iterable[float]) -> float:
@@ -149,6 +152,38 @@ def farthest(got: Sequence[float], expected: Sequence[float]) -> tuple[float, in
     apart = [math.inf if math.isnan(by) else by for by in apart]
     largest = max(apart, default=0.0)
     return largest, apart.index(largest) if apart else 0
+
+
+class Distances:
+    """How far the answers of one check lie from the reference, in nats.
+
+    An answer that is off by more than the noise, and by no more than its own rounding, is right. It says nothing of what the check
+    can detect, so it counts neither as measured nor for the bound. If all answers are such, the bound is theirs.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._told: list[tuple[float, float]] = []
+        self._explained: list[tuple[float, float]] = []
+
+    def beyond(self, score: Score, off: float) -> bool:
+        """Add an answer that is off by `off` nats. True if neither the noise nor its own rounding explains that."""
+        explained = self._evidence.explained(score, off)
+        bound = self._evidence.near(score) if explained else self._evidence.noise.near
+        (self._explained if explained else self._told).append((off, bound))
+        return not off <= bound
+
+    @property
+    def worst(self) -> float:
+        """The largest distance."""
+        return max((off for off, _ in self._told or self._explained), default=0.0)
+
+    @property
+    def bound(self) -> float:
+        return max((bound for _, bound in self._told or self._explained), default=self._evidence.noise.near)
+
+    def margin(self, faults: dict[str, float]) -> Margin:
+        return Margin(unit="nats", measured=self.worst, bound=self.bound, faults=faults)
 
 
 def seeded(numbers: Sequence[float], *, exact: bool) -> dict[str, float]:

@@ -11,10 +11,9 @@ import msgspec
 
 from harness.checks.answers import Answer, of_answers
 from harness.checks.base import Evidence, Finding, concluded, untestable
-from harness.checks.logprobs import farthest, seeded
+from harness.checks.logprobs import Distances, farthest, seeded
 from harness.contract.faults import Fact
 from harness.records.reference import NextRequest, Query, ScoreRequest
-from harness.records.verdict import Margin
 
 UNASKED = "log-probabilities of the prompt came that were not asked for"
 ABSENT = "log-probabilities of the prompt were asked for and none came"
@@ -65,7 +64,7 @@ def _misranked(evidence: Evidence, answer: Answer) -> list[dict[str, Any]]:
 
 
 def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
-    asking, facts, worst, bound = _asking(rows), 0, 0.0, evidence.noise.near
+    asking, facts, distances = _asking(rows), 0, Distances(evidence)
     if not asking:
         return untestable("no call asked for log-probabilities of its prompt")
     unasked = [row for row in rows if row.index == 0 and not row.call.request["prompt_logprobs"]]
@@ -79,17 +78,16 @@ def _rule(evidence: Evidence, rows: list[Answer]) -> Finding:
             continue
         score = evidence.reference.score(_score(row))
         off, at = farthest(numbers, score.logprobs)
-        explained = evidence.explained(score, off)
-        facts, worst = facts + len(numbers), max(worst, 0.0 if explained else off)
+        facts += len(numbers)
         for name, size in seeded(numbers, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
-        if off > bound and not explained:
+        if distances.beyond(score, off):
             wrong.append((FAR, row.shown(position=at + 1, got=numbers[at], reference=score.logprobs[at])))
         if most:
             facts += len(numbers) * most
             wrong += [(NOT_TOP, shown) for shown in _misranked(evidence, row)]
-    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
-    return concluded(facts + len(unasked), wrong, margin=None if wrong else margin, max_abs_error=worst)
+    margin = None if wrong else distances.margin(faults)
+    return concluded(facts + len(unasked), wrong, margin=margin, max_abs_error=distances.worst)
 
 
 def _queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:

@@ -17,12 +17,11 @@ import msgspec
 from harness.checks import matching
 from harness.checks.answers import Answer, answers, trouble, unexpected
 from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, failed, kept, passed, untestable
-from harness.checks.logprobs import farthest
+from harness.checks.logprobs import Distances, farthest
 from harness.checks.pausing import pauses
 from harness.contract.faults import Fact
 from harness.records.recording import Call
 from harness.records.reference import Query, ScoreRequest
-from harness.records.verdict import Margin
 
 ROLLOUT, TRAIN, SYNC = "rollout", "train", "sync"
 """A label is one of these and the number of the step: "rollout 3"."""
@@ -252,7 +251,7 @@ def _judge_versions(evidence: Evidence) -> Finding:
     trained = sum(row.version != 0 for _, row in rows)
     if not trained:
         return untestable("no rollout was made by a version that was trained")
-    worst, bound = 0.0, evidence.noise.near
+    distances = Distances(evidence)
     wrong: list[tuple[str, dict[str, Any]]] = []
     for number, row in rows:
         synced = evidence.version_at(row.call.started_ns)
@@ -265,17 +264,14 @@ def _judge_versions(evidence: Evidence) -> Finding:
             continue
         score = evidence.reference.score(row.score)
         off, _ = farthest(row.logprobs, score.logprobs)
-        if evidence.explained(score, off):
-            continue
-        worst = max(worst, off)
-        if not off <= bound:
+        if distances.beyond(score, off):
             shown = row.shown(step=number, version=row.version, largest_difference=off)
             wrong.append(("a rollout was made by another version than the schedule allows", shown))
     facts = sum(max(1, len(row.tokens)) for _, row in rows)
     sizes = [_between(evidence, row, other) for row, other in _before(evidence, rows)]
     faults = {"one version too old": max(sizes)} if sizes else {}
-    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
-    return concluded(facts, wrong, margin=margin, max_abs_error=worst, bound=bound, trained_rows=trained)
+    numbers = {"max_abs_error": distances.worst, "bound": distances.bound}
+    return concluded(facts, wrong, margin=distances.margin(faults), **numbers, trained_rows=trained)
 
 
 def _between(evidence: Evidence, row: Answer, other: ScoreRequest) -> float:

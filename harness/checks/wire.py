@@ -9,12 +9,11 @@ from typing import Any
 
 from harness.checks.answers import Answer, choices, of_answers
 from harness.checks.base import Check, Evidence, Finding, concluded, passed, untestable
-from harness.checks.logprobs import farthest, seeded
+from harness.checks.logprobs import Distances, farthest, seeded
 from harness.checks.matching import is_error
 from harness.contract.faults import Fact
 from harness.contract.messages import CHOICES
 from harness.records.reference import Query
-from harness.records.verdict import Margin
 from harness.records.wire import DONE, ROUTES, as_openai, body_of, events, streams
 
 SOURCE = "vLLM documentation, OpenAI-Compatible Server; OpenAI API reference"
@@ -152,7 +151,7 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
     asked = [row for row in rows if _asks_logprobs(row)]
     if not asked:
         return untestable("no body asked for log-probabilities")
-    worst, faults, bound = 0.0, dict[str, float](), evidence.noise.near
+    distances, faults = Distances(evidence), dict[str, float]()
     wrong: list[tuple[str, dict[str, Any]]] = []
     for row in asked:
         got = _numbers(choices(row.call)[row.index])
@@ -166,15 +165,14 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
         for name, size in seeded(score.logprobs, exact=evidence.exact).items():
             faults[name] = max(faults.get(name, 0.0), size)
         off, at = farthest(got, score.logprobs)
-        if evidence.explained(score, off):
-            continue
-        worst = max(worst, off)
-        if off > bound:
+        if distances.beyond(score, off):
             why = "log-probabilities are further from the reference's than the bound"
             wrong.append((why, row.shown(position=at, got=got[at], reference=score.logprobs[at])))
-    margin = Margin(unit="nats", measured=worst, bound=bound, faults=faults)
-    facts = sum(max(1, len(row.tokens)) for row in asked)
-    return concluded(facts, wrong, margin=margin, max_abs_error=worst, bound=bound, choices=len(asked))
+    facts, numbers = (
+        sum(max(1, len(row.tokens)) for row in asked),
+        {"max_abs_error": distances.worst, "bound": distances.bound},
+    )
+    return concluded(facts, wrong, margin=distances.margin(faults), **numbers, choices=len(asked))
 
 
 def _logprob_queries(_: Evidence, rows: list[Answer]) -> Iterator[Query]:

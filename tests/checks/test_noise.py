@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
 import pytest
 
 from harness.checks.base import Evidence
-from harness.checks.logprobs import of_reference, over_many
+from harness.checks.logprobs import Distances, of_reference, over_many
 from harness.checks.sampling import allowed, draws_repeat
 from harness.checks.tokens import greedy, same_output
 from harness.judging.judge import run
@@ -77,7 +78,7 @@ def test_a_single_log_probability_may_be_off_by_the_noise(reference, off, status
 
 @pytest.mark.parametrize(
     ("off", "rounding", "status", "measured"),
-    [(0.5, 0.3, "pass", 0.0), (0.7, 0.3, "fail", None), (0.5, 0.1, "fail", None), (0.1, 0.3, "pass", 0.1)],
+    [(0.5, 0.3, "pass", 0.05), (0.7, 0.3, "fail", None), (0.5, 0.1, "fail", None), (0.1, 0.3, "pass", 0.1)],
     ids=["explained, and left out of the margin", "further", "this answer is moved less", "no doubt"],
 )
 def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(reference, off, rounding, status, measured):
@@ -85,11 +86,43 @@ def test_a_single_log_probability_may_be_off_by_the_rounding_of_its_answer(refer
     asked = ScoreRequest(version=0, prompt=[3, 4], tokens=ids)
     right = reference.score(asked)
     reference.set(asked, msgspec.structs.replace(right, rounding=(rounding,) * 4))
-    numbers = [[right.logprobs[0] - off, *right.logprobs[1:]]]
-    one = generate([[3, 4]], [ids], params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
-    found = judge(of_reference(), one, reference=reference, model=BFLOAT16)
+    other = reference.logprobs([5, 6], ids)
+    numbers = [[right.logprobs[0] - off, *right.logprobs[1:]], [other[0] - 0.05, *other[1:]]]
+    both = generate([[3, 4], [5, 6]], [ids, ids], params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
+    found = judge(of_reference(), both, reference=reference, model=BFLOAT16)
     assert (found.status, found.margin and found.margin.measured) == (status, measured and pytest.approx(measured))
     assert found.numbers["bound"] == NOISE.near
+
+
+@pytest.mark.parametrize(("rounding", "status"), [(0.3, "pass"), (50.0, "untestable")])
+def test_if_rounding_explains_every_answer_the_bound_is_theirs_and_may_hide_a_fault(reference, rounding, status):
+    ids = [20, 21, 22, 23]
+    asked = ScoreRequest(version=0, prompt=[3, 4], tokens=ids)
+    right = reference.score(asked)
+    reference.set(asked, msgspec.structs.replace(right, rounding=(rounding,) * 4))
+    numbers = [[right.logprobs[0] - 0.5, *right.logprobs[1:]]]
+    one = generate([[3, 4]], [ids], params=GREEDY | {"max_tokens": 4}, logprobs=numbers)
+    found = run(of_reference(), Evidence(traces.trace(one, model=BFLOAT16), reference))
+    assert (found.status, found.numbers["bound"]) == (status, 2 * rounding)
+    if status == "pass":
+        assert found.margin.measured == pytest.approx(0.5)
+
+
+def test_distances_of_right_answers_count_where_rounding_does_not_explain_them():
+    reference = FakeReference()
+    reference.set(NoiseRequest(), NOISE)
+    evidence = Evidence(traces.trace(model=BFLOAT16), reference)
+    score = reference.score(ScoreRequest(version=0, prompt=[3, 4], tokens=[20, 21]))
+    moved = msgspec.structs.replace(score, rounding=(0.4, 0.3))
+    near, own = NOISE.near, 0.8
+    assert near < 0.6 < own
+    distances = Distances(evidence)
+    assert (distances.worst, distances.bound) == (0.0, near)
+    assert not distances.beyond(moved, 0.6)
+    assert (distances.worst, distances.bound) == (0.6, own), "there is no other"
+    assert not distances.beyond(score, 0.1)
+    assert (distances.worst, distances.bound) == (0.1, near)
+    assert [distances.beyond(moved, 0.9), distances.beyond(score, 0.6), distances.beyond(score, math.nan)] == [True] * 3
 
 
 def many(*, constant=0.0, slope=0.0, noise=0.05, rows=32, length=80):

@@ -54,7 +54,7 @@ def test_a_trainer_that_disagrees_is_red(logprobs, reason):
 
 @pytest.mark.parametrize(
     ("moved", "status", "worst"),
-    [(0.5, "pass", 0.5), (0.9, "pass", 0.0), (1.3, "fail", 1.3)],
+    [(0.5, "pass", 0.5), (0.9, "pass", 0.1), (1.3, "fail", 1.3)],
     ids=["within the noise", "rounding moves this policy further", "further than that"],
 )
 def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status, worst):
@@ -68,11 +68,16 @@ def test_in_16_bits_a_peaked_policy_is_moved_as_its_own_noise_says(moved, status
         "response_ids": [[1, 2, 3], [4, 5, 6]],
         "rollout_logprobs": ROLLOUTS,
     }
-    logprobs = [[ROLLOUTS[0][0] - moved, *ROLLOUTS[0][1:]], ROLLOUTS[1]]
-    step = traces.call("train", request, {"version": FIRST_TRAINED + 1, "response_logprobs": logprobs})
+
+    def stepped(by: float):
+        logprobs = [[ROLLOUTS[0][0] - by, *ROLLOUTS[0][1:]], ROLLOUTS[1]]
+        return traces.call("train", request, {"version": FIRST_TRAINED + 1, "response_logprobs": logprobs})
+
     model = {"name": "tiny", "sha256": "0" * 64, "dtype": "bfloat16"}
-    finding = traces.judge(GAP, step, reference=reference, model=model)
+    finding = traces.judge(GAP, stepped(moved), stepped(0.1), reference=reference, model=model)
     assert (finding.status, finding.numbers["max_gap"]) == (status, pytest.approx(worst))
+    alone = traces.judge(GAP, stepped(moved), reference=reference, model=model)
+    assert alone.numbers == pytest.approx(finding.numbers | {"max_gap": moved, "bound": 1.2 if moved == 0.9 else 0.6})
 
 
 def test_no_training_step_is_untestable():
