@@ -276,6 +276,26 @@ def test_what_servers_do_after_a_call_that_failed_at_one_of_them_belongs_to_that
     assert why(facets(stack(["sleep"], 0.5), stack(kinds, late_s))) == causes
 
 
+def a_run(*pauses_s: float, resumes: bool = True) -> ScenarioTrace:
+    """A trainer's run of two steps, one sync in each. It pauses the engines `pauses_s` after the scenario has told it to go on."""
+    parts = control("start_trainer_run", [])
+    for step, pause_s in enumerate(pauses_s):
+        at_s = 10 * step + 2
+        parts += control("trainer_goes_on", [], at_s=at_s)
+        parts += control("pause", PAUSE, at_s=at_s + pause_s)[1:]
+        parts += control("trainer_wants", [], at_s=at_s + 4)
+        parts += control("sync_weights", [("collective_rpc", {"method": "load"})], at_s=at_s + 6)
+        parts += control("pause", [("resume_generation", {})] if resumes else [], at_s=at_s + 8)[1:]
+    return trace(*parts, *control("end_trainer_run", [], at_s=30))
+
+
+def test_a_trainer_of_the_stack_makes_its_steps_in_whichever_call_it_is():
+    assert why(facets(a_run(0.5, 0.5), a_run(0.5, 4.5))) == {}, "later, but before the sync"
+    found = facets(a_run(0.5, 0.5), a_run(0.5, 0.5, resumes=False))
+    assert why(found) == {ORDER: [Why.PAUSE_WITHIN]}
+    assert [d.place for d in found[ORDER].differences] == ["a trainer's run"]
+
+
 def test_nothing_seen_is_nothing_compared():
     calls = [part for part in batch(EVEN[:2]) if isinstance(part, Call)]
     blind = traces.trace(*calls)

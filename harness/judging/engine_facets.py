@@ -413,26 +413,28 @@ _STEPS = {
 }
 """Step that only one stack makes → the cause."""
 _SYNCS = ("prepare_weight_sync", "sync_weights")
+_OF_A_RUN = ("start_trainer_run", "trainer_wants", "trainer_goes_on", "end_trainer_run")
+"""The stack's own trainer makes its steps whenever it runs, in whichever of these calls."""
 
 
 def _order(both: _Both) -> Facet:
     facet = Facet()
     twin = both.twin
-    found: list[tuple[Call | None, list[list[str]], list[list[str]], list[list[str]] | None]] = [
-        (None, _between(both.baseline), _between(both.candidate), None if twin is None else _between(twin))
+    found: list[tuple[Call | None, str, list[list[str]], list[list[str]], list[list[str]] | None]] = [
+        (None, place, steps(both.baseline), steps(both.candidate), None if twin is None else steps(twin))
+        for place, steps in (("between control calls", _between), ("a trainer's run", _of_a_run))
     ]
     for left, right in both.pairs:
         alone = _alone(left, both.baseline) and _alone(right, both.candidate)
-        if METHODS[left.method].plane is Plane.CONTROL and alone:
+        if METHODS[left.method].plane is Plane.CONTROL and left.method not in _OF_A_RUN and alone:
             failed = left.error is not None or right.error is not None
             again = both.again.get(left.id)
             twins = None if twin is None or again is None else _during(twin, again, failed=failed)
             sides = _during(both.baseline, left, failed=failed), _during(both.candidate, right, failed=failed)
-            found.append((left, *sides, twins))
-    for call, a, b, twins in found:
+            found.append((left, left.method, *sides, twins))
+    for call, place, a, b, twins in found:
         if not any(a) and not any(b):
             continue
-        place = "between control calls" if call is None else call.method
         facet.compare(place, (a, b), _why_steps(place, a, b), noisy=twins is not None and twins != a, call=call)
     return facet
 
@@ -460,11 +462,31 @@ def _settled_ns(evidence: Evidence, call: Call) -> int:
     return min(later, key=lambda c: c.started_ns).ended_ns if later else evidence.trace.end.at_ns
 
 
+def _run_ns(evidence: Evidence) -> list[tuple[int, int]]:
+    """Begin and end of the run of the stack's own trainer; empty if it has none."""
+    own = [call for method in _OF_A_RUN for call in evidence.calls(method)]
+    return [(min(c.started_ns for c in own), max(c.ended_ns for c in own))] if own else []
+
+
+def _of_a_run(evidence: Evidence) -> list[list[str]]:
+    """Steps that the stack's own trainer makes: all of its run but those of syncs, which are compared by themselves."""
+    spans = [(c.started_ns, c.ended_ns) for method in _SYNCS for c in evidence.calls(method)]
+    run = _run_ns(evidence)
+    return _steps(
+        evidence,
+        (
+            seen
+            for seen in evidence.controls()
+            if any(begin <= seen.at_ns <= end for begin, end in run)
+            and not any(begin <= seen.at_ns <= end for begin, end in spans)
+        ),
+    )
+
+
 def _between(evidence: Evidence) -> list[list[str]]:
-    """Steps that no control call explains, such as one that a stack makes after its call returned. The stack's own trainer makes its
-    steps whenever it runs."""
-    own = [*evidence.calls("start_trainer_run"), *evidence.calls("end_trainer_run")]
-    spans = [(call.started_ns, max(c.ended_ns for c in own)) for call in own[:1]]
+    """Steps that no control call and no run of the stack's own trainer explains, such as one that a stack makes after its call
+    returned."""
+    spans = _run_ns(evidence)
     spans += [
         (call.started_ns, call.ended_ns if call.error is None else _settled_ns(evidence, call))
         for call in evidence.calls()
