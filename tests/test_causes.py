@@ -9,12 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from harness.checks.base import Evidence
 from harness.contract.errors import UsageError
 from harness.judging import headers
 from harness.judging.causes import NOT_THERE, Asked, Why, of_failure, of_form, of_place
 from harness.judging.gate import decide
 from harness.judging.open_differences import Entry, by_cause, load
 from harness.judging.pairing import pair
+from harness.judging.sides import lay_side_by_side
 from harness.records.forms import Forms
 from harness.records.verdict import UNEXPLAINED
 from harness.suite.plan import load_plan
@@ -42,6 +44,7 @@ def why(
         "synced": False,
         "paused": False,
         "slept": False,
+        "allowed_to_another": False,
     } | about
     both = of_place(facet, place, baseline, candidate, Asked(**known))
     assert set(both) == set(of_place(facet, place, candidate, baseline, Asked(**known))), (
@@ -52,6 +55,42 @@ def why(
 
 def test_tokens_that_a_sleep_cut():
     assert why("outputs.tokens", [3, 4], [3], slept=True) == [Why.CUT_BY_SLEEP]
+
+
+def test_what_follows_from_tokens_to_which_another_request_was_bound():
+    bound = [Why.ALLOWED_TO_ANOTHER]
+    assert why("outputs.tokens", [3, 4], [1, 4], allowed_to_another=True) == bound
+    assert why("outputs.stop_reasons", "length", "stop", allowed_to_another=True) == bound
+    for field in ("text", "message.content", "finish_reason", "stop_reason"):
+        assert why("outputs.bodies", "a", "b", place=f"choices[0].{field}", allowed_to_another=True) == bound
+    assert why("outputs.bodies", 3, 1, place="usage.completion_tokens", allowed_to_another=True) == bound
+    assert why("outputs.bodies", "a", "b", place="model", allowed_to_another=True) == []
+    assert why("outputs.tokens", [3, 4], [1, 4]) == []
+
+
+@pytest.mark.parametrize(
+    ("beside", "token", "causes"),
+    [
+        ({"allowed_token_ids": [1, 2]}, 1, [Why.ALLOWED_TO_ANOTHER]),
+        ({"allowed_token_ids": [1, 2], "server": "server-1"}, 1, []),
+        ({"allowed_token_ids": [1, 2]}, 9, []),
+        ({}, 1, []),
+    ],
+    ids=["bound", "at another server", "not to this token", "nothing is bound"],
+)
+def test_a_token_to_which_another_request_was_bound_is_told_from_the_engines(beside, token, causes):
+    drawn = {"temperature": 1.0, "seed": 7}
+    server = beside.pop("server", "server-0")
+
+    def stack(token: int) -> Evidence:
+        other = traces.executed([8, 8], [1], params=beside, server=server, from_ns=20)
+        mine = [traces.executed([5, n], [token if n else 4, 4], params=drawn, from_ns=21 + n) for n in (0, 1)]
+        call = traces.generate([[5, 0], [5, 1]], [[4, 4], [token, 4]], params=drawn, started_ns=10, ended_ns=99)
+        return Evidence(traces.trace(call, observations=[*other, *mine[0], *mine[1]]), traces.FakeReference())
+
+    for pair_ in ((stack(3), stack(token)), (stack(token), stack(3))):
+        [difference] = lay_side_by_side(*pair_, None, 0.0).facets["outputs.tokens"].differences
+        assert (difference.place, [*difference.why]) == ("row 1", causes)
 
 
 def test_a_call_that_fails_on_one_stack_only():

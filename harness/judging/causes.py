@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from harness.contract.gym_rule import SPECIAL
-from harness.judging.facets import BODIES, TEXT, TOKENS
+from harness.judging.facets import BODIES, STOP_REASONS, TEXT, TOKENS
 from harness.records.forms import OR
 from harness.records.recording import Call
 
@@ -60,6 +60,8 @@ class Why(StrEnum):
     """The engines were put to sleep during the request, after another token than on the other stack."""
     DRAWS = "draws-of-one-seed"
     """Sampled tokens of a request with a seed: several samples, or a pause in the middle. No release says what a seed draws then."""
+    ALLOWED_TO_ANOTHER = "tokens-allowed-to-another-request"
+    """An engine gave a request tokens to which another request had been bound there (`allowed_token_ids`)."""
     OTHER_SERVERS = "sessions-on-other-servers"
     """The stacks spread the same sessions over their servers in different ways."""
     LOGPROBS_UNASKED = "log-probabilities-not-asked-for"
@@ -152,6 +154,8 @@ _TEXTS: dict[Why, Callable[[str, Call], str]] = {
 """Cause → the text without what the cause adds to it."""
 MADE = (".text", ".message.content")
 """Ends of the places of a body that hold what the model made."""
+_MADE = re.compile(r"(\.text|\.message\.content|\.finish_reason|\.stop_reason|usage\.(completion|total)_tokens)$")
+"""Places of a body whose value follows from the tokens that the model made."""
 _FIELD = re.compile(r"\.?([A-Za-z_][^.\[\]\s]*)$")
 """The last name of a place, if the place ends with one."""
 _BY_TOKEN = re.compile(r"\.logprobs\.(tokens|top_logprobs)\[")
@@ -211,6 +215,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """True if a pause overlaps the call on either side."""
     slept: bool
     """True if a sleep overlaps the call on either side."""
+    allowed_to_another: bool
+    """True if an engine gave it a token to which another request had been bound there, on either side."""
 
 
 def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked) -> tuple[str, ...]:
@@ -218,6 +224,8 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     there = [value for value in (baseline, candidate) if value != NOT_THERE]
     one_sided = len(there) == 1
     found: tuple[str, ...] = ()
+    if asked.allowed_to_another and (facet in {TOKENS, STOP_REASONS} or (facet == BODIES and _MADE.search(place))):
+        return (Why.ALLOWED_TO_ANOTHER,)
     if facet == TOKENS and not one_sided:
         found = _of_tokens(asked)
     elif facet == TEXT:

@@ -159,6 +159,9 @@ def lay_side_by_side(
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
                 overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
+            allowed_to_another=lambda row, left=left, right=right: (  # type: ignore[misc]
+                _allowed_to_another(left, row, baseline) or _allowed_to_another(right, row, candidate)
+            ),
         )
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
@@ -221,6 +224,7 @@ def _outputs(
     facets: dict[str, Facet],
     aside: Collection[int | None] = (),
     overlaps: Callable[[str], bool],
+    allowed_to_another: Callable[[int | None], bool],
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
@@ -252,6 +256,7 @@ def _outputs(
                 synced=overlaps("sync_weights"),
                 paused=overlaps("pause"),
                 slept=overlaps("sleep"),
+                allowed_to_another=allowed_to_another(row_of(place)),
             )
             why = of_place(name, place, a, b, asked)
             facet.differences.append(
@@ -263,6 +268,21 @@ def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
     """True if a call of that method overlaps the call."""
     others = evidence.calls(method)
     return any(other.started_ns < call.ended_ns and call.started_ns < other.ended_ns for other in others)
+
+
+def _allowed_to_another(call: Call, row: int | None, evidence: Evidence) -> bool:
+    """True if an engine gave the call's row (None: any of its rows) a token to which another request had been bound there."""
+    found = assignment(evidence)
+    rows_ = [one for one in found.rows if one.call.id == call.id and row in (None, one.index)]
+    mine = [execution for one in rows_ for execution in found.where(one)]
+    return any(
+        other.server == one.server
+        and (one.ended_ns is None or other.started_ns < one.ended_ns)
+        and not set(other.sampling_params.get("allowed_token_ids") or ()).isdisjoint(one.tokens)
+        for one in mine
+        if not one.sampling_params.get("allowed_token_ids")
+        for other in evidence.executions
+    )
 
 
 def _truths(values: dict[str, Any]) -> bool:
