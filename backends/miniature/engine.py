@@ -413,13 +413,12 @@ class Engine:
         row = self.row(request)
         for token, bias in (params.get("logit_bias") or {}).items():
             row[int(token)] += bias
-        open_to = np.ones(len(row), dtype=bool)
         if params.get("allowed_token_ids"):
-            open_to[:] = False
-            open_to[list(params["allowed_token_ids"])] = True
+            allowed = list(params["allowed_token_ids"])
+            others, row = row, np.full_like(row, -np.inf)
+            row[allowed] = others[allowed]
         if len(request.tokens) < (params.get("min_tokens") or 0):
-            open_to[list(self.stops(request))] = False
-        row[~open_to] = -np.inf
+            row[list(self.stops(request))] = -np.inf
         temperature = params.get("temperature", 1.0)
         if temperature == 0:
             return int(row.argmax())
@@ -431,16 +430,14 @@ class Engine:
         order = np.argsort(-row, kind="stable")
         weights = np.exp(row[order] - row[order[0]])
         weights /= weights.sum()
-        keep = np.ones(len(row), dtype=bool)
+        kept = weights
         if (top_k := params.get("top_k") or 0) > 0:
-            keep[top_k:] = False
+            kept = np.where(np.arange(len(row)) < top_k, kept, 0)
         if min_p := params.get("min_p"):
-            keep &= weights >= min_p * weights[0]
+            kept = np.where(weights >= min_p * weights[0], kept, 0)
         if (top_p := params.get("top_p", 1.0)) < 1:
-            left = np.where(keep, weights, 0)
-            left /= left.sum()
-            keep &= np.cumsum(left) - left < top_p
-        kept = np.where(keep, weights, 0)
+            left = kept / kept.sum()
+            kept = np.where(np.cumsum(left) - left < top_p, kept, 0)
         at = np.searchsorted(np.cumsum(kept), self.chance(request) * kept.sum(), side="right")
         return int(order[min(int(at), len(order) - 1)])
 
