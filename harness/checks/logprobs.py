@@ -89,13 +89,16 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     exact, rounded = evidence.exact, evidence.header.topology.quantization is not None
     seeded: dict[str, list[float]] = {}
     worst_shown: dict[str, Any] = {}
-    scored = [(row, evidence.reference.score(row.score)) for row in rows]
-    if not all(math.isfinite(number) for _, score in scored for number in score.logprobs):
-        return untestable("the reference's log-probability is not a finite number")
-    facts = sum(len(score.logprobs) for _, score in scored)
-    told = [one for one in scored if rounded or not evidence.explained(one[1], _farthest(*one))]
-    for row, score in told or scored:
+    scored: list[tuple[Answer, Score, list[float]]] = []
+    for row in rows:
+        score = evidence.reference.score(row.score)
+        if not all(map(math.isfinite, score.logprobs)):
+            return untestable("the reference's log-probability is not a finite number")
         apart = [abs(got - expected) for got, expected in zip(row.logprobs or (), score.logprobs, strict=True)]
+        scored.append((row, score, apart))
+    facts = sum(len(apart) for _, _, apart in scored)
+    told = [one for one in scored if rounded or not evidence.explained(one[1], max(one[2], default=0.0))]
+    for row, score, apart in told or scored:
         errors += apart
         allowed = evidence.noise.near if told and not rounded else evidence.near(score)
         most = max(most, allowed)
@@ -121,10 +124,6 @@ def _reference(evidence: Evidence, rows: list[Answer]) -> Finding:
     faults |= _asked_faults(evidence, rows[0], measure, temperature=exact and not rounded)
     margin = Margin(unit="nats", measured=measured, bound=bound, faults=faults)
     return passed(facts, margin=margin, **numbers)
-
-
-def _farthest(row: Answer, score: Score) -> float:
-    return farthest(row.logprobs or (), score.logprobs)[0]
 
 
 def _quarter(errors: Iterable[float]) -> float:

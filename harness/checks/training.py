@@ -29,8 +29,7 @@ def _judge_gap(evidence: Evidence) -> Finding:
     if not calls:
         return untestable("nothing was trained")
     facts, k3, bound = 0, 0.0, WIDER * evidence.noise.weights
-    told: list[_Step] = []
-    explained: list[_Step] = []
+    steps: list[_Step] = []
     if broken := [unexpected(call) for call in calls if call.error is not None]:
         return together(broken)
     wrong: list[tuple[str, dict[str, Any]]] = []
@@ -44,14 +43,17 @@ def _judge_gap(evidence: Evidence) -> Finding:
             continue
         gap = gap_of(rollouts, result["response_logprobs"])
         facts, k3 = facts + gap.tokens, max(k3, gap.k3)
-        own = WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights if _doubted(evidence, gap) else bound
+        own = bound
+        if _doubted(evidence, gap):
+            own = max(own, WIDER * evidence.reference.noise(_noise_of(evidence, call)).weights)
         numbers = [float(x) for x in chain.from_iterable(rollouts)]
-        step = _Step(gap.largest, own, _seeded(numbers, exact=evidence.exact))
-        (explained if bound < gap.largest <= own else told).append(step)
-        if not gap.largest <= max(own, bound):
+        steps.append(_Step(gap.largest, own, _seeded(numbers, exact=evidence.exact)))
+        if not gap.largest <= own:
             shown = {"call": call.id, "mean": gap.mean, "max": gap.largest, "k3": gap.k3}
             wrong.append(("trainer and engines give the tokens of a rollout other probabilities", shown))
-    counted = told or explained  # a step that its own rounding explains says nothing of what the check can detect
+    # A step that its own rounding explains says nothing of what the check can detect.
+    told = [step for step in steps if not bound < step.gap <= step.bound]
+    counted = told or steps
     worst = max((step.gap for step in counted), default=0.0)
     if wrong:
         return concluded(facts + len(wrong), wrong, max_gap=worst, bound=bound, k3=k3)

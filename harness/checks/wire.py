@@ -168,10 +168,8 @@ def _logprobs(evidence: Evidence, rows: list[Answer]) -> Finding:
         if distances.beyond(score, off):
             why = "log-probabilities are further from the reference's than the bound"
             wrong.append((why, row.shown(position=at, got=got[at], reference=score.logprobs[at])))
-    facts, numbers = (
-        sum(max(1, len(row.tokens)) for row in asked),
-        {"max_abs_error": distances.worst, "bound": distances.bound},
-    )
+    facts = sum(max(1, len(row.tokens)) for row in asked)
+    numbers = {"max_abs_error": distances.worst, "bound": distances.bound}
     return concluded(facts, wrong, margin=distances.margin(faults), **numbers, choices=len(asked))
 
 

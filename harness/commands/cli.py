@@ -806,7 +806,7 @@ def prove(
     \b
     The whole suite on both miniatures, every fault, in minutes:
       parity prove
-    The same in a third of the time; false alarms are looked for under each third fault:
+    Quicker: the whole suite under each third fault, the others until their last catch:
       parity prove --whole 1/3
     One fault, in all its variants, on one stack:
       parity prove --stack miniature --fault 'session_moves*'

@@ -154,8 +154,8 @@ _TEXTS: dict[Why, Callable[[str, Call], str]] = {
 """Cause → the text without what the cause adds to it."""
 MADE = (".text", ".message.content")
 """Ends of the places of a body that hold what the model made."""
-_MADE = re.compile(r"(\.text|\.message\.content|\.finish_reason|\.stop_reason|usage\.(completion|total)_tokens)$")
-"""Places of a body whose value follows from the tokens that the model made."""
+FOLLOWING = (*MADE, ".finish_reason", ".stop_reason", "usage.completion_tokens", "usage.total_tokens")
+"""The same, with all that follows from the tokens that the model made."""
 _FIELD = re.compile(r"\.?([A-Za-z_][^.\[\]\s]*)$")
 """The last name of a place, if the place ends with one."""
 _BY_TOKEN = re.compile(r"\.logprobs\.(tokens|top_logprobs)\[")
@@ -224,7 +224,9 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     there = [value for value in (baseline, candidate) if value != NOT_THERE]
     one_sided = len(there) == 1
     found: tuple[str, ...] = ()
-    if asked.allowed_to_another and (facet in {TOKENS, STOP_REASONS} or (facet == BODIES and _MADE.search(place))):
+    if asked.allowed_to_another and (
+        facet in {TOKENS, STOP_REASONS} or (facet == BODIES and place.endswith(FOLLOWING))
+    ):
         return (Why.ALLOWED_TO_ANOTHER,)
     if facet == TOKENS and not one_sided:
         found = _of_tokens(asked)

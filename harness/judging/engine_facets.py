@@ -462,6 +462,10 @@ def _settled_ns(evidence: Evidence, call: Call) -> int:
     return min(later, key=lambda c: c.started_ns).ended_ns if later else evidence.trace.end.at_ns
 
 
+def _within(seen: Observation, spans: Iterable[tuple[int, int]]) -> bool:
+    return any(begin <= seen.at_ns <= end for begin, end in spans)
+
+
 def _run_ns(evidence: Evidence) -> list[tuple[int, int]]:
     """Begin and end of the run of the stack's own trainer; empty if it has none."""
     own = [call for method in _OF_A_RUN for call in evidence.calls(method)]
@@ -470,17 +474,10 @@ def _run_ns(evidence: Evidence) -> list[tuple[int, int]]:
 
 def _of_a_run(evidence: Evidence) -> list[list[str]]:
     """Steps that the stack's own trainer makes: all of its run but those of syncs, which are compared by themselves."""
-    spans = [(c.started_ns, c.ended_ns) for method in _SYNCS for c in evidence.calls(method)]
     run = _run_ns(evidence)
-    return _steps(
-        evidence,
-        (
-            seen
-            for seen in evidence.controls()
-            if any(begin <= seen.at_ns <= end for begin, end in run)
-            and not any(begin <= seen.at_ns <= end for begin, end in spans)
-        ),
-    )
+    syncs = [(c.started_ns, c.ended_ns) for method in _SYNCS for c in evidence.calls(method)]
+    own = (seen for seen in evidence.controls() if _within(seen, run) and not _within(seen, syncs))
+    return _steps(evidence, own)
 
 
 def _between(evidence: Evidence) -> list[list[str]]:
@@ -492,14 +489,8 @@ def _between(evidence: Evidence) -> list[list[str]]:
         for call in evidence.calls()
         if METHODS[call.method].plane is not Plane.DATA
     ]
-    return _steps(
-        evidence,
-        (
-            seen
-            for seen in evidence.controls()
-            if seen.at_ns >= evidence.began_ns and not any(begin <= seen.at_ns <= end for begin, end in spans)
-        ),
-    )
+    left = (s for s in evidence.controls() if s.at_ns >= evidence.began_ns and not _within(s, spans))
+    return _steps(evidence, left)
 
 
 def _steps(evidence: Evidence, controls: Iterable[Observation]) -> list[list[str]]:

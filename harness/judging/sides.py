@@ -10,7 +10,7 @@ from typing import Any, final
 
 import msgspec
 
-from harness.checks.base import Evidence
+from harness.checks.base import Evidence, Execution
 from harness.checks.matching import assignment, rows
 from harness.contract.errors import Blame
 from harness.contract.messages import LISTS
@@ -132,6 +132,8 @@ def lay_side_by_side(
     pairing = pair(baseline.trace, candidate.trace)
     again = pair(baseline.trace, twin).partner_of() if twin is not None else {}
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
+    ours, theirs = _allowed_to_another(baseline), _allowed_to_another(candidate)
+    allowed_to_another = {left.id: ours[left.id] | theirs[right.id] for left, right in pairing.pairs}
     facets: dict[str, Facet] = defaultdict(Facet)
     numbers = Numbers()
     errors: list[tuple[Call, Call, tuple[str, ...]]] = []
@@ -159,9 +161,7 @@ def lay_side_by_side(
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
                 overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
-            allowed_to_another=lambda row, left=left, right=right: (  # type: ignore[misc]
-                _allowed_to_another(left, row, baseline) or _allowed_to_another(right, row, candidate)
-            ),
+            allowed_to_another=allowed_to_another,
         )
         before = numbers.facts
         _logprobs(left, right, bound, numbers)
@@ -224,7 +224,7 @@ def _outputs(
     facets: dict[str, Facet],
     aside: Collection[int | None] = (),
     overlaps: Callable[[str], bool],
-    allowed_to_another: Callable[[int | None], bool],
+    allowed_to_another: Parted,
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
     twins = outputs(again) if again is not None else {}
@@ -256,7 +256,7 @@ def _outputs(
                 synced=overlaps("sync_weights"),
                 paused=overlaps("pause"),
                 slept=overlaps("sleep"),
-                allowed_to_another=allowed_to_another(row_of(place)),
+                allowed_to_another=explains(allowed_to_another, left, place),
             )
             why = of_place(name, place, a, b, asked)
             facet.differences.append(
@@ -270,19 +270,24 @@ def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
     return any(other.started_ns < call.ended_ns and call.started_ns < other.ended_ns for other in others)
 
 
-def _allowed_to_another(call: Call, row: int | None, evidence: Evidence) -> bool:
-    """True if an engine gave the call's row (None: any of its rows) a token to which another request had been bound there."""
-    found = assignment(evidence)
-    rows_ = [one for one in found.rows if one.call.id == call.id and row in (None, one.index)]
-    mine = [execution for one in rows_ for execution in found.where(one)]
-    return any(
-        other.server == one.server
-        and (one.ended_ns is None or other.started_ns < one.ended_ns)
-        and not set(other.sampling_params.get("allowed_token_ids") or ()).isdisjoint(one.tokens)
-        for one in mine
-        if not one.sampling_params.get("allowed_token_ids")
-        for other in evidence.executions
-    )
+def _allowed_to_another(evidence: Evidence) -> dict[int, frozenset[int]]:
+    """Call id → rows to which an engine gave a token to which another request had been bound there."""
+    binding = [(e.server, e.started_ns, frozenset(allowed)) for e in evidence.executions if (allowed := _allowed(e))]
+    found: dict[int, frozenset[int]] = defaultdict(frozenset)
+    for row in assignment(evidence).rows if binding else ():
+        mine = (e for e in assignment(evidence).where(row) if not _allowed(e))
+        if any(
+            server == e.server and (e.ended_ns is None or started_ns < e.ended_ns) and not allowed.isdisjoint(e.tokens)
+            for e in mine
+            for server, started_ns, allowed in binding
+        ):
+            found[row.call.id] |= {row.index}
+    return found
+
+
+def _allowed(execution: Execution) -> list[int]:
+    """The tokens to which the request was bound; empty if to none."""
+    return execution.sampling_params.get("allowed_token_ids") or []
 
 
 def _truths(values: dict[str, Any]) -> bool:

@@ -209,12 +209,12 @@ def seat_of(target: str, scenario: Scenario, engines: int) -> Seat:
 def plans(request: Request) -> list[Plan]:
     """One plan per stack. Raises UsageError if nothing would be driven, and what `plan` raises."""
     options(request, request.stacks[0], Path()).check()
-    if request.whole[1] > 1 and (real := [name for name in request.stacks if not resolve(name).inline]):
+    found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
+    if request.whole[1] > 1 and (real := [one.target for one in found if not one.inline]):
         raise UsageError(
             f"--whole is for the miniatures: each fault of {', '.join(real)} names its few scenarios",
             next_step="leave out --whole",
         )
-    found = [plan(request, resolve(name)) for name in dict.fromkeys(request.stacks)]
     for pattern in request.faults:
         if not any(_matches(fault, [pattern]) for name in request.stacks for fault in known(name).seeded().values()):
             raise UsageError(
@@ -389,11 +389,9 @@ def drive_job(job: Job, begin: Begin = _knowing) -> Lap:
 def _drive(job: Job, begin: Begin) -> Lap:
     session = begin(job.options, silent)
     try:
-        if job.fault is None or not job.brief:
-            laps = [lap(session, seat, names, job.fault, job.watch) for seat, names in job.seats]
-        else:
-            until = set(job.fault.caught_by)
-            laps = [lap(session, seat, names, job.fault, until=until) for seat, names in job.seats if until]
+        until = set(job.fault.caught_by) if job.fault is not None and job.brief else None
+        seats = (seat for seat in job.seats if until is None or until)
+        laps = [lap(session, seat, names, job.fault, job.watch, until=until) for seat, names in seats]
         return together(laps) if laps else Lap(fault=job.fault and job.fault.id, verdicts=[], driven=0)
     finally:
         session.close()
