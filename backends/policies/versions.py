@@ -22,6 +22,11 @@ TRAINED = 10_000_000
 """Parameters from which a model counts as trained. The tiny models have random weights."""
 
 
+def is_trained(tensors: dict[str, Any]) -> bool:
+    """Whether these are the weights of a model that has learned something, told by its size."""
+    return sum(tensor.numel() for tensor in tensors.values()) >= TRAINED
+
+
 def checkpoint(model_path: str) -> dict[str, Any]:
     """Version 0: the tensors of the checkpoint, by Hugging Face name, in sorted order, on CPU."""
     from safetensors.torch import load_file
@@ -73,7 +78,7 @@ def version(model_path: str, number: int, policies: str = "") -> dict[str, Any]:
     tensors = checkpoint(model_path)
     if number == 0:
         return tensors
-    strength = OF_TRAINED if sum(tensor.numel() for tensor in tensors.values()) >= TRAINED else STRENGTH
+    strength = OF_TRAINED if is_trained(tensors) else STRENGTH
     changed = {}
     for name, tensor in tensors.items():
         seed = int.from_bytes(hashlib.sha256(f"{name}:{number}".encode()).digest()[:8], "big") % 2**63

@@ -100,17 +100,19 @@ async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bo
     checks=CHECKS,
 )
 async def without_what_was_cut_short(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
-    """SkyRL, GeneratorConfig.apply_overlong_filtering; DAPO, Overlong Filtering. Some answers end by a stop token, which is no end of
-    sequence, and some at max_tokens. Stop tokens have no letters: whether a text shows its stop token is judged elsewhere."""
-    stops = stack.vocabulary.spelled("0123456789,.;:!?-")
-    await roll_out(
-        stack,
-        prompts.conversations(16),
-        [{}] * 16,
-        batched=batched,
-        overlong_filtering=True,
-        sampling_params={"max_tokens": 16, "temperature": 1.0, "seed": 5, "stop_token_ids": stops, "ignore_eos": True},
-    )
+    """SkyRL, GeneratorConfig.apply_overlong_filtering; DAPO, Overlong Filtering. Answers of two tokens are cut short; of long ones
+    some end by a stop token, which is no end of sequence. Stop tokens have no letters: whether a text shows its stop token is judged
+    elsewhere."""
+    sampled = {"temperature": 1.0, "seed": 5, "stop_token_ids": stack.vocabulary.spelled("0123456789,.;:!?-")}
+    for most in (2, 96):
+        await roll_out(
+            stack,
+            prompts.conversations(8),
+            [{}] * 8,
+            batched=batched,
+            overlong_filtering=True,
+            sampling_params={**sampled, "max_tokens": most, "ignore_eos": True},
+        )
 
 
 @scenario(
