@@ -22,7 +22,7 @@ from harness.contract.topology import Topology
 from harness.driving.inline import InlineHost
 from harness.machine.progress import silent
 from harness.machine.targets import known
-from harness.records.reference import ScoreRequest
+from harness.records.reference import Score, ScoreRequest
 from harness.running import catalogue
 from harness.running.session import Options, Session
 from harness.suite.scenario import LATE_SEED, declaration, scenario
@@ -176,34 +176,48 @@ def test_a_network_in_single_precision_is_the_exact_one_but_for_rounding():
     assert model.np.exp(exact.row(other)).sum() == pytest.approx(1)
 
 
-TIED = ([158, 386, 229, 190, 261, 385, 182, 506, 288, 476, 471, 68], 159)
-"""A prompt, and the token at which single precision takes another expert than double precision does, if version 0 made the first
-twenty tokens and version 1 the rest."""
-
-
-def test_where_two_experts_are_nearly_equal_the_reference_says_what_single_precision_does_there():
-    prompt, tied = TIED
+def _frozen_answer(prompt: list[int], by_old: int, length: int) -> list[int]:
+    """What engines make, in single precision, with version 0 up to token `by_old` and with version 1 from there on."""
     engines = [model.Network(trainer.parameters(version, ""), np.float32) for version in (0, 1)]
     node, tokens = engines[0].root, list(prompt)
-    for at in range(len(prompt) + tied + 1):
-        node = engines[at >= len(prompt) + 19].adopt(node)
+    for at in range(len(prompt) + length - 1):
+        node = engines[at >= len(prompt) + by_old - 1].adopt(node)
         node = node.network.feed(node, tokens[at])
         if at + 1 >= len(prompt):
-            reader = engines[at + 1 >= len(prompt) + 20]
+            reader = engines[at + 1 >= len(prompt) + by_old]
             tokens.append(int(reader.row(reader.adopt(node)).argmax()))
-    made = tokens[len(prompt) :]
+    return tokens[len(prompt) :]
+
+
+def _scored(prompt: list[int], by_old: int, made: list[int]) -> Score:
+    """What the oracle says of the tokens that version 1 made."""
     oracle = MiniatureReference()
     given = StartRequest(target="miniature", topology=Topology(), model_path="", scratch="", logs="")
     asyncio.run(oracle.start(given))
-    asked = ScoreRequest(version=1, prompt=[*prompt, *made[:20]], tokens=made[20:], cached=((len(prompt) + 19, 0),))
-    score = asyncio.run(oracle.score(asked))
+    cached = ((len(prompt) + by_old - 1, 0),)
+    asked = ScoreRequest(version=1, prompt=[*prompt, *made[:by_old]], tokens=made[by_old:], cached=cached)
+    return asyncio.run(oracle.score(asked))
+
+
+def test_where_two_experts_are_nearly_equal_the_reference_says_what_single_precision_does_there():
+    prompt, tied = [158, 386, 229, 190, 261, 385, 182, 506, 288, 476, 471, 68], 159
+    made = _frozen_answer(prompt, 20, tied + 1)
+    score = _scored(prompt, 20, made)
     assert [at + 20 for at, gap in enumerate(score.gaps) if gap > 0.01] == [tied], (
         "in double precision it is no near tie"
     )
     assert 2 * max(score.rounding) > score.gaps[tied - 20] > 0.1
     assert sum(moved > 1e-3 for moved in score.rounding) == 1
-    before = asyncio.run(oracle.score(msgspec.structs.replace(asked, tokens=made[20:60])))
-    assert before.rounding == (), "no two experts are nearly equal here"
+    assert _scored(prompt, 20, made[:60]).rounding == (), "no two experts are nearly equal here"
+
+
+def test_rounding_that_grows_from_token_to_token_is_told():
+    prompt = [166, 510, 274, 382, 10, 34, 368, 313, 102, 145, 467, 81]
+    made = _frozen_answer(prompt, 20, 188)
+    score = _scored(prompt, 20, made)
+    assert 2 * max(score.rounding) > max(0.005, *score.gaps)
+    assert max(score.rounding[:40]) < 1e-3
+    assert _scored(prompt, 20, made[:60]).rounding == ()
 
 
 def test_versions_adapters_and_quantization_move_every_row():

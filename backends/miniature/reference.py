@@ -1,6 +1,6 @@
 """The miniature's oracle: its model's exact probabilities in double precision, over the whole sequence each time.
 
-It uses no engine and no batches, and float32 only to say what rounding does at a near tie of experts. It shares the model,
+It uses no engine and no batches, and float32 only to say what rounding does to an answer. It shares the model,
 tokenizer and trained parameters with the stack.
 """
 
@@ -19,11 +19,6 @@ from harness.records import reference
 
 NOISE_ROWS, NOISE_TOKENS = 8, 512
 """Contexts, and tokens per context. Rounding grows with the context, so it is as long as a conversation of several turns."""
-
-
-NEAR_TIE = 1e-3
-"""Router logits. Where two experts are closer, the engines' float32 is asked too: it may take the other one. Rounding moves the
-distance by up to 1e-4."""
 
 
 @lru_cache(maxsize=128)
@@ -87,16 +82,13 @@ def _score(request: reference.ScoreRequest, policies: str) -> reference.Score:
     if not request.tokens:
         return reference.Score(logprobs=[], ranks=[], margins=[])
 
-    def read(*, single: bool) -> tuple[model.Array, model.Array]:
+    def read(*, single: bool = False) -> model.Array:
         network, states = _read(request, (request.prompt + request.tokens)[:-1], policies, request.cached, single)
-        rows, _, margins = network.read(states[len(request.prompt) - 1 :])
-        return rows, margins
+        return network.read(states[len(request.prompt) - 1 :])[0]
 
-    (rows, margins), every = read(single=False), np.arange(len(request.tokens))
-    rounding: tuple[float, ...] = ()
-    if margins.min() < NEAR_TIE:
-        moved = np.abs(read(single=True)[0] - rows)
-        rounding = tuple(np.maximum(moved[every, request.tokens], moved[every, rows.argmax(axis=1)]).tolist())
+    rows, every = read(), np.arange(len(request.tokens))
+    moved = np.abs(read(single=True) - rows)
+    own = np.maximum(moved[every, request.tokens], moved[every, rows.argmax(axis=1)])
     chosen = rows[every, request.tokens]
     best = -np.partition(-rows, 1, axis=1)[:, :2]
     return reference.Score(
@@ -104,7 +96,7 @@ def _score(request: reference.ScoreRequest, policies: str) -> reference.Score:
         ranks=(rows > chosen[:, None]).sum(axis=1).tolist(),
         margins=(best[:, 0] - best[:, 1]).tolist(),
         behind=tuple((best[:, 0] - chosen).tolist()),
-        rounding=rounding,
+        rounding=tuple(own.tolist()) if own.max() > _noise("float32").largest else (),
     )
 
 

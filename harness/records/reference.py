@@ -60,9 +60,10 @@ class Score(Message, frozen=True, kw_only=True):
     """Nats by which each token is less probable than the most probable one; 0 for the greedy choice."""
     rounding: tuple[float, ...] = ()
     """How far rounding moves the log-probability of each token in this answer, in nats. Empty where the noise that was measured
-    in advance (`Noise`) decides: in dense float32, and in 16 bits if each token is the greedy choice or a near tie.
+    in advance (`Noise`) decides: mostly in float32, and in 16 bits if each token is the greedy choice or a near tie.
 
-    For a mixture in float32: where two experts are nearly equal, so that rounding may swap them (the miniature's oracle).
+    In float32, by the miniature's oracle: where the answer moves further than the noise. Rounding may swap two experts, and it grows
+    from token to token where the weights amplify it.
     For quantized weights: the largest change when activations almost midway between two steps are rounded to either at random. In
     16 bits: the largest change of the token, or of one of the most probable ones in its place, when the reference computes in that
     dtype."""
