@@ -83,6 +83,16 @@ def cells(sequence: Iterable[Step]) -> set[Cell]:
     return found
 
 
+def legal(steps: Iterable[Step]) -> Sequence:
+    """The steps without those that the contract does not allow where they stand."""
+    found, state = list[Step](), FIRST
+    for step in steps:
+        if allowed(state, step):
+            found.append(step)
+            state = after(state, step)
+    return tuple(found)
+
+
 def drawn(fits: Callable[[Step], bool]) -> list[Sequence]:
     """Legal sequences of steps that fit, the same in every run."""
     from hypothesis import HealthCheck, Phase, settings

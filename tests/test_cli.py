@@ -30,6 +30,7 @@ COMMANDS = (
     "down",
     "matrix",
     "bench",
+    "shrink",
     "bisect",
     "pr",
     "prove",

@@ -24,7 +24,7 @@ TRAINED = 10_000_000
 
 def is_trained(tensors: dict[str, Any]) -> bool:
     """Whether these are the weights of a model that has learned something, told by its size."""
-    return sum(tensor.numel() for tensor in tensors.values()) >= TRAINED
+    return bool(sum(tensor.numel() for tensor in tensors.values()) >= TRAINED)
 
 
 def checkpoint(model_path: str) -> dict[str, Any]:

@@ -626,6 +626,109 @@ def bench_stacks(
     raise typer.Exit(made.exit_status)
 
 
+@app.command()
+def shrink(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="As reports name it: sequences.test_all_3.")],
+    *,
+    stack: Annotated[str, typer.Option(metavar="TARGET", help="The stack on which a check of it is red.")],
+    check: Annotated[
+        str, typer.Option(metavar="CHECK", help="The check (default: the first red one that no other explains).")
+    ] = "",
+    cases: Annotated[
+        str, typer.Option(metavar="N,N,…", help="Begin with these cases only, by their numbers (default: all).")
+    ] = "",
+    fault: Annotated[str, typer.Option(metavar="ID", help="Drive the stack under this fault of `parity prove`.")] = "",
+    drives: Annotated[int, typer.Option(min=2, help="Most drives of the scenario.")] = 200,
+    topology: Annotated[str, typer.Option(help="Where engines live (default: the scenario's first topology).")] = "",
+    python: Pythons = None,
+    checkout: Checkouts = None,
+    engine: Engine = "auto",
+    start: Annotated[StartChoice, typer.Option(help="As in `parity run`.")] = "fork",
+    engines: Annotated[int, typer.Option(min=1, help="Engines of the stack.")] = DEFAULT_ENGINES,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="As in `parity run`.")] = None,
+    dtype: Annotated[DtypeChoice | None, typer.Option(help="As in `parity run`.")] = None,
+    seed: Annotated[int, typer.Option(help="As in `parity run`.")] = 0,
+    run_dir: RunDir = None,
+) -> None:
+    """Find the fewest cases with which a check stays red: of the hundreds of requests, or the twenty steps, of one scenario.
+
+    \b
+    Which steps of a sequence does it take?
+      parity shrink sequences.test_all_asleep_1 --stack skyrl-0.2.0:http
+    These alone, as often as you like:
+      parity shrink sequences.test_all_asleep_1 --stack skyrl-0.2.0:http --cases 3,4,9
+    Without a real stack:
+      parity shrink sequences.test_common_1 --stack miniature --fault resume/one_server
+
+    A case is what a scenario enumerates: a field with a value, a form of an argument, a broken hop, a step. The check has to stay red
+    for the same reason; entries of the ledger are left aside. What is found is driven once more.
+
+    Exit status: 0 found; 1 cut short by --drives, or not red when driven once more; 2 nothing is red, a named error, or Ctrl-C, which
+    shows the fewest so far.
+    """
+    from harness.driving.models import absolute
+    from harness.machine.environments import detect_engine
+    from harness.machine.progress import console_progress
+    from harness.machine.targets import of_local
+    from harness.running.session import Options
+    from harness.running.shrink import Order
+    from harness.running.shrink import shrink as find
+    from reports.shrunk import lines
+
+    _check_targets([stack], python or (), checkout or ())
+    options = Options(
+        baseline=stack,
+        candidate=stack,
+        stacks=[stack],
+        engine=_fixed(engine) or detect_engine(),
+        start=start,
+        engines=engines,
+        model=model and absolute(model),
+        dtype=dtype,
+        seed=seed,
+        run_dir=run_dir and run_dir.expanduser().absolute(),
+        target_python=of_local("--python", python or ()),
+        checkouts=of_local("--checkout", checkout or ()),
+        twin=False,
+        fault_taps=bool(fault),
+        command=_typed(),
+        record=False,
+    )
+    order = Order(
+        options=options,
+        scenario=scenario,
+        topology=topology,
+        check=check,
+        cases=_numbers("--cases", cases),
+        fault=fault,
+        drives=drives,
+    )
+    with _terminable():  # the fewest so far are shown
+        found = find(order, console_progress(), _told)
+    typer.echo("\n".join(lines(found, _without(sys.argv[1:], "--cases"))))
+    raise typer.Exit(found.exit_status)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """The numbers of "1,2,3". Raises UsageError for anything else."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{option} {text} is no list of numbers", next_step="write it as 3,4,9")
+    return tuple(int(part) for part in parts)
+
+
+def _without(arguments: Sequence[str], option: str) -> list[str]:
+    """Command line arguments without an option and its value."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for one in rest:
+        if one == option:
+            next(rest, None)
+        elif not one.startswith(f"{option}="):
+            kept.append(one)
+    return kept
+
+
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand options of `parity run` on to it."""
 Tree = Annotated[Path, typer.Option("--checkout", metavar="PATH", help="Git working tree of the stack.")]

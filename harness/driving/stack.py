@@ -112,6 +112,8 @@ class Stack(Calls):
         """Seconds that a clean room may take on a stack as fast as the tiny model."""
         self.budget = 1.0
         """How much of what scenarios enumerate they drive (`--budget`): 1 is the usual extent."""
+        self.narrow: Callable[[list[Any]], list[Any]] | None = None
+        """Chooses among the cases that the budget allows (`harness.running.shrink`)."""
         self.description: messages.Description | None = None
 
     # --- lifecycle, for the plugin
@@ -475,8 +477,10 @@ class Stack(Calls):
         every = list(cases)
         fits = min(len(every), math.ceil(len(every) * self.budget))
         chosen = range(fits) if first else sorted(random.Random(SHARE_SEED).sample(range(len(every)), fits))
-        self.mark(recording.ENUMERATED, step=0, driven=fits, left_out=len(every) - fits)
-        return [every[index] for index in chosen]
+        allowed = [every[index] for index in chosen]
+        driven = allowed if self.narrow is None else self.narrow(allowed)
+        self.mark(recording.ENUMERATED, step=0, driven=len(driven), left_out=len(every) - len(driven))
+        return driven
 
     def times(self, usual: int) -> int:
         """A number of repetitions, scaled by the budget; at least one."""

@@ -650,11 +650,14 @@ class Session:
         return self._seat == seat and self._stack is not None and self._stack.alive
 
     def renew(self, seat: Seat, swap: messages.Swap | None = None) -> None:
-        """End the seat's stack. The next scenario gets a fresh start, and later ones, with this code of a function."""
+        """End the seat's stack. The next scenario gets a fresh start, however often it died, and later ones, with this code of a
+        function."""
         if self.options.code_swaps is not None:
             self._first_order = messages.SwapRequest(watch=self.options.code_swaps.watch, swaps=[swap] if swap else [])
         if self._seat == seat:
             self._bury(seat)
+        self._hopeless.pop(seat.name, None)
+        self._deaths.pop(seat.name, None)
 
     def driven(self, scenario: Scenario, seat: Seat) -> list[ScenarioTrace]:
         """The latest recording of a scenario on a seat, one trace per take."""

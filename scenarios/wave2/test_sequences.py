@@ -11,7 +11,7 @@ from harness.checks.sequences import AS_THE_STATE_SAYS
 from harness.checks.weights import EVERY_PARAMETER
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
-from scenarios.sequences import Kept, capabilities, drive, kept, sleeps, spoils
+from scenarios.sequences import Kept, capabilities, drive, kept, legal, sleeps, spoils
 
 
 def declared(one: Kept) -> dict[str, Any]:
@@ -34,4 +34,4 @@ def declared(one: Kept) -> dict[str, Any]:
 )
 async def in_this_order(stack: Stack, prompts: Prompts, *, one: Kept) -> None:
     """The rules of harness/contract/states.py, each with its source; SkyRL API reference, InferenceEngineInterface; SkyRL #899."""
-    await drive(stack, prompts, stack.within_budget(one.sequence, first=True))
+    await drive(stack, prompts, legal(stack.within_budget(one.sequence, first=True)))
