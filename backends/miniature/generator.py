@@ -14,7 +14,7 @@ from backends.miniature.client import Client
 from backends.miniature.engine import BadRequest
 from backends.miniature.tokenizer import EOS
 from harness.contract import gym_rule
-from harness.contract.messages import GenerateRequest, GymOutput, GymRequest
+from harness.contract.messages import GenerateRequest, GymOutput, GymRequest, TrajectoryId
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -29,6 +29,12 @@ class Trajectory(msgspec.Struct, kw_only=True):
     """Of each token that engines were fed."""
     reason: str | None = None
     turns: int = 0
+    row: int = 0
+    """Of its prompt."""
+    last: bool = True
+    """False for all steps of a trajectory but the last."""
+    said: list[dict[str, str]] = []
+    """The messages of policy and environment."""
 
     def add(self, tokens: list[int], mask: int, logprobs: list[float] | None) -> None:
         self.response += tokens
@@ -58,6 +64,9 @@ class Generator:
         if request.batched:
             return self.output(request, await self.batch(request))
         rows = range(len(request.prompts))
+        if request.step_wise:
+            steps = await asyncio.gather(*(self.steps(request, row) for row in rows))
+            return self.output(request, [step for each in steps for step in each])
         return self.output(request, await asyncio.gather(*(self.trajectory(request, row) for row in rows)))
 
     def session(self, request: GymRequest, row: int) -> str:
@@ -66,7 +75,7 @@ class Generator:
 
     def start(self, request: GymRequest, row: int) -> Trajectory:
         asked = request.sampling_params.get("logprobs") is not None
-        return Trajectory(prompt=tokenizer.render(request.prompts[row]), logprobs=[] if asked else None)
+        return Trajectory(prompt=tokenizer.render(request.prompts[row]), logprobs=[] if asked else None, row=row)
 
     async def batch(self, request: GymRequest) -> list[Trajectory]:
         """One batch request for all trajectories, one turn each."""
@@ -98,6 +107,24 @@ class Generator:
             made.rewards[-2:] = [0.0, made.rewards[-2]]
         return made
 
+    async def steps(self, request: GymRequest, row: int) -> list[Trajectory]:
+        """Each turn as a trajectory of its own (SkyRL documentation, Step-Wise Training)."""
+        made: list[Trajectory] = []
+        session, done = self.session(request, row), False
+        while not done:
+            step = self.start(request, row)
+            step.prompt, step.turns = self.history(request, row, made), len(made)
+            if len(step.prompt) > request.max_input_length:
+                break
+            done, _ = await self.turn(request, row, step, session)
+            step.last = done
+            made.append(step)
+        return made
+
+    def history(self, request: GymRequest, row: int, made: list[Trajectory]) -> list[int]:
+        """The tokens of the conversation so far, rendered anew from its texts."""
+        return tokenizer.render([*request.prompts[row], *(message for step in made for message in step.said)])
+
     async def turn(self, request: GymRequest, row: int, made: Trajectory, session: str) -> tuple[bool, int]:
         """Add one answer and the environment's observation. Returns whether it is over, and where the answer ends."""
         prompt = made.prompt + made.response
@@ -117,6 +144,8 @@ class Generator:
         said = gym_rule.step(text, made.turns, request.env_extras[row], request.max_turns)
         made.rewards[end - 1] += said.reward
         made.add(self.observed(request, said.observation), self.observation_mask, None)
+        spoken = self.spoken(answer.response_ids[0], (answer.responses or [""])[0])
+        made.said += [{"role": "assistant", "content": spoken}, {"role": "user", "content": said.observation}]
         return said.done, end
 
     observation_mask = closing_mask = 0
@@ -125,10 +154,15 @@ class Generator:
     def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
         """True if a stop string ended the answer: the conversation then lacks the end of the assistant's message."""
         stop = tuple(request.sampling_params.get("stop") or ())
-        return request.use_conversation_multi_turn and kept[-1:] != [EOS] and text.endswith(stop or ("\0",))
+        asked = request.use_conversation_multi_turn and request.close_stopped
+        return asked and kept[-1:] != [EOS] and text.endswith(stop or ("\0",))
 
     def read(self, _tokens: list[int], text: str) -> str:
         """The text of an answer that the environment reads."""
+        return text
+
+    def spoken(self, _tokens: list[int], text: str) -> str:
+        """The text of an answer that later steps read."""
         return text
 
     def numbers(self, logprobs: list[Any] | None, row: int) -> list[float] | None:
@@ -153,21 +187,36 @@ class Generator:
         """True if a trajectory did not end by itself."""
         return made.reason != "stop"
 
+    def unrewarded(self, made: Trajectory) -> bool:
+        """True if a trajectory that did not end by itself is to earn nothing."""
+        return made.reason != "stop"
+
+    def rewards(self, request: GymRequest, made: Trajectory) -> float | list[float]:
+        nothing = request.zero_reward_on_non_stop and self.unrewarded(made)
+        rewards = [0.0] * len(made.rewards) if nothing else made.rewards
+        return sum(rewards) if request.batched else rewards
+
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         """Trajectories as columns."""
         asked = request.sampling_params.get("logprobs") is not None
         return GymOutput(
             prompt_token_ids=[t.prompt for t in made],
             response_ids=[t.response for t in made],
-            rewards=[sum(t.rewards) if request.batched else t.rewards for t in made],
+            rewards=[self.rewards(request, t) for t in made],
             loss_masks=[
                 [0] * len(t.mask) if request.overlong_filtering and self.cut_short(t) else t.mask for t in made
             ],
             stop_reasons=[t.reason for t in made],
             rollout_logprobs=[t.logprobs for t in made] if asked else None,  # type: ignore[misc]
             rollout_expert_indices=[t.experts for t in made],
+            trajectory_ids=[self.identity(request, t) for t in made] if request.step_wise else None,
+            is_last_step=[t.last for t in made] if request.step_wise else None,
             rollout_metrics=self.metrics(made) if made else {},
         )
+
+    def identity(self, request: GymRequest, made: Trajectory) -> TrajectoryId:
+        """Whose step this is."""
+        return (request.trajectory_ids or [])[made.row]
 
     def metrics(self, made: list[Trajectory]) -> dict[str, float]:
         """SkyRL, get_rollout_metrics."""
@@ -177,7 +226,7 @@ class Generator:
         return {
             "generate/avg_tokens_non_zero_rewards": statistics.fmean(rewarded or [0]),
             "generate/avg_tokens_zero_rewards": statistics.fmean(unrewarded or [0]),
-            "environment/turns": statistics.fmean(t.turns for t in made),
+            "environment/turns": statistics.fmean(t.turns for t in made if t.last),
             **_spread("num_tokens", tokens),
             **_spread("assistant_tokens", own),
         }

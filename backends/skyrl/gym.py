@@ -26,7 +26,10 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
     generator_cfg.max_turns = request.max_turns
     generator_cfg.max_input_length = request.max_input_length
     generator_cfg.batched = request.batched
+    generator_cfg.step_wise_trajectories = request.step_wise
+    generator_cfg.append_eos_token_after_stop_str_in_multi_turn = request.close_stopped
     generator_cfg.apply_overlong_filtering = request.overlong_filtering
+    generator_cfg.zero_reward_on_non_stop = request.zero_reward_on_non_stop
     generator_cfg.use_conversation_multi_turn = request.use_conversation_multi_turn
     params = request.sampling_params if request.configured is None else request.configured
     generator_cfg.sampling_params.max_generate_length = params.get("max_tokens", 16)

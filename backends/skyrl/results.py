@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.contract.messages import Generation, GymOutput
+from harness.contract.messages import Generation, GymOutput, TrajectoryId
 
 
 def generation(output: Any) -> Generation:
@@ -29,7 +29,17 @@ def trajectories(output: Any) -> GymOutput:
         stop_reasons=output["stop_reasons"],
         rollout_logprobs=output["rollout_logprobs"],
         rollout_expert_indices=_experts(output.get("rollout_expert_indices")),
+        trajectory_ids=_identities(output["trajectory_ids"]),
+        is_last_step=output["is_last_step"],
         rollout_metrics={name: float(value) for name, value in (output["rollout_metrics"] or {}).items()},
+    )
+
+
+def _identities(ids: list[Any] | None) -> list[TrajectoryId] | None:
+    return (
+        None
+        if ids is None
+        else [TrajectoryId(instance_id=one.instance_id, repetition_id=one.repetition_id) for one in ids]
     )
 
 

@@ -39,25 +39,32 @@ def with_columns(evidence: Evidence) -> Finding | list[tuple[Trajectory, dict[st
     calls = evidence.calls("gym_generate")
     if not calls:
         return untestable("no call of gym_generate was recorded")
-    wrong = [finding for call in calls if (finding := _broken(call)) is not None]
+    wrong = [unexpected(call) for call in calls if call.error is not None]
+    wrong += [finding for call in calls if call.error is None and (finding := _uneven(evidence, call)) is not None]
     return together(wrong) if wrong else [(t, _columns(t)) for t in trajectories(evidence)]
 
 
-def _broken(call: Call) -> Finding | None:
-    if call.error is not None:
-        return unexpected(call)
-    asked, result = len(call.request["prompts"]), call.result or {}
-    uneven = [name for name in COLUMNS if len(result[name]) != asked]
-    shown = {"call": call.id, "prompts": asked, "returned": {name: len(result[name]) for name in COLUMNS}}
-    reason = f"gym_generate() returned another number of {', '.join(uneven)} than of prompts"
-    return failed(1, reason, [shown]) if uneven else None
+def _uneven(evidence: Evidence, call: Call) -> Finding | None:
+    """A result with another number of rows than of prompts, or of steps."""
+    result, what = call.result or {}, "steps" if call.request.get("step_wise") else "prompts"
+    right = len(call.request["prompts"])
+    if call.request.get("step_wise"):
+        right = sum(t.call.id == call.id for t in trajectories(evidence))
+    uneven = [name for name in COLUMNS if len(result[name]) != right]
+    shown = {"call": call.id, what: right, "returned": {name: len(result[name]) for name in COLUMNS}}
+    return (
+        failed(1, f"gym_generate() returned another number of {', '.join(uneven)} than of {what}", [shown])
+        if uneven
+        else None
+    )
 
 
 def _columns(trajectory: Trajectory) -> dict[str, Any]:
     result = trajectory.call.result or {}
-    logprobs = result.get("rollout_logprobs")
     row = {name: result[name][trajectory.index] for name in COLUMNS}
-    return row | {"rollout_logprobs": None if logprobs is None else logprobs[trajectory.index]}
+    labels = {name: result.get(name) for name in ("rollout_logprobs", "trajectory_ids", "is_last_step")}
+    here = trajectory.index
+    return row | {name: column[here] if column and here < len(column) else None for name, column in labels.items()}
 
 
 Unseen = Callable[[Evidence, Sequence[Trajectory]], str]
@@ -137,7 +144,7 @@ def _tokens(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | Non
 
 def _unstopped(_evidence: Evidence, found: Sequence[Trajectory]) -> str:
     asked = [t for t in found if t.call.request["sampling_params"].get("include_stop_str_in_output")]
-    if not asked or any(turn.added for t in asked for turn in t.turns):
+    if not asked or any(turn.stopped for t in asked for turn in t.turns):
         return ""
     return "no stop string ended an answer in a conversation"
 
@@ -161,12 +168,14 @@ def _masks(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
 
 
 def _unfiltered(evidence: Evidence, found: Sequence[Trajectory]) -> str:
-    asked = [t for t in found if t.call.request.get("overlong_filtering") and t.whole]
-    cut = any(t.stop_reason != "stop" for t in asked)
-    stopped = any(t.stop_reason == "stop" and t.response[-1] != evidence.header.vocabulary.eos for t in asked)
-    if not asked or (cut and stopped):
-        return ""
-    return "overlong filtering met no answer that was cut short, or none that a stop token ended"
+    return _one_kind_only(evidence, [t for t in found if t.call.request.get("overlong_filtering")])
+
+
+def _one_kind_only(evidence: Evidence, asked: Sequence[Trajectory]) -> str:
+    whole = [t for t in asked if t.whole]
+    cut = any(t.stop_reason != "stop" for t in whole)
+    stopped = any(t.stop_reason == "stop" and t.response[-1] != evidence.header.vocabulary.eos for t in whole)
+    return "" if not whole or (cut and stopped) else "no answer was cut short, or none was ended by a stop token"
 
 
 LOSS_MASKS = _check(
@@ -188,8 +197,13 @@ def _rewards(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | No
     return len(trajectory.turns), None if same else "a reward is not the environment's", _both(expected, got)
 
 
+def _unearned(evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    zeroed = [t for t in found if t.call.request.get("zero_reward_on_non_stop")]
+    return _one_kind_only(evidence, zeroed) or _read_no_special(evidence, found)
+
+
 def _read_no_special(evidence: Evidence, found: Sequence[Trajectory]) -> str:
-    strict = [t for t in found if t.call.request["env_extras"][t.index].get("strict")]
+    strict = [t for t in found if t.call.request["env_extras"][t.asked].get("strict")]
     special = set(evidence.header.vocabulary.special)
     if not strict or any(special.intersection(turn.tokens) for t in strict for turn in t.turns):
         return ""
@@ -198,9 +212,9 @@ def _read_no_special(evidence: Evidence, found: Sequence[Trajectory]) -> str:
 
 REWARDS = _check(
     "gym.rewards",
-    "a reward is another trajectory's, another turn's, or lies on another token",
+    "a reward is another trajectory's, another turn's, lies on another token, or is one for an answer that is to have none",
     _rewards,
-    unseen=_read_no_special,
+    unseen=_unearned,
 )
 
 
@@ -212,6 +226,36 @@ def _stop_reasons(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str
 
 STOP_REASONS = _check(
     "gym.stop_reasons", "a truncated trajectory passes for a whole one, or the other way round", _stop_reasons
+)
+
+
+def _steps(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None, dict[str, Any]]:
+    ids = trajectory.call.request["trajectory_ids"]
+    expected = {"trajectory": ids[trajectory.asked], "last": trajectory.last}
+    got = {"trajectory": row["trajectory_ids"], "last": row["is_last_step"]}
+    return (
+        2,
+        None if got == expected else "a step has another trajectory's id, or is wrongly the last",
+        _both(expected, got),
+    )
+
+
+def _without_history(evidence: Evidence, found: Sequence[Trajectory]) -> str:
+    special = set(evidence.header.vocabulary.special)
+    ended = [t for t in found if not t.call.request["sampling_params"].get("ignore_eos")]
+    if not any(t.last is False for t in found):
+        return "no trajectory has a second step"
+    if ended and not any(t.last is False and special.intersection(t.turns[0].tokens) for t in ended):
+        return "no step follows an answer with a special token"
+    return ""
+
+
+STEPS = _check(
+    "gym.steps",
+    "a step is another trajectory's, or the wrong one is called the last: advantages go to the wrong steps",
+    _steps,
+    unseen=_without_history,
+    source="SkyRL documentation, Step-Wise Training; SkyRL, GeneratorOutput.is_last_step",
 )
 
 
@@ -319,10 +363,11 @@ def _judge_metrics(evidence: Evidence) -> Finding:
 
 def _metrics(mine: Sequence[Trajectory]) -> tuple[dict[str, float], dict[str, float]]:
     """The metrics of a call's trajectories: those of every release, and those of later ones (tokens of the policy's own). The latter
-    are left out with overlong filtering: whether they count before it or after it is open."""
+    are left out with overlong filtering: whether they count before it or after it is open. So are, for the same reason, those that
+    look at rewards if some are taken back, and the environment's turns if each is a trajectory of its own."""
     tokens = [len(t.response) for t in mine]
-    rewarded = [len(t.response) for t in mine if sum(t.rewards) > 0]
-    unrewarded = [len(t.response) for t in mine if sum(t.rewards) == 0]
+    rewarded = [len(t.response) for t in mine if sum(t.earned) > 0]
+    unrewarded = [len(t.response) for t in mine if sum(t.earned) == 0]
     always = {
         "generate/min_num_tokens": float(min(tokens)),
         "generate/max_num_tokens": float(max(tokens)),
@@ -332,7 +377,12 @@ def _metrics(mine: Sequence[Trajectory]) -> tuple[dict[str, float], dict[str, fl
         "generate/avg_tokens_zero_rewards": statistics.fmean(unrewarded or [0]),
         "environment/turns": statistics.fmean(len(t.turns) for t in mine),
     }
-    if any(t.call.request.get("overlong_filtering") for t in mine):
+    asked = mine[0].call.request
+    if asked.get("zero_reward_on_non_stop"):
+        always = {name: value for name, value in always.items() if not name.endswith("zero_rewards")}
+    if asked.get("step_wise"):
+        del always["environment/turns"]
+    if asked.get("overlong_filtering"):
         return always, {}
     own = [sum(t.loss_mask) for t in mine]
     return always, {

@@ -26,14 +26,15 @@ BASE = [{"role": "system", "content": "You are a helpful assistant."}, {"role": 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `prompt` is what the engine had to read; `kept` is the part of `tokens` that stays in the trajectory.
 
-    `execution` is None if no engine read that prompt. `added` is the end-of-sequence token after an answer that a stop string
-    ended, if the policy did not make it (SkyRL, append_eos_token_after_stop_str_in_multi_turn). `observed` is empty after the last
-    turn.
+    `execution` is None if no engine read that prompt. `stopped`: a stop string ended the answer, and no end-of-sequence token.
+    `added` is that token, where the generator puts it (SkyRL, append_eos_token_after_stop_str_in_multi_turn). `observed` is empty
+    after the last turn, unless each turn is a trajectory of its own.
     """
 
     prompt: tuple[int, ...]
     execution: Execution | None
     kept: tuple[int, ...] = ()
+    stopped: bool = False
     added: tuple[int, ...] = ()
     reward: float = 0.0
     observed: tuple[int, ...] = ()
@@ -49,10 +50,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a gym_generate() as it must be. `whole`: True if engines read every prompt of it."""
+    """One row of a gym_generate()'s result as it must be. `whole`: True if engines read every prompt of it."""
 
     call: Call
     index: int
+    """Its row in the result."""
+    asked: int
+    """Row of its prompt in the request."""
     prompt: tuple[int, ...]
     session: str | None
     turns: tuple[Turn, ...]
@@ -60,6 +64,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """True if it ended because the next prompt would have been too long."""
     end: tuple[int, ...]
     """The end-of-sequence token if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
+    last: bool | None = None
+    """Of a step that is a trajectory of its own: whether the environment ended there."""
 
     @property
     def whole(self) -> bool:
@@ -86,6 +92,12 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rewards(self) -> list[float]:
+        """`earned`; nothing if trajectories that were cut short are to have no reward, and this one was."""
+        nothing = self.call.request.get("zero_reward_on_non_stop") and self.stop_reason != "stop"
+        return [0.0] * len(self.earned) if nothing else self.earned
+
+    @property
+    def earned(self) -> list[float]:
         """Each turn's reward at its last token, which may be an added end-of-sequence token."""
         found: list[float] = []
         for turn in self.turns:
@@ -152,7 +164,7 @@ class _Walk:
             for index, messages in enumerate(asked.prompts):
                 yield RenderRequest(messages=messages)
                 try:
-                    yield from self._trajectory(call, asked, index)
+                    yield from (self._steps if asked.step_wise else self._trajectory)(call, asked, index)
                 except UnansweredQuery:
                     self.waiting = True
 
@@ -165,44 +177,84 @@ class _Walk:
             if execution is None:
                 turns.append(Turn(prompt=context, execution=None))
                 break
-            decode = DecodeRequest(tokens=list(execution.tokens), skip_special_tokens=True)
-            yield decode
-            text, stopped = _up_to_stop(
-                self.evidence.reference.decode(decode.tokens, skip_special_tokens=True),
-                execution,
-                asked.sampling_params,
-            )
-            said = gym_rule.step(text, len(turns) + 1, asked.env_extras[index], asked.max_turns)
-            kept = execution.tokens
-            closes = stopped and asked.use_conversation_multi_turn and not asked.batched and kept[-1] != self._eos
-            added = (self._eos,) if closes else ()
-            if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (self._eos,):
-                kept = kept[:-1]
-            done = asked.batched or said.done
-            observed = yield from self._observed(asked, said.observation)
-            turn = Turn(
-                prompt=context, execution=execution, kept=kept, added=added, reward=said.reward, observed=observed
-            )
+            turn, ended, _ = yield from self._turn(asked, index, len(turns) + 1, context, execution)
+            done = asked.batched or ended
             turns.append(turn)
-            context = (*context, *kept, *turn.others)
+            context = (*context, *turn.kept, *turn.others)
         if turns:
             turns[-1] = msgspec.structs.replace(turns[-1], observed=())
-        last = turns[-1] if turns else None
-        ended = None if last is None else last.execution
+        final = turns[-1].execution if turns else None
         one_message = not asked.batched and not asked.use_conversation_multi_turn
-        identity = None if asked.batched or asked.trajectory_ids is None else asked.trajectory_ids[index]
-        closed = one_message and done and ended is not None and ended.finish_reason != "length"
+        closed = one_message and done and final is not None and final.finish_reason != "length"
         self.found.append(
             Trajectory(
                 call=call,
                 index=index,
+                asked=index,
                 prompt=prompt,
-                session=None if identity is None else identity.session,
+                session=_session(asked, index),
                 turns=tuple(turns),
-                cut=not done and ended is not None,
+                cut=not done and final is not None,
                 end=(self._eos,) if closed else (),
             )
         )
+
+    def _steps(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
+        """Each turn as a trajectory of its own."""
+        messages, done, number = list(asked.prompts[index]), False, 0
+        while not done:
+            yield RenderRequest(messages=list(messages))
+            context = tuple(self.evidence.reference.render(messages))
+            if len(context) > asked.max_input_length:
+                return
+            row = sum(one.call.id == call.id for one in self.found)
+            execution = self._take(call, row, context, context)
+            number += 1
+            if execution is None:
+                turn, done = Turn(prompt=context, execution=None), True
+            else:
+                turn, done, said = yield from self._turn(asked, index, number, context, execution)
+                messages += said
+            self.found.append(
+                Trajectory(
+                    call=call,
+                    index=row,
+                    asked=index,
+                    prompt=context,
+                    session=_session(asked, index),
+                    turns=(turn,),
+                    cut=False,
+                    end=(),
+                    last=done,
+                )
+            )
+
+    def _turn(
+        self, asked: GymRequest, index: int, number: int, context: tuple[int, ...], execution: Execution
+    ) -> Generator[Query, None, tuple[Turn, bool, list[dict[str, str]]]]:
+        """Turn `number` of a trajectory, whether the environment ends there, and the messages of both."""
+        decode = DecodeRequest(tokens=list(execution.tokens), skip_special_tokens=True)
+        yield decode
+        text, stopped = _up_to_stop(
+            self.evidence.reference.decode(decode.tokens, skip_special_tokens=True), execution, asked.sampling_params
+        )
+        said = gym_rule.step(text, number, asked.env_extras[index], asked.max_turns)
+        kept, conversation = execution.tokens, asked.use_conversation_multi_turn and not asked.batched
+        stopped = stopped and kept[-1] != self._eos
+        if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (self._eos,):
+            kept = kept[:-1]
+        observed = yield from self._observed(asked, said.observation)
+        turn = Turn(
+            prompt=context,
+            execution=execution,
+            kept=kept,
+            stopped=stopped,
+            added=(self._eos,) if stopped and conversation and asked.close_stopped else (),
+            reward=said.reward,
+            observed=observed,
+        )
+        messages = [{"role": "assistant", "content": text}, {"role": "user", "content": said.observation}]
+        return turn, said.done, messages
 
     def _observed(self, asked: GymRequest, observation: str) -> Generator[Query, None, tuple[int, ...]]:
         """The token ids in which the policy reads an observation."""
@@ -244,6 +296,11 @@ class _Walk:
 
     def _execution(self, number: int) -> Execution:
         return self.evidence.executions[number]
+
+
+def _session(asked: GymRequest, index: int) -> str | None:
+    named = not asked.batched and asked.trajectory_ids is not None
+    return asked.trajectory_ids[index].session if named and asked.trajectory_ids else None
 
 
 def _up_to_stop(text: str, execution: Execution, params: dict[str, Any]) -> tuple[str, bool]:

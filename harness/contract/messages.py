@@ -171,7 +171,11 @@ class GymRequest(Message, frozen=True, kw_only=True):
     `trajectory_ids`, if given, has one entry per prompt. No further turn begins beyond `max_input_length` tokens.
     `batched`: one request for all prompts, one turn each. Without `use_conversation_multi_turn` all turns and observations
     are one assistant message.
+    `step_wise`: each turn is a trajectory of its own, and reads the conversation so far rendered anew from its texts (SkyRL,
+    step_wise_trajectories). Without `close_stopped`, nothing follows an answer that a stop string ended (SkyRL,
+    append_eos_token_after_stop_str_in_multi_turn).
     `overlong_filtering`: trajectories that were cut short take no part in the loss (SkyRL, apply_overlong_filtering).
+    `zero_reward_on_non_stop`: they get no reward (SkyRL's option of that name).
     `configured` are the configuration's sampling parameters; None: those of the call. An evaluation's calls bring their own
     (SkyRL, `eval_sampling_params`).
     """
@@ -185,11 +189,15 @@ class GymRequest(Message, frozen=True, kw_only=True):
     max_input_length: int = 512
     batched: bool = False
     use_conversation_multi_turn: bool = True
+    step_wise: bool = False
+    close_stopped: bool = True
     overlong_filtering: bool = False
+    zero_reward_on_non_stop: bool = False
 
 
 class GymOutput(Message, frozen=True, kw_only=True):
-    """The finished trajectories (SkyRL, GeneratorOutput). One entry per prompt, in the order of the prompts.
+    """The finished trajectories (SkyRL, GeneratorOutput). One entry per prompt, in the order of the prompts; with `step_wise` one per
+    turn, and for each whose turn it is (`trajectory_ids`) and whether it is the last one (`is_last_step`).
 
     A reward is one number per trajectory, or one per response token. `loss_masks` has 1 for the policy's own tokens.
     `rollout_expert_indices`, of a mixture of experts: tokens × layers × top_k for each token that was fed to the model, which are
@@ -203,6 +211,8 @@ class GymOutput(Message, frozen=True, kw_only=True):
     stop_reasons: list[str | None]
     rollout_logprobs: list[list[float | None] | None] | None = None
     rollout_expert_indices: list[list[list[list[int]]] | None] | None = None
+    trajectory_ids: list[TrajectoryId] | None = None
+    is_last_step: list[bool] | None = None
     rollout_metrics: dict[str, float] = {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.gym import LOGPROBS, TRAJECTORIES
+from harness.checks.gym import LOGPROBS, STEPS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.contract.capability import Capability
@@ -91,18 +91,35 @@ async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bo
 
 @variants(
     {
-        "test_a_batch_without_what_was_cut_short": {"batched": True},
-        "test_trajectories_without_what_was_cut_short": {"batched": False},
+        "test_a_batch_without_what_was_cut_short": {
+            "batched": True,
+            "option": "overlong_filtering",
+            "promise": "with overlong filtering the loss leaves out answers that were cut short, and no others",
+        },
+        "test_trajectories_without_what_was_cut_short": {
+            "batched": False,
+            "option": "overlong_filtering",
+            "promise": "with overlong filtering the loss leaves out answers that were cut short, and no others",
+        },
+        "test_a_batch_in_which_what_was_cut_short_earns_nothing": {
+            "batched": True,
+            "option": "zero_reward_on_non_stop",
+            "promise": "with zero_reward_on_non_stop answers that were cut short have no reward, and all others theirs",
+        },
+        "test_trajectories_that_were_cut_short_earn_nothing": {
+            "batched": False,
+            "option": "zero_reward_on_non_stop",
+            "promise": "with zero_reward_on_non_stop answers that were cut short have no reward, and all others theirs",
+        },
     },
     task=7,
-    promise="with overlong filtering the loss leaves out answers that were cut short, and no others",
     needs=NEEDS,
     checks=CHECKS,
 )
-async def without_what_was_cut_short(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
-    """SkyRL, GeneratorConfig.apply_overlong_filtering; DAPO, Overlong Filtering. Answers of two tokens are cut short; of long ones
-    some end by a stop token, which is no end of sequence. Stop tokens have no letters: whether a text shows its stop token is judged
-    elsewhere."""
+async def cut_short(stack: Stack, prompts: Prompts, *, batched: bool, option: str) -> None:
+    """SkyRL, GeneratorConfig.apply_overlong_filtering and zero_reward_on_non_stop; DAPO, Overlong Filtering. Answers of two tokens
+    are cut short; of long ones some end by a stop token, which is no end of sequence. Stop tokens have no letters: whether a text
+    shows its stop token is judged elsewhere."""
     sampled = {"temperature": 1.0, "seed": 5, "stop_token_ids": stack.vocabulary.spelled("0123456789,.;:!?-")}
     for most in (2, 96):
         await roll_out(
@@ -110,8 +127,8 @@ async def without_what_was_cut_short(stack: Stack, prompts: Prompts, *, batched:
             prompts.conversations(8),
             [{}] * 8,
             batched=batched,
-            overlong_filtering=True,
             sampling_params={**sampled, "max_tokens": most, "ignore_eos": True},
+            **{option: True},
         )
 
 
@@ -190,13 +207,22 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     )
 
 
-@scenario(
+@variants(
+    {
+        "test_turns_that_a_stop_string_ends": {
+            "close": True,
+            "promise": "an answer that a stop string ends is closed by an end-of-sequence token that takes no part in the loss",
+        },
+        "test_turns_that_a_stop_string_ends_stay_open": {
+            "close": False,
+            "promise": "without append_eos_token_after_stop_str_in_multi_turn nothing follows an answer that a stop string ends",
+        },
+    },
     task=7,
-    promise="an answer that a stop string ends is closed by an end-of-sequence token that takes no part in the loss",
     needs=NEEDS,
     checks=[*CHECKS, LOGPROBS],
 )
-async def test_turns_that_a_stop_string_ends(stack: Stack, prompts: Prompts) -> None:
+async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: bool) -> None:
     """SkyRL, GeneratorConfig.append_eos_token_after_stop_str_in_multi_turn. SkyRL always asks for texts with their stop
     strings. Answers of a few tokens sooner or later spell one."""
     await roll_out(
@@ -205,11 +231,46 @@ async def test_turns_that_a_stop_string_ends(stack: Stack, prompts: Prompts) -> 
         [{"turns": 1 + row % 3} for row in range(10)],
         trajectory_ids=trajectories(10),
         max_turns=3,
+        close_stopped=close,
         sampling_params={
             "include_stop_str_in_output": True,
             "logprobs": 1,
             **meets_a_stop_string(stack),
             "max_tokens": 16,
+        },
+    )
+
+
+@variants(
+    {
+        "test_each_turn_a_trajectory": {"ends": False},
+        "test_each_turn_a_trajectory_with_an_end_of_sequence": {"ends": True},
+    },
+    task=7,
+    promise="step by step, each turn is a trajectory that reads the texts before it, and says whose it is and whether it is the last",
+    needs=NEEDS,
+    checks=[*CHECKS, STEPS, LOGPROBS, STICKY],
+)
+async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool) -> None:
+    """SkyRL documentation, Step-Wise Training; SkyRL, GeneratorConfig.step_wise_trajectories. The chat template is applied to the
+    texts of the answers. A text has no special tokens (SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True)), so the
+    end of sequence that an answer ended with stands once in the next turn's prompt."""
+    letters = stack.vocabulary.spelled("abcdefgh")
+    answers = {"allowed_token_ids": [*letters, stack.vocabulary.eos]} if ends else {"allowed_token_ids": letters}
+    await roll_out(
+        stack,
+        prompts.conversations(12),
+        [{"turns": 1 + row % 3} for row in range(12)],
+        trajectory_ids=trajectories(12),
+        max_turns=3,
+        step_wise=True,
+        sampling_params={
+            "max_tokens": 24 if ends else 12,
+            "temperature": 2.0,
+            "seed": 11,
+            "logprobs": 1,
+            "ignore_eos": not ends,
+            **answers,
         },
     )
 

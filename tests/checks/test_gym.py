@@ -228,3 +228,113 @@ def test_an_environment_ends_by_turns_and_by_what_it_reads():
     assert gym_rule.step("abc", 1, {"until": "xc"}, 3).done
     assert gym_rule.step("<|im_end|>", 1, {"until": "i"}, 3).done is False
     assert gym_rule.step("<|im_end|>", 1, {"until": "i", "strict": True}, 3).done
+
+
+# --- each turn a trajectory of its own ------------------------------------------------------------------------------
+
+
+def steps(scene: Scene) -> GymOutput:
+    """Appends the same conversations as one call, step by step."""
+    ids = [TrajectoryId(instance_id=str(row), repetition_id=0) for row in range(len(PROMPTS))]
+    request = GymRequest(
+        prompts=PROMPTS,
+        env_extras=[{"turns": turns} for turns in TURNS],
+        trajectory_ids=ids,
+        max_turns=3,
+        step_wise=True,
+        sampling_params={**GREEDY, "ignore_eos": True},
+    )
+    started = scene.pass_time()
+    names = (*gym.COLUMNS, "trajectory_ids", "is_last_step")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row, messages in enumerate(PROMPTS):
+        history = list(messages)
+        for turn in range(1, TURNS[row] + 1):
+            prompt = scene.reference.render(history)
+            answer = list(scene.reference.greedy(prompt, 6, version=0))
+            server, params = home(f"{row}_0"), request.sampling_params
+            scene.seen += traces.executed(
+                prompt, answer, server=server, params=params, from_ns=scene.pass_time(), step_ns=STEP
+            )
+            scene.pass_time(8)
+            text = traces.decode(answer)
+            said = gym_rule.step(text, turn, request.env_extras[row], 3)
+            user = {"role": "user", "content": said.observation}
+            observed = traces.encode("\n" + TINY.rendered([user]))
+            history += [{"role": "assistant", "content": text}, user]
+            rewards = [0.0] * (len(answer) - 1) + [said.reward] + [0.0] * len(observed)
+            mask = [1] * len(answer) + [0] * len(observed)
+            one = (prompt, answer + observed, rewards, mask, "length", ids[row], turn == TURNS[row])
+            for name, value in zip(names, one, strict=True):
+                columns[name].append(value)
+    lengths = [len(response) for response in columns["response_ids"]]
+    output = GymOutput(
+        **columns,
+        rollout_metrics={
+            "generate/min_num_tokens": min(lengths),
+            "generate/max_num_tokens": max(lengths),
+            "generate/avg_num_tokens": statistics.fmean(lengths),
+            "generate/std_num_tokens": statistics.pstdev(lengths),
+            "generate/avg_tokens_non_zero_rewards": statistics.fmean(lengths),
+            "generate/avg_tokens_zero_rewards": 0.0,
+        },
+    )
+    scene.calls.append(traces.call("gym_generate", request, output, started_ns=started, ended_ns=scene.pass_time()))
+    return output
+
+
+@pytest.mark.parametrize("check", [*gym.TRAJECTORIES, gym.STEPS, CONSERVATION], ids=lambda check: check.name)
+def test_right_steps_pass(check):
+    scene = Scene()
+    assert len(steps(scene).response_ids) == sum(TURNS)
+    assert scene.judge(check).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("check", "column", "change"),
+    [
+        (gym.STEPS, "is_last_step", lambda rows: [*rows[:-1], False]),
+        (gym.STEPS, "is_last_step", lambda rows: None),
+        (gym.STEPS, "trajectory_ids", swap),
+        (gym.STEPS, "trajectory_ids", lambda rows: rows[:-1]),
+        (gym.ORDER, "prompt_token_ids", swap),
+        (gym.TOKENS, "response_ids", lambda rows: rows[:-1]),
+        (gym.LOSS_MASKS, "loss_masks", lambda rows: [[1] * len(rows[0]), *rows[1:]]),
+        (gym.REWARDS, "rewards", lambda rows: [*rows[:-1], rows[-1][::-1]]),
+    ],
+)
+def test_a_damaged_column_of_steps_is_red(check, column, change):
+    scene = Scene()
+    output = steps(scene)
+    changed = msgspec.to_builtins(change(getattr(output, column)))
+    assert damaged(scene, **{column: changed}).judge(check).status == "fail"
+
+
+def test_steps_say_nothing_of_single_turns_or_without_a_special_token():
+    scene = Scene()
+    output = steps(scene)
+    call = scene.calls[-1]
+    params = {**call.request["sampling_params"], "ignore_eos": False}
+    scene.change(call, request={**call.request, "sampling_params": params})
+    plain = msgspec.structs.replace(TINY, special=())
+    assert scene.judge(gym.STEPS, vocabulary=plain).reason == "no step follows an answer with a special token"
+    alone = {name: column[:1] for name, column in msgspec.to_builtins(output).items() if isinstance(column, list)}
+    one = {name: call.request[name][:1] for name in ("prompts", "env_extras", "trajectory_ids")}
+    scene.change(scene.calls[-1], request={**call.request, **one}, result={**(call.result or {}), **alone})
+    assert scene.judge(gym.STEPS).reason == "no trajectory has a second step"
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+def test_what_was_cut_short_earns_nothing_where_that_is_asked(step_wise):
+    scene = Scene()
+    output = (steps if step_wise else trajectories)(scene)
+    call = scene.calls[-1]
+    scene.change(call, request={**call.request, "zero_reward_on_non_stop": True})
+    assert scene.judge(gym.REWARDS).status == "fail"
+    damaged(scene, rewards=[[0.0] * len(row) for row in output.rewards if isinstance(row, list)])
+    found = scene.judge(gym.REWARDS)
+    assert (found.status, found.reason) == (
+        "untestable",
+        "no answer was cut short, or none was ended by a stop token",
+    )
+    assert scene.judge(gym.METRICS).status == "pass"

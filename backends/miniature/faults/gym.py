@@ -12,7 +12,7 @@ from backends.miniature.faults.registry import seeded
 from backends.miniature.generator import Generator, Trajectory
 from backends.miniature.tokenizer import EOS
 from harness.contract.faults import Fact
-from harness.contract.messages import GymOutput, GymRequest
+from harness.contract.messages import GymOutput, GymRequest, TrajectoryId
 
 
 @seeded("trajectories_swapped", caught_by=["gym.order"], corrupts=Fact.ANSWERS)
@@ -84,6 +84,76 @@ class OnlyTheEndOfSequenceEnds(Generator):
     def cut_short(self, made: Trajectory) -> bool:
         self.fired += made.reason == "stop" and made.response[-1:] != [EOS]
         return made.response[-1:] != [EOS]
+
+
+@seeded("cut_short_rewarded", "always", caught_by=["gym.rewards"])
+class CutShortIsRewarded(Generator):
+    """Answers that were cut short have their reward, although they are to have none."""
+
+    def unrewarded(self, made: Trajectory) -> bool:
+        self.fired += super().unrewarded(made)
+        return False
+
+
+@seeded("cut_short_rewarded", "stop_tokens_unrewarded", caught_by=["gym.rewards"])
+class OnlyTheEndOfSequenceEarns(Generator):
+    """An answer that a stop token ended has no reward, as if it had been cut short."""
+
+    def unrewarded(self, made: Trajectory) -> bool:
+        self.fired += made.reason == "stop" and made.response[-1:] != [EOS]
+        return made.response[-1:] != [EOS]
+
+
+@seeded("steps_mislabelled", "last", caught_by=["gym.steps"])
+class FirstStepIsTheLast(Generator):
+    """Each trajectory's first step is called the last."""
+
+    def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
+        right = super().output(request, made)
+        if right.is_last_step is None:
+            return right
+        self.fired += 1
+        return msgspec.structs.replace(right, is_last_step=[step.turns == 1 for step in made])
+
+
+@seeded("steps_mislabelled", "trajectory", caught_by=["gym.steps"])
+class StepsOfAnother(Generator):
+    """Every step has the id of the trajectory after its own."""
+
+    def identity(self, request: GymRequest, made: Trajectory) -> TrajectoryId:
+        ids = request.trajectory_ids or []
+        self.fired += len(ids) > 1
+        return ids[(made.row + 1) % len(ids)]
+
+
+@seeded("step_reads_its_past", "tokens", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class StepsGoOnFromTokens(Generator):
+    """A step goes on from the tokens of the one before, as within one trajectory, and is not rendered anew."""
+
+    def history(self, request: GymRequest, row: int, made: list[Trajectory]) -> list[int]:
+        right = super().history(request, row, made)
+        tokens = [*made[-1].prompt, *made[-1].response] if made else right
+        self.fired += tokens != right
+        return tokens
+
+
+@seeded("step_reads_its_past", "last_turn_only", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class StepsForget(Generator):
+    """A step reads the first messages and the last turn, and none between."""
+
+    def history(self, request: GymRequest, row: int, made: list[Trajectory]) -> list[int]:
+        self.fired += len(made) > 1
+        return super().history(request, row, made[-1:])
+
+
+@seeded("step_reads_its_past", "special_tokens", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class StepsReadSpecialTokens(Generator):
+    """The texts that a step reads still have the special tokens of the answers, which the template adds once more."""
+
+    def spoken(self, tokens: list[int], text: str) -> str:
+        whole = tokenizer.decode(tokens, skip_special_tokens=False)
+        self.fired += whole != text
+        return whole
 
 
 @seeded("last_turn_dropped", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS)
@@ -212,6 +282,17 @@ class StoppedTurnsNotClosed(Generator):
     def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
         self.fired += super().closes(request, kept, text)
         return False
+
+
+@seeded("stopped_turn_closed_unasked", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS | Fact.TEXT)
+class StoppedTurnsClosedUnasked(Generator):
+    """An end of sequence follows an answer that a stop string ended, although the configuration wants none."""
+
+    def closes(self, request: GymRequest, kept: list[int], text: str) -> bool:
+        right = super().closes(request, kept, text)
+        closed = super().closes(msgspec.structs.replace(request, close_stopped=True), kept, text)
+        self.fired += closed != right
+        return closed
 
 
 @seeded("closing_token_trained", caught_by=["gym.loss_masks", "gym.metrics"])
