@@ -129,7 +129,8 @@ class Oracle(Toy):
         return TINY
 
     async def render(self, request):
-        return Tokens(tokens=self.reference.render(request.messages))
+        prompted = request.add_generation_prompt
+        return Tokens(tokens=self.reference.render(request.messages, add_generation_prompt=prompted))
 
     async def decode(self, request):
         return Text(text=self.reference.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))

@@ -408,9 +408,11 @@ class FakeReference:
         found = self._set.get(key(request))
         return found if isinstance(found, Noise) else NOISE
 
-    def render(self, messages: list[dict[str, str]]) -> list[int]:
-        found = self._set.get(self._name("render", messages=messages))
-        return list(found.tokens) if found is not None else render(messages)  # type: ignore[union-attr]
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        found = self._set.get(self._name("render", messages=messages, add_generation_prompt=add_generation_prompt))
+        if found is not None:
+            return list(found.tokens)  # type: ignore[union-attr]
+        return encode(TINY.rendered(messages, add_generation_prompt=add_generation_prompt))
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
         found = self._set.get(self._name("decode", tokens=tokens, skip_special_tokens=skip_special_tokens))

@@ -143,7 +143,7 @@ class Generator:
         end = len(made.response)
         said = gym_rule.step(text, made.turns, request.env_extras[row], request.max_turns)
         made.rewards[end - 1] += said.reward
-        made.add(self.observed(request, said.observation), self.observation_mask, None)
+        made.add(self.observed(request, said.observation, last=said.done), self.observation_mask, None)
         spoken = self.spoken(answer.response_ids[0], (answer.responses or [""])[0])
         made.said += [{"role": "assistant", "content": spoken}, {"role": "user", "content": said.observation}]
         return said.done, end
@@ -176,12 +176,14 @@ class Generator:
         """The answer's tokens. Within one assistant message, they lose a final end of sequence."""
         return tokens if request.use_conversation_multi_turn or tokens[-1:] != [EOS] else tokens[:-1]
 
-    def observed(self, request: GymRequest, observation: str) -> list[int]:
-        """The tokens that the policy reads from the environment: a user's message, or the plain text."""
+    def observed(self, request: GymRequest, observation: str, *, last: bool) -> list[int]:
+        """The tokens that the policy reads from the environment: a user's message, or the plain text. The `last` one has no
+        generation prompt: nothing follows."""
         if not request.use_conversation_multi_turn:
             return tokenizer.encode(observation)
         # The template adds a line break after the end of the answer's message.
-        return tokenizer.encode("\n") + tokenizer.render([{"role": "user", "content": observation}])
+        messages = [{"role": "user", "content": observation}]
+        return tokenizer.encode("\n") + tokenizer.render(messages, add_generation_prompt=not last)
 
     def cut_short(self, made: Trajectory) -> bool:
         """True if a trajectory did not end by itself."""

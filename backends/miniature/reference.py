@@ -169,7 +169,8 @@ class MiniatureReference:
         return tokenizer.VOCABULARY
 
     async def render(self, request: reference.RenderRequest) -> reference.Tokens:
-        return reference.Tokens(tokens=tokenizer.render(request.messages))
+        tokens = tokenizer.render(request.messages, add_generation_prompt=request.add_generation_prompt)
+        return reference.Tokens(tokens=tokens)
 
     async def decode(self, request: reference.DecodeRequest) -> reference.Text:
         return reference.Text(text=tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))

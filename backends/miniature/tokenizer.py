@@ -68,6 +68,6 @@ VOCABULARY = vocabulary.read(
 EOS = VOCABULARY.eos
 
 
-def render(messages: list[dict[str, str]]) -> list[int]:
-    """The tiny models' chat template, with the generation prompt."""
-    return encode(VOCABULARY.rendered(messages))
+def render(messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+    """The tiny models' chat template."""
+    return encode(VOCABULARY.rendered(messages, add_generation_prompt=add_generation_prompt))

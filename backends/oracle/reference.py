@@ -73,6 +73,8 @@ EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|
 
 NOT_ROUNDED = (-1, None, None)
 """`_holds` while the model has the checkpoint's unrounded weights. It matches no request, so the next request loads weights."""
+DECIMALS = 6
+"""Of log-probabilities in a whole distribution, whose text is half as long then."""
 DRAWS = 4
 """How often a score of quantized weights is computed again with activations moved at random (`Score.rounding`)."""
 AT_A_BOUNDARY = 1e-3
@@ -93,6 +95,8 @@ class Reference:
         """Experts that the model must take, positions × layers × top_k. None: its own choice."""
         self._near_tie = 0.0
         """The model takes `_routed` up to this distance (router logits) from its own choice."""
+        self._read: tuple[Any, list[int], Any] = (None, [], None)
+        """The weights, tokens and log-probabilities of the last answer about a whole distribution."""
         self._noises: dict[str, Noise] = {}
         """By the key of the query."""
         self._dice: Any = None
@@ -152,7 +156,10 @@ class Reference:
 
     async def render(self, request: RenderRequest) -> Tokens:
         ids = self._tokenizer.apply_chat_template(
-            request.messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            tokenize=True,
+            return_dict=False,
         )
         return Tokens(tokens=[int(t) for t in ids])
 
@@ -472,7 +479,13 @@ class Reference:
         return tuple(moved.gather(1, named).amax(1).tolist())
 
     def _next(self, request: NextRequest) -> Next:
-        return Next(logprobs=self._logprobs(request, request.prompt)[-1].tolist())
+        """What the model read for a longer prompt tells the distributions after each of its beginnings too."""
+        weights, prompt = (request.version, request.adapter, request.quantization), request.prompt
+        by, tokens, rows = self._read
+        if by != weights or tokens[: len(prompt)] != prompt:
+            rows = self._logprobs(request, prompt)
+            self._read = weights, prompt, rows
+        return Next(logprobs=rows[len(prompt) - 1].double().round(decimals=DECIMALS).tolist())
 
     def _experts(self, request: ExpertsRequest) -> Experts:
         import torch

@@ -20,7 +20,7 @@ def generation(output: Any) -> Generation:
 
 
 def trajectories(output: Any) -> GymOutput:
-    """SkyRL, GeneratorOutput. That of 0.1.0 has no rollout_expert_indices."""
+    """SkyRL, GeneratorOutput. That of 0.1.0 has no rollout_expert_indices, and a batch has no steps."""
     return GymOutput(
         prompt_token_ids=_ids(output["prompt_token_ids"]),
         response_ids=_ids(output["response_ids"]),
@@ -29,8 +29,8 @@ def trajectories(output: Any) -> GymOutput:
         stop_reasons=output["stop_reasons"],
         rollout_logprobs=output["rollout_logprobs"],
         rollout_expert_indices=_experts(output.get("rollout_expert_indices")),
-        trajectory_ids=_identities(output["trajectory_ids"]),
-        is_last_step=output["is_last_step"],
+        trajectory_ids=_identities(output.get("trajectory_ids")),
+        is_last_step=output.get("is_last_step"),
         rollout_metrics={name: float(value) for name, value in (output["rollout_metrics"] or {}).items()},
     )
 

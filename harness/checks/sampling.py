@@ -5,8 +5,6 @@ Chance is judged with a stated rate of false alarms. A recording on which the fa
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 import sys
 from collections import Counter, defaultdict
@@ -32,6 +30,8 @@ WEAKEST_FAULT = (0.7, 1 / 0.7)
 POWER = 0.9
 """… with at least this probability, or it is untestable."""
 FILTERS = ("top_k", "top_p", "min_p")
+Array = Any
+"""A NumPy array: it is imported where it is needed, since that is slow."""
 SUMMED = 1e-3
 """Probability mass: allowed error of a sum over the whole vocabulary, which engines of every dtype compute in float32."""
 
@@ -84,7 +84,7 @@ class _Draws(msgspec.Struct, frozen=True, kw_only=True):
 
     def masses(self, factor: float) -> list[float]:
         """The probability of each cell at `factor` times the temperature."""
-        at = tempered(self.model, self.temperature * factor)
+        at = tempered(self.model, self.temperature * factor).tolist()
         return [math.fsum(at[t] for t in cell) for cell in self.cells]
 
     def shift(self, factor: float) -> float:
@@ -99,7 +99,7 @@ def _draws(evidence: Evidence, rows: list[Answer]) -> _Draws:
         model=model,
         temperature=temperature,
         drawn=Counter(row.tokens[0] for row in rows),
-        cells=_cells(tempered(model, temperature), len(rows)),
+        cells=_cells(tempered(model, temperature).tolist(), len(rows)),
     )
 
 
@@ -118,7 +118,7 @@ def _goodness_of_fit(evidence: Evidence, rows: list[Answer]) -> Finding:
     numbers = {"p_value": 10**-margin.measured, "draws": float(len(rows)), "cells": float(cells)}
     if margin.measured > margin.bound:
         worst = max(told, key=lambda draws: draws.statistic)
-        expected = tempered(worst.model, worst.temperature)
+        expected = tempered(worst.model, worst.temperature).tolist()
         often = [
             {"token": token, "drawn": count, "expected": round(worst.count * expected[token], 2)}
             for token, count in worst.drawn.most_common(5)
@@ -183,33 +183,39 @@ def _cells(expected: list[float], draws: int) -> list[list[int]]:
     return cells
 
 
-def tempered(logprobs: list[float], temperature: float) -> list[float]:
+def tempered(logprobs: Sequence[float] | Array, temperature: float) -> Array:
     """Probabilities at `temperature`, from log-probabilities at temperature 1."""
-    scaled = [x / temperature for x in logprobs]
-    top = max(scaled)
-    weights = [math.exp(x - top) for x in scaled]
-    total = math.fsum(weights)
-    return [w / total for w in weights]
+    import numpy as np
+
+    scaled = np.asarray(logprobs) / temperature
+    weights = np.exp(scaled - scaled.max())
+    return weights / weights.sum()
 
 
-def allowed(probabilities: list[float], params: dict[str, Any], tolerance: float = 0.0) -> set[int]:
-    """Tokens that min_p, top_k and top_p leave, in this order. Two log-probabilities within `tolerance` (nats) may be in either
-    order, which widens each edge."""
-    kept = sorted(range(len(probabilities)), key=probabilities.__getitem__, reverse=True)
+def allowed(probabilities: Array, params: dict[str, Any], tolerance: float = 0.0) -> Array:
+    """Token by token, whether min_p, top_k and top_p leave it, in this order. Two log-probabilities within `tolerance` (nats) may be
+    in either order, which widens each edge."""
+    import numpy as np
+
+    order = np.argsort(-probabilities, kind="stable")
+    falling = probabilities[order]
     slack = math.exp(-tolerance)
+
+    def down_to(floor: float) -> Array:
+        return falling[: np.searchsorted(-falling, -floor * slack, side="right")]
+
     if params.get("min_p"):
-        floor = params["min_p"] * probabilities[kept[0]] * slack
-        kept = [t for t in kept if probabilities[t] >= floor]
-    if (params.get("top_k") or 0) > 0 and params["top_k"] < len(kept):
-        floor = probabilities[kept[params["top_k"] - 1]] * slack
-        kept = [t for t in kept if probabilities[t] >= floor]
+        falling = down_to(params["min_p"] * falling[0])
+    if 0 < (params.get("top_k") or 0) < len(falling):
+        falling = down_to(falling[params["top_k"] - 1])
     if params.get("top_p", 1.0) < 1.0:
-        total = math.fsum(probabilities[t] for t in kept)
-        above = list(itertools.accumulate((probabilities[t] / total for t in kept), initial=0.0))
-        surely = (bisect.bisect_left(kept, -probabilities[t] / slack, key=lambda u: -probabilities[u]) for t in kept)
-        least = [above[more] * slack / (above[more] * slack + 1 - above[more]) for more in surely]
-        kept = [t for t, mass in zip(kept, least, strict=True) if mass < params["top_p"] + SUMMED]
-    return set(kept)
+        above = np.concatenate([[0.0], np.cumsum(falling / falling.sum())])
+        surely = above[np.searchsorted(-falling, -falling / slack, side="left")]
+        least = surely * slack / (surely * slack + 1 - surely)
+        falling = falling[least < params["top_p"] + SUMMED]
+    kept = np.zeros(len(probabilities), dtype=bool)
+    kept[order[: len(falling)]] = True
+    return kept
 
 
 def _every_token(_: Evidence, rows: list[Answer]) -> Iterator[Query]:
@@ -232,6 +238,8 @@ def within_filters(*labels: str) -> Check:
 
 
 def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
+    import numpy as np
+
     facts = 0
     outside, dropped = defaultdict[str, float](float), defaultdict[str, float](float)
     choices = _Choices(evidence)
@@ -241,24 +249,23 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
     for row in filtered:
         for at, token in enumerate(row.tokens):
             facts += 1
-            model = evidence.reference.next(row.next_after(at)).logprobs
+            model = np.asarray(evidence.reference.next(row.next_after(at)).logprobs)
             probabilities = tempered(model, row.params.get("temperature", 1.0))
             near = tolerance / row.params.get("temperature", 1.0)
             kept = allowed(probabilities, row.params, near)
-            if token not in kept:
-                rank = sum(p > probabilities[token] for p in probabilities)
-                shown = row.shown(position=at, token=token, rank=rank, left=len(kept))
+            if not kept[token]:
+                rank = int((probabilities > probabilities[token]).sum())
+                shown = row.shown(position=at, token=token, rank=rank, left=int(kept.sum()))
                 why = f"a sampled token is outside {' and '.join(_active(row))}"
                 wrong.setdefault((row.call.id, row.index), (why, shown))
-            mass = math.fsum(probabilities[t] for t in kept)
+            mass = float(probabilities[kept].sum())
             for name in _active(row):
                 others = {key: value for key, value in row.params.items() if key != name}
-                inside = mass / math.fsum(probabilities[t] for t in allowed(probabilities, others, near))
+                inside = mass / float(probabilities[allowed(probabilities, others, near)].sum())
                 outside[name] += max(0.0, 1.0 - inside)
                 dropped[name] += math.log(min(inside, 1.0))
-            top = max(model)
-            honest = math.fsum(probabilities[t] for t in kept if top - model[t] > choices.far) / mass
-            choices.add(top - model[token], honest)
+            behind = model.max() - model
+            choices.add(float(behind[token]), float(probabilities[kept & (behind > choices.far)].sum()) / mass)
     if wrong:
         return concluded(facts, wrong.values())
     if filtered and not choices.refute_greedy:

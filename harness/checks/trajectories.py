@@ -243,7 +243,7 @@ class _Walk:
         stopped = stopped and kept[-1] != self._eos
         if not asked.batched and not asked.use_conversation_multi_turn and kept[-1:] == (self._eos,):
             kept = kept[:-1]
-        observed = yield from self._observed(asked, said.observation)
+        observed = yield from self._observed(asked, said.observation, last=said.done)
         turn = Turn(
             prompt=context,
             execution=execution,
@@ -256,16 +256,18 @@ class _Walk:
         messages = [{"role": "assistant", "content": text}, {"role": "user", "content": said.observation}]
         return turn, said.done, messages
 
-    def _observed(self, asked: GymRequest, observation: str) -> Generator[Query, None, tuple[int, ...]]:
-        """The token ids in which the policy reads an observation."""
+    def _observed(self, asked: GymRequest, observation: str, *, last: bool) -> Generator[Query, None, tuple[int, ...]]:
+        """The token ids in which the policy reads an observation. Only the last step of a trajectory keeps the one after the last
+        answer: no generation prompt is in it, since nothing follows (SkyRL, SkyRLGymGenerator.get_obs_ids_from_obs)."""
         book = self.evidence.reference
         if not asked.use_conversation_multi_turn:
             yield EncodeRequest(text=observation, add_special_tokens=False)
             return tuple(book.encode(observation, add_special_tokens=False))
         longer = [*BASE, {"role": "user", "content": observation}]
         yield RenderRequest(messages=BASE)
-        yield RenderRequest(messages=longer)
-        base, full = book.render(BASE), book.render(longer)
+        more = not (last and asked.step_wise)
+        yield RenderRequest(messages=longer, add_generation_prompt=more)
+        base, full = book.render(BASE), book.render(longer, add_generation_prompt=more)
         shared = next((at for at, (a, b) in enumerate(zip(base, full, strict=False)) if a != b), len(base))
         end = max((at for at in range(shared) if base[at] == self._eos), default=-1)
         return tuple(full[end + 1 :])

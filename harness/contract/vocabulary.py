@@ -97,9 +97,10 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
             raise ModelLacks(f"tokens of one character each for {' '.join(sorted(lacking))}")
         return [self.characters[character] for character in text]
 
-    def rendered(self, conversation: list[dict[str, str]]) -> str:
-        """The conversation rendered by the chat template, with the generation prompt."""
-        return str(_compiled(self.template).render(messages=conversation, add_generation_prompt=True, **self.named))
+    def rendered(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation rendered by the chat template."""
+        asked = {"messages": conversation, "add_generation_prompt": add_generation_prompt}
+        return str(_compiled(self.template).render(**asked, **self.named))
 
     @cached_property
     def _character(self) -> dict[int, str]:

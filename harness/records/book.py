@@ -242,8 +242,9 @@ class Book:
     def noise(self, request: reference.NoiseRequest) -> reference.Noise:
         return self._answer(request, reference.Noise)
 
-    def render(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._answer(reference.RenderRequest(messages=messages), reference.Tokens).tokens
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        asked = reference.RenderRequest(messages=messages, add_generation_prompt=add_generation_prompt)
+        return self._answer(asked, reference.Tokens).tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
         return self._answer(

@@ -188,10 +188,11 @@ class Noise(Message, frozen=True, kw_only=True):
         return WIDER * self.largest
 
 
-class RenderRequest(Message, frozen=True, kw_only=True):
-    """Chat messages to token ids, by the model's own template (add_generation_prompt) and tokenizer."""
+class RenderRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Chat messages to token ids, by the model's own template and tokenizer."""
 
     messages: list[dict[str, str]]
+    add_generation_prompt: bool = True
 
 
 class DecodeRequest(Message, frozen=True, kw_only=True):
@@ -270,7 +271,7 @@ class ReferenceBook(Protocol):
 
     def noise(self, request: NoiseRequest) -> Noise: ...
 
-    def render(self, messages: list[dict[str, str]]) -> list[int]: ...
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]: ...
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
 

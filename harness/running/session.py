@@ -46,7 +46,7 @@ from harness.records.book import Book
 from harness.records.index import Index
 from harness.records.recorder import Recorder, Unwritten
 from harness.records.recording import CallError, Header, ScenarioEnd, ScenarioStart, ScenarioTrace
-from harness.records.reference import METHOD_OF, NoiseRequest, Query, Refusal
+from harness.records.reference import METHOD_OF, NextRequest, NoiseRequest, Query, Refusal
 from harness.records.run_folder import RUNNING, RunFolder
 from harness.records.verdict import NoiseFloor, RunInfo, Verdict
 from harness.running.catalogue import contract, whole_waves
@@ -798,7 +798,7 @@ class Session:
         return QUERY_DEADLINE_S * slowness + allowance.for_weights(self._model(trace.header.topology).path)
 
     async def _ask(self, queries: Sequence[Query], oracle: Oracle, deadline_s: float) -> None:
-        for query in queries:
+        for query in _longest_first(queries):
             within_s = NOISE_DEADLINE_S if isinstance(query, NoiseRequest) else deadline_s
             try:
                 answer = await oracle.host.call(METHOD_OF[type(query)], query, within_s)
@@ -862,6 +862,12 @@ class Session:
                 last.callback(book.close)
             self._oracles.clear()
             self._rise("completed" if outcome == "completed" else "failed")
+
+
+def _longest_first(queries: Sequence[Query]) -> list[Query]:
+    """Questions about distributions last, a prompt before its own beginnings: a reference can then tell all of them at once."""
+    nexts = sorted((q for q in queries if isinstance(q, NextRequest)), key=lambda query: query.prompt, reverse=True)
+    return [*(query for query in queries if not isinstance(query, NextRequest)), *nexts]
 
 
 def _in(host: HostProcess | InlineHost, request: messages.StartRequest) -> messages.StartRequest:

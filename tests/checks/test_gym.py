@@ -260,7 +260,7 @@ def steps(scene: Scene) -> GymOutput:
             text = traces.decode(answer)
             said = gym_rule.step(text, turn, request.env_extras[row], 3)
             user = {"role": "user", "content": said.observation}
-            observed = traces.encode("\n" + TINY.rendered([user]))
+            observed = traces.encode("\n" + TINY.rendered([user], add_generation_prompt=not said.done))
             history += [{"role": "assistant", "content": text}, user]
             rewards = [0.0] * (len(answer) - 1) + [said.reward] + [0.0] * len(observed)
             mask = [1] * len(answer) + [0] * len(observed)

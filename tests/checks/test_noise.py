@@ -6,6 +6,7 @@ import math
 import random
 
 import msgspec
+import numpy as np
 import pytest
 
 from harness.checks.base import Evidence
@@ -204,10 +205,13 @@ def test_another_seed_parts_at_once_and_noise_seldom():
 
 
 def test_the_edge_of_a_filter_moves_with_the_noise():
-    probabilities = [0.5, 0.3, 0.15, 0.05]
-    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
-    assert allowed(probabilities, {"top_k": 2}, 0.8) == {0, 1, 2}
-    assert allowed(probabilities, {"top_p": 0.75}) == {0, 1}
-    assert allowed(probabilities, {"top_p": 0.75}, 0.8) == {0, 1, 2}
-    assert allowed(probabilities, {"min_p": 0.5}) == {0, 1}
-    assert allowed(probabilities, {"min_p": 0.5}, 0.8) == {0, 1, 2}
+    def left(params, tolerance=0.0):
+        found = allowed(np.array([0.5, 0.3, 0.15, 0.05]), params, tolerance)
+        return set(np.flatnonzero(found).tolist())
+
+    assert left({"top_k": 2}) == {0, 1}
+    assert left({"top_k": 2}, 0.8) == {0, 1, 2}
+    assert left({"top_p": 0.75}) == {0, 1}
+    assert left({"top_p": 0.75}, 0.8) == {0, 1, 2}
+    assert left({"min_p": 0.5}) == {0, 1}
+    assert left({"min_p": 0.5}, 0.8) == {0, 1, 2}

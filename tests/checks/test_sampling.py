@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.checks.sampling import allowed, goodness_of_fit, independent, tempered, within_filters
+from harness.checks.sampling import SUMMED, allowed, goodness_of_fit, independent, tempered, within_filters
 from harness.records.reference import Next, NextRequest, Noise, NoiseRequest
 from tests.traces import FakeReference, error, executed, generate, judge, sample
 
@@ -109,6 +112,10 @@ def test_a_single_prompt_that_leaves_no_choice_is_untestable():
 PROMPTS = [[3, n] for n in range(4, 20)]
 
 
+def left(probabilities, params, tolerance=0.0):
+    return set(np.flatnonzero(allowed(np.asarray(probabilities), params, tolerance)).tolist())
+
+
 def filtered(pick, **params):
     """Sixteen prompts of four tokens each, every token drawn by `pick(probabilities, rng)`."""
     rng = random.Random(3)
@@ -129,7 +136,7 @@ def freely(probabilities, rng):
 
 def under(**params):
     def pick(probabilities, rng):
-        kept = sorted(allowed(probabilities, params))
+        kept = sorted(left(probabilities, params))
         return rng.choices(kept, [probabilities[t] for t in kept])[0]
 
     return pick
@@ -211,12 +218,43 @@ def test_filters_that_leave_everything_prove_nothing():
 
 def test_allowed_cuts_where_documented():
     probabilities = [0.5, 0.3, 0.15, 0.05]
-    assert allowed(probabilities, {"top_k": 2}) == {0, 1}
-    assert allowed(probabilities, {"top_p": 0.7}) == {0, 1}
-    assert allowed(probabilities, {"top_p": 0.85}) == {0, 1, 2}
-    assert allowed(probabilities, {"min_p": 0.2}) == {0, 1, 2}
-    assert allowed([0.25, 0.25, 0.25, 0.25], {"top_k": 1}) == {0, 1, 2, 3}
-    assert allowed(probabilities, {"top_k": -1, "top_p": 1.0, "min_p": 0.0}) == {0, 1, 2, 3}
+    assert left(probabilities, {"top_k": 2}) == {0, 1}
+    assert left(probabilities, {"top_p": 0.7}) == {0, 1}
+    assert left(probabilities, {"top_p": 0.85}) == {0, 1, 2}
+    assert left(probabilities, {"min_p": 0.2}) == {0, 1, 2}
+    assert left([0.25, 0.25, 0.25, 0.25], {"top_k": 1}) == {0, 1, 2, 3}
+    assert left(probabilities, {"top_k": -1, "top_p": 1.0, "min_p": 0.0}) == {0, 1, 2, 3}
+
+
+def by_definition(probabilities, params, tolerance):
+    """vLLM documentation, SamplingParams: min_p, top_k, top_p, one token after the other. A token stays if some order of those within
+    the tolerance keeps it."""
+    slack, kept = math.exp(-tolerance), sorted(range(len(probabilities)), key=lambda t: -probabilities[t])
+    if params["min_p"]:
+        kept = [t for t in kept if probabilities[t] >= params["min_p"] * probabilities[kept[0]] * slack]
+    if 0 < params["top_k"] < len(kept):
+        kept = [t for t in kept if probabilities[t] >= probabilities[kept[params["top_k"] - 1]] * slack]
+    if params["top_p"] < 1.0:
+        total = math.fsum(probabilities[t] for t in kept)
+        above = {
+            t: math.fsum(probabilities[u] for u in kept if probabilities[u] > probabilities[t] / slack) / total
+            for t in kept
+        }
+        kept = [t for t in kept if above[t] * slack / (above[t] * slack + 1 - above[t]) < params["top_p"] + SUMMED]
+    return set(kept)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.05, 0.3, 0.9]),
+    st.sampled_from([-1, 0, 1, 3, 12]),
+    st.sampled_from([0.103, 0.507, 0.911, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.7]),
+)
+def test_allowed_is_the_definition(weights, min_p, top_k, top_p, tolerance):
+    probabilities = [weight / sum(weights) for weight in weights]
+    params = {"min_p": min_p, "top_k": top_k, "top_p": top_p}
+    assert left(probabilities, params, tolerance) == by_definition(probabilities, params, tolerance)
 
 
 SAMPLES = [REFERENCE.drawn(PROMPT, 12, seed=s) for s in range(4)]

@@ -311,10 +311,10 @@ class ClosingTokensTrained(Generator):
 class ObservationWithoutTemplate(Generator):
     """The environment's observation is appended without the chat template."""
 
-    def observed(self, request: GymRequest, observation: str) -> list[int]:
+    def observed(self, request: GymRequest, observation: str, *, last: bool) -> list[int]:
         plain = msgspec.structs.replace(request, use_conversation_multi_turn=False)
         self.fired += request.use_conversation_multi_turn
-        return super().observed(plain, observation)
+        return super().observed(plain, observation, last=last)
 
 
 @seeded("error_becomes_empty", "trajectory", caught_by=["every_call_ends"], corrupts=Fact.ERRORS)
