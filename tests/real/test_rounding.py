@@ -110,6 +110,36 @@ def test_an_answer_in_doubt_is_computed_in_16_bits_too_and_the_weights_stay_what
         assert 0 < weights < 3
 
 
+BEGINNINGS = """
+import asyncio, json, sys
+from backends.oracle.reference import Reference
+from harness.contract.messages import StartRequest
+from harness.contract.topology import Topology
+from harness.records.reference import NextRequest
+
+async def asked(model, scratch):
+    reference = Reference()
+    given = {"target": "reference", "topology": Topology(), "engine": "cpu", "dtype": "float32"}
+    await reference.start(StartRequest(**given, model_path=model, scratch=scratch, logs=scratch))
+    read, passes = reference._logprobs, []
+    reference._logprobs = lambda weights, tokens: passes.append(len(tokens)) or read(weights, tokens)
+    whole, found = list(range(20, 60)), []
+    for version, length in ((1, 30), (1, 40), (1, 30), (0, 30)):
+        found.append((await reference.next(NextRequest(version=version, prompt=whole[:length]))).logprobs)
+    far = [max(abs(a - b) for a, b in zip(found[0], other)) for other in found[1:]]
+    return passes, far, sum(map(pow, [2.718281828459045] * len(found[2]), found[2]))
+
+print(json.dumps(asyncio.run(asked(*sys.argv[1:]))))
+"""
+
+
+def test_what_was_read_for_a_prompt_tells_its_beginnings_under_the_same_weights(tmp_path: Path):
+    passes, (longer, again, other), total = made(BEGINNINGS, tmp_path)
+    assert passes == [30, 40, 30], "the third was told by the second, the fourth has other weights"
+    assert again < 1e-4 < min(longer, other)
+    assert abs(total - 1) < 1e-3
+
+
 def test_a_bare_engine_is_as_far_off_as_rounding_makes_it_and_one_with_other_weights_is_refused(tmp_path: Path):
     measured, near, said = made(MEASURE, tmp_path)
     assert set(measured) == {"reference", "alone", "by 4", "all, in chunks", "all again", "all, cached"}
