@@ -6,6 +6,7 @@ only through the stack's own weight sync.
 
 from __future__ import annotations
 
+import bisect
 import threading
 import time
 from typing import Any
@@ -57,17 +58,20 @@ class PolicyTrainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         step = request.learning_rate / norm if norm > NO_GRADIENT else 0.0
         gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        most = MOST_KL_OF_TRAINED if policy.is_trained(tensors) else MOST_KL
-        for _ in range(MOST_HALVINGS):
-            trained = {
-                name: (tensor.float() - step * gradient[name]).to(tensor.dtype).contiguous()
+
+        def after(halvings: int) -> dict[str, Any]:
+            return {
+                name: (tensor.float() - step / 2**halvings * gradient[name]).to(tensor.dtype).contiguous()
                 if name in gradient
                 else tensor.contiguous()
                 for name, tensor in tensors.items()
             }
-            if self._moved(request, trained, logprobs) <= most:
-                break
-            step = step / 2
+
+        most = MOST_KL_OF_TRAINED if policy.is_trained(tensors) else MOST_KL
+        fewest = bisect.bisect_left(
+            range(MOST_HALVINGS), True, key=lambda halvings: self._moved(request, after(halvings), logprobs) <= most
+        )
+        trained = after(fewest)
         return TrainResult(
             version=policy.keep(self._policies, trained),
             response_logprobs=[row.tolist() for row in logprobs],

@@ -36,7 +36,7 @@ def step(length, most_kl):
     asked = TrainRequest(**{name: getattr(request, name) for name in request.__struct_fields__} | {"learning_rate": length})
     made = policy.version(path, learner.train(asked).version, folder)
     before = policy.checkpoint(path)
-    return [math.sqrt(sum(float((made[n] - before[n]).square().sum()) for n in made)), moves[-1]]
+    return [math.sqrt(sum(float((made[n] - before[n]).square().sum()) for n in made)), [one for one in moves if one <= most_kl][-1]]
 
 print(json.dumps([step(0.01, 6.0), step(40.0, math.inf), step(40.0, 6.0)]))
 """
