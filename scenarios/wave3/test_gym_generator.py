@@ -117,11 +117,12 @@ async def parameters_of_their_own(stack: Stack, prompts: Prompts, *, batched: bo
     checks=CHECKS,
 )
 async def cut_short(stack: Stack, prompts: Prompts, *, batched: bool, option: str) -> None:
-    """SkyRL, GeneratorConfig.apply_overlong_filtering and zero_reward_on_non_stop; DAPO, Overlong Filtering. Answers of two tokens
+    """SkyRL, GeneratorConfig.apply_overlong_filtering and zero_reward_on_non_stop; DAPO, Overlong Filtering. Answers of one token
     are cut short; of long ones some end by a stop token, which is no end of sequence. Stop tokens have no letters: whether a text
     shows its stop token is judged elsewhere."""
-    sampled = {"temperature": 1.0, "seed": 5, "stop_token_ids": stack.vocabulary.spelled("0123456789,.;:!?-")}
-    for most in (2, 96):
+    letters, stops = stack.vocabulary.spelled("abcdefghijkl"), stack.vocabulary.spelled("012")
+    sampled = {"temperature": 2.0, "seed": 5, "allowed_token_ids": [*letters, *stops], "stop_token_ids": stops}
+    for most in (1, 32):
         await roll_out(
             stack,
             prompts.conversations(8),
