@@ -61,6 +61,8 @@ class Generator:
         """SkyRL, GeneratorInterface.generate: results in the order of the prompts. Raises BadRequest before any request."""
         if len(request.env_extras) != len(request.prompts):
             raise BadRequest(f"{len(request.env_extras)} env_extras for {len(request.prompts)} prompts")
+        if request.step_wise and (request.batched or request.trajectory_ids is None):
+            raise BadRequest("step_wise needs trajectory_ids, and no batch")
         if request.batched:
             return self.output(request, await self.batch(request))
         rows = range(len(request.prompts))
@@ -218,7 +220,8 @@ class Generator:
 
     def identity(self, request: GymRequest, made: Trajectory) -> TrajectoryId:
         """Whose step this is."""
-        return (request.trajectory_ids or [])[made.row]
+        assert request.trajectory_ids is not None
+        return request.trajectory_ids[made.row]
 
     def metrics(self, made: list[Trajectory]) -> dict[str, float]:
         """SkyRL, get_rollout_metrics."""

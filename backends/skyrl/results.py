@@ -36,11 +36,9 @@ def trajectories(output: Any) -> GymOutput:
 
 
 def _identities(ids: list[Any] | None) -> list[TrajectoryId] | None:
-    return (
-        None
-        if ids is None
-        else [TrajectoryId(instance_id=one.instance_id, repetition_id=one.repetition_id) for one in ids]
-    )
+    if ids is None:
+        return None
+    return [TrajectoryId(instance_id=one.instance_id, repetition_id=one.repetition_id) for one in ids]
 
 
 def _ids(rows: list[Any]) -> list[list[int]]:

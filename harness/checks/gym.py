@@ -51,12 +51,10 @@ def _uneven(evidence: Evidence, call: Call) -> Finding | None:
     if call.request.get("step_wise"):
         right = sum(t.call.id == call.id for t in trajectories(evidence))
     uneven = [name for name in COLUMNS if len(result[name]) != right]
+    if not uneven:
+        return None
     shown = {"call": call.id, what: right, "returned": {name: len(result[name]) for name in COLUMNS}}
-    return (
-        failed(1, f"gym_generate() returned another number of {', '.join(uneven)} than of {what}", [shown])
-        if uneven
-        else None
-    )
+    return failed(1, f"gym_generate() returned another number of {', '.join(uneven)} than of {what}", [shown])
 
 
 def _columns(trajectory: Trajectory) -> dict[str, Any]:
@@ -233,11 +231,8 @@ def _steps(trajectory: Trajectory, row: dict[str, Any]) -> tuple[int, str | None
     ids = trajectory.call.request["trajectory_ids"]
     expected = {"trajectory": ids[trajectory.asked], "last": trajectory.last}
     got = {"trajectory": row["trajectory_ids"], "last": row["is_last_step"]}
-    return (
-        2,
-        None if got == expected else "a step has another trajectory's id, or is wrongly the last",
-        _both(expected, got),
-    )
+    wrong = None if got == expected else "a step has another trajectory's id, or is wrongly the last"
+    return 2, wrong, _both(expected, got)
 
 
 def _without_history(evidence: Evidence, found: Sequence[Trajectory]) -> str:

@@ -301,8 +301,8 @@ class _Walk:
 
 
 def _session(asked: GymRequest, index: int) -> str | None:
-    named = not asked.batched and asked.trajectory_ids is not None
-    return asked.trajectory_ids[index].session if named and asked.trajectory_ids else None
+    ids = None if asked.batched else asked.trajectory_ids
+    return None if ids is None else ids[index].session
 
 
 def _up_to_stop(text: str, execution: Execution, params: dict[str, Any]) -> tuple[str, bool]:

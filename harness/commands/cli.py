@@ -658,7 +658,7 @@ def shrink(
     These alone, as often as you like:
       parity shrink sequences.test_all_asleep_1 --stack skyrl-0.2.0:http --cases 3,4,9
     Without a real stack:
-      parity shrink sequences.test_common_1 --stack miniature --fault resume/one_server
+      parity shrink sequences.test_all_asleep_1 --stack miniature --fault pause_ended_early/by_wake_up
 
     A case is what a scenario enumerates: a field with a value, a form of an argument, a broken hop, a step. The check has to stay red
     for the same reason; entries of the ledger are left aside. What is found is driven once more.

@@ -41,10 +41,10 @@ def functions() -> dict[str, Callable[..., Awaitable[None]]]:
     return found
 
 
-def body(name: str) -> Callable[[Stack], Awaitable[None]]:
+def body(name: str, seed: int = 0) -> Callable[[Stack], Awaitable[None]]:
     """A scenario's function with its own prompts, called as pytest would call it."""
     function = functions()[name]
-    return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary))
+    return lambda stack: function(stack=stack, prompts=Prompts(name, stack.vocabulary, seed))
 
 
 @cache

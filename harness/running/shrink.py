@@ -202,7 +202,7 @@ class Shrinking:
 
     def _take(self, cases: Iterable[int] | None) -> tuple[_Narrowing, list[Verdict]]:
         made = _Narrowing(cases)
-        whole = catalogue.body(self.scenario.name)
+        whole = catalogue.body(self.scenario.name, self.order.options.seed)
 
         async def body(stack: Stack) -> None:
             nonlocal made
