@@ -16,14 +16,12 @@ def parts_at(evidence: Evidence, score: Score) -> int | None:
 
 
 def margin(evidence: Evidence, scores: Iterable[Score]) -> Margin:
-    """The largest gap accepted as a near tie, and the closest decision above the bound: a swap there would be red."""
-    scores = list(scores)
-    bound = max((evidence.near(score) for score in scores), default=evidence.noise.near)
-    let_pass, closest = 0.0, []
+    """The largest gap accepted as a near tie, and the closest decision at which another token would be red. What only an answer's
+    own rounding explains is right, and left out."""
+    bound, let_pass, closest = evidence.noise.near, 0.0, list[float]()
     for score in scores:
-        for gap, size in zip(score.gaps, score.margins, strict=True):
-            if size > bound:
-                closest.append(size)
-            let_pass = max(let_pass, gap)
+        near = evidence.near(score)
+        closest += [size for size in score.margins if size > near]
+        let_pass = max([let_pass, *(gap for gap in score.gaps if gap <= bound)])
     faults = {"the runner-up taken at the closest decision": min(closest)} if closest else {}
     return Margin(unit="nats between the first two tokens", measured=let_pass, bound=bound, faults=faults)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from harness.checks import ties
 from harness.checks.base import Evidence
 from harness.checks.logprobs import Distances, of_reference, over_many
 from harness.checks.sampling import allowed, draws_repeat
@@ -215,3 +218,15 @@ def test_the_edge_of_a_filter_moves_with_the_noise():
     assert left({"top_p": 0.75}, 0.8) == {0, 1, 2}
     assert left({"min_p": 0.5}) == {0, 1}
     assert left({"min_p": 0.5}, 0.8) == {0, 1, 2}
+
+
+def test_an_answer_that_rounding_moves_far_hides_no_swap_in_the_others():
+    def near(score: Score) -> float:
+        return 0.4 + 2 * max(score.rounding, default=0.0)
+
+    evidence: Any = SimpleNamespace(noise=SimpleNamespace(near=0.4), near=near)
+    one = Score(logprobs=[-1.0] * 2, ranks=[0, 0], margins=[0.9, 2.0], behind=(0.0, 0.0))
+    far = Score(logprobs=[-1.0] * 2, ranks=[1, 0], margins=[0.7, 1.5], behind=(0.7, 0.0), rounding=(0.6, 0.0))
+    found = ties.margin(evidence, [one, far])
+    assert (found.bound, found.measured, list(found.faults.values())) == (0.4, 0.0, [0.9])
+    assert ties.margin(evidence, [far]).faults == {}, "all of its decisions are within its own rounding"
