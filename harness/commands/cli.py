@@ -705,7 +705,7 @@ def shrink(
     )
     with _terminable():  # the fewest so far are shown
         found = find(order, console_progress(), _told)
-    typer.echo("\n".join(lines(found, _without(sys.argv[1:], "--cases"))))
+    typer.echo("\n".join(lines(found, _without(sys.argv[1:], "--cases", "--run-dir"))))
     raise typer.Exit(found.exit_status)
 
 
@@ -717,14 +717,14 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _without(arguments: Sequence[str], option: str) -> list[str]:
-    """Command line arguments without an option and its value."""
+def _without(arguments: Sequence[str], *options: str) -> list[str]:
+    """Command line arguments without these options and their values."""
     kept: list[str] = []
     rest = iter(arguments)
     for one in rest:
-        if one == option:
+        if one in options:
             next(rest, None)
-        elif not one.startswith(f"{option}="):
+        elif one.partition("=")[0] not in options:
             kept.append(one)
     return kept
 
