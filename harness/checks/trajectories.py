@@ -174,9 +174,6 @@ class _Walk:
         context, done = prompt, False
         while not done and (asked.batched or len(context) <= asked.max_input_length):
             execution = self._take(call, index, prompt, context)
-            if execution is None:
-                turns.append(Turn(prompt=context, execution=None))
-                break
             turn, ended, _ = yield from self._turn(asked, index, len(turns) + 1, context, execution)
             done = asked.batched or ended
             turns.append(turn)
@@ -210,11 +207,8 @@ class _Walk:
             row = sum(one.call.id == call.id for one in self.found)
             execution = self._take(call, row, context, context)
             number += 1
-            if execution is None:
-                turn, done = Turn(prompt=context, execution=None), True
-            else:
-                turn, done, said = yield from self._turn(asked, index, number, context, execution)
-                messages += said
+            turn, done, said = yield from self._turn(asked, index, number, context, execution)
+            messages += said
             self.found.append(
                 Trajectory(
                     call=call,
@@ -230,9 +224,11 @@ class _Walk:
             )
 
     def _turn(
-        self, asked: GymRequest, index: int, number: int, context: tuple[int, ...], execution: Execution
+        self, asked: GymRequest, index: int, number: int, context: tuple[int, ...], execution: Execution | None
     ) -> Generator[Query, None, tuple[Turn, bool, list[dict[str, str]]]]:
-        """Turn `number` of a trajectory, whether the environment ends there, and the messages of both."""
+        """Turn `number` of a trajectory, whether nothing follows it, and the messages of policy and environment."""
+        if execution is None:
+            return Turn(prompt=context, execution=None), True, []
         decode = DecodeRequest(tokens=list(execution.tokens), skip_special_tokens=True)
         yield decode
         text, stopped = _up_to_stop(

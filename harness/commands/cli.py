@@ -703,7 +703,7 @@ def shrink(
         fault=fault,
         drives=drives,
     )
-    with _terminable():  # the fewest so far are shown
+    with _interruptible():  # once something is red, Ctrl-C shows the fewest so far
         found = find(order, console_progress(), _told)
     typer.echo("\n".join(lines(found, _without(sys.argv[1:], "--cases", "--run-dir"))))
     raise typer.Exit(found.exit_status)

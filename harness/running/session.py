@@ -865,8 +865,10 @@ class Session:
 
 
 def _longest_first(queries: Sequence[Query]) -> list[Query]:
-    """Questions about distributions last, a prompt before its own beginnings: a reference can then tell all of them at once."""
-    nexts = sorted((q for q in queries if isinstance(q, NextRequest)), key=lambda query: query.prompt, reverse=True)
+    """Questions about distributions last, those about one model's weights together, a prompt before its own beginnings: a reference
+    loads weights once, and can tell all beginnings at once."""
+    nexts = [query for query in queries if isinstance(query, NextRequest)]
+    nexts.sort(key=lambda q: (q.version, str(q.adapter), str(q.quantization), q.prompt), reverse=True)
     return [*(query for query in queries if not isinstance(query, NextRequest)), *nexts]
 
 

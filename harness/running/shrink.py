@@ -6,6 +6,7 @@ Cases are what a scenario enumerates: fields, forms, broken hops, the steps of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -128,21 +129,19 @@ class Shrinking:
 
     def run(self) -> Shrunk:
         """Raises UsageError for a scenario that enumerates nothing, a case that it does not have, and a check that is not red."""
-        outcome: Literal["fewest", "out of drives", "interrupted"] = "fewest"
+        outcome: Literal["fewest", "out of drives", "interrupted"] = "interrupted"
+        again = False
         try:
             if self.fault is not None:
                 self._session.inject(self.seat, self.fault)
             self._whole()
-            try:
-                self._best = fewest(self._best, self._is_red)
-            except _OutOfDrives:
-                outcome = "out of drives"
-            except KeyboardInterrupt:
-                outcome = "interrupted"
-            told = self._driven[tuple(self._best)]
-            again = outcome != "interrupted" and self._drive(self._best) is not None
+            with suppress(KeyboardInterrupt):  # the fewest so far are of use
+                found = self._search()
+                again = self._drive(self._best) is not None
+                outcome = found
         finally:
-            self._session.close("completed" if outcome == "fewest" else "interrupted")
+            self._session.close("interrupted" if outcome == "interrupted" else "completed")
+        told = self._driven[tuple(self._best)]
         return Shrunk(
             seat=self.seat.name,
             check=self._check,
@@ -154,6 +153,13 @@ class Shrinking:
             again=again,
             evidence=told.evidence if told is not None else [],
         )
+
+    def _search(self) -> Literal["fewest", "out of drives"]:
+        try:
+            fewest(self._best, self._is_red)
+        except _OutOfDrives:
+            return "out of drives"
+        return "fewest"
 
     def _whole(self) -> None:
         """Drive the cases to begin with, and choose check and reason."""
@@ -177,7 +183,7 @@ class Shrinking:
             )
         first = next((verdict for verdict in red if verdict.because is None), red[0])
         self._check, self._reason = first.check, first.each_reason[0]
-        self._best = sorted(cases or range(1, len(self._given) + 1))
+        self._best = sorted(set(cases or range(1, len(self._given) + 1)))
         self._driven[tuple(self._best)] = first
         self._say(f"{self._check} is red with {len(self._best)} cases: {self._reason}")
 

@@ -28,6 +28,13 @@ async def roll_out(stack: Stack, conversations: list[Messages], extras: list[dic
     )
 
 
+async def roll_out_turns(stack: Stack, conversations: list[Messages], **asked: Any) -> None:
+    """A request of trajectories that have one, two and three turns, in turn."""
+    count = len(conversations)
+    extras = [{"turns": 1 + row % 3} for row in range(count)]
+    await roll_out(stack, conversations, extras, trajectory_ids=trajectories(count), max_turns=3, **asked)
+
+
 def trajectories(prompts: int, samples: int = 1) -> list[TrajectoryId]:
     """Ids of `samples` trajectories for each of `prompts` prompts."""
     return [
@@ -226,12 +233,9 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
 async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: bool) -> None:
     """SkyRL, GeneratorConfig.append_eos_token_after_stop_str_in_multi_turn. SkyRL always asks for texts with their stop
     strings. Answers of a few tokens sooner or later spell one."""
-    await roll_out(
+    await roll_out_turns(
         stack,
         prompts.conversations(10),
-        [{"turns": 1 + row % 3} for row in range(10)],
-        trajectory_ids=trajectories(10),
-        max_turns=3,
         close_stopped=close,
         sampling_params={
             "include_stop_str_in_output": True,
@@ -258,12 +262,9 @@ async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool) -> None:
     end of sequence that an answer ended with stands once in the next turn's prompt."""
     letters = stack.vocabulary.spelled("abcdefgh")
     answers = {"allowed_token_ids": [*letters, stack.vocabulary.eos]} if ends else {"allowed_token_ids": letters}
-    await roll_out(
+    await roll_out_turns(
         stack,
         prompts.conversations(12),
-        [{"turns": 1 + row % 3} for row in range(12)],
-        trajectory_ids=trajectories(12),
-        max_turns=3,
         step_wise=True,
         sampling_params={
             "max_tokens": 24 if ends else 12,
@@ -279,12 +280,9 @@ async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool) -> None:
 @scenario(task=7, promise="turns and observations may be one assistant message", needs=NEEDS, checks=[*CHECKS, STICKY])
 async def test_turns_within_one_message(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, GeneratorConfig.use_conversation_multi_turn: "If False, they are appended to the original assistant response"."""
-    await roll_out(
+    await roll_out_turns(
         stack,
         prompts.conversations(12),
-        [{"turns": 1 + row % 3} for row in range(12)],
-        trajectory_ids=trajectories(12),
-        max_turns=3,
         use_conversation_multi_turn=False,
         sampling_params=FULL,
     )
