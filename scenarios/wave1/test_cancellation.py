@@ -34,7 +34,7 @@ def by_generate(stack: Stack, prompts: Prompts, label: str | None = None) -> Cor
 
 def by_sample(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
     """Several at random: not every stack's sample() ignores an end token, and one of them goes on."""
-    return stack.sample(prompts.one(), 6, session_id=SESSION, max_tokens=400, temperature=1.0, label=label)
+    return stack.sample(prompts.one(), 3, session_id=SESSION, max_tokens=400, temperature=1.0, label=label)
 
 
 def by_chat(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
