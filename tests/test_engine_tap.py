@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 
-from backends.vllm.engine_tap import _plain
+from backends.vllm.engine_tap import _Log, _plain, _told
 from backends.vllm.schedule import Schedule, order
 from backends.vllm.tap_reader import TapReader
 from harness.contract.delays import MOST_S, delay_s
@@ -54,3 +55,36 @@ def test_a_reader_gives_the_schedule_the_servers_names(tmp_path):
     (tmp_path / "12-1.jsonl").write_text(json.dumps(line) + "\n")
     reader.order(3)
     assert schedule.next_s("12-1") == delay_s(3, "server-1", 0)
+
+
+def test_a_reader_keeps_the_errors_of_a_server_and_who_has_answered(tmp_path):
+    reader = TapReader(tmp_path)
+    named = {"op": "collective_rpc", "arguments": {"method": "parity_whoami", "kwargs": {"name": "server-1"}}}
+    answers = [{"method": "POST", "path": "/pause", "status": status} for status in (200, 404)]
+    lines = [{"kind": "control", "server": "12-1", "at_ns": 1, "data": named}]
+    (tmp_path / "12-1.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert reader.served() == set()
+    with (tmp_path / "12-1.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"kind": "answer", "server": "12-1", "at_ns": 2, "data": answer}) + "\n" for answer in answers
+        )
+    assert reader.served() == {"server-1"}
+    assert reader.take() == [{"kind": "refusal", "server": "server-1", "at_ns": 2, "data": answers[1]}]
+
+
+def test_the_tap_writes_down_the_status_of_each_answer(tmp_path, monkeypatch):
+    log = _Log(tmp_path)
+    monkeypatch.setattr(_Log, "last", log)
+    sent = []
+
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": 404})
+        await send({"type": "http.response.body"})
+
+    async def send(message):
+        sent.append(message["type"])
+
+    asyncio.run(_told(application)({"method": "POST", "path": "/done"}, None, send))
+    assert sent == ["http.response.start", "http.response.body"]
+    line = json.loads((tmp_path / f"{log.server}.jsonl").read_text())
+    assert (line["kind"], line["data"]) == ("answer", {"method": "POST", "path": "/done", "status": 404})

@@ -239,7 +239,11 @@ class Engine:
             raise EngineDead(f"{self.name} is dead")
         if self.asleep:
             raise RuntimeError(f"{self.name} is asleep: {', '.join(sorted(self.asleep))}")
-        self.refuse_wrong(prompt, params, adapter)
+        try:
+            self.refuse_wrong(prompt, params, adapter)
+        except BadRequest:
+            self.tell("refusal", method="POST", path="/generate", status=400)
+            raise
         params = parameters.settled(params)
         number = f"{self.name}-{next(self._requests)}"
         request = Request(number, prompt, params, adapter=adapter, prior=prior, salt=salt)

@@ -1,6 +1,7 @@
-"""The engine tap: records an engine's requests, steps and control calls inside the engine's own process.
+"""The engine tap: records an engine's requests, steps, control calls and HTTP answers inside the engine's own process.
 
-It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and passes everything through unchanged. Both SkyRL
+It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and the application that uvicorn serves, and passes
+everything through unchanged. Both SkyRL
 stacks and a plain vLLM server run these classes, so the same instrument observes every stack at the same place, behind every hop.
 Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_reader` reads them.
 """
@@ -42,10 +43,13 @@ class _Log:
     """The file of one engine. Each line is one unbuffered write, so that a reader sees complete lines."""
 
     count = 0
+    last: _Log | None = None
+    """The file of this process's engine, once it has one. A process that serves HTTP has one engine."""
 
     def __init__(self, folder: Path) -> None:
         self.pid = os.getpid()
         _Log.count += 1
+        _Log.last = self
         self.server = f"{self.pid}-{_Log.count}"
         self._schedule = Schedule(folder)
         self._file = (folder / f"{self.server}.jsonl").open("ab", buffering=0)
@@ -114,6 +118,7 @@ def install(folder: Path) -> None:
     AsyncLLM.add_request = _wrapped_arrival(AsyncLLM.add_request, folder)
     for op in filter(functools.partial(hasattr, AsyncLLM), CONTROLS):
         setattr(AsyncLLM, op, _wrapped_control(getattr(AsyncLLM, op), op, folder))
+    _wrap_servers()
 
 
 def _wrap_requests(processor: type, folder: Path) -> None:
@@ -198,3 +203,32 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
             log.write("control", {"op": op, "arguments": arguments, "ended_ns": time.time_ns(), "error": error}, at_ns)
 
     return control
+
+
+def _wrap_servers() -> None:
+    """Record the status of each answer of this process's HTTP servers. Answers that come before the first message to the engine are
+    nobody's: they belong to no scenario."""
+    import uvicorn
+
+    load = uvicorn.Config.load
+
+    @functools.wraps(load)
+    def loaded(self: uvicorn.Config) -> None:
+        load(self)
+        self.loaded_app = _told(self.loaded_app)
+
+    uvicorn.Config.load = loaded  # type: ignore[method-assign]
+
+
+def _told(application: Any) -> Any:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        async def answer(message: Any) -> None:
+            log = _Log.last
+            if message["type"] == "http.response.start" and log is not None and log.pid == os.getpid():
+                data = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
+                log.write("answer", data)
+            await send(message)
+
+        await application(scope, receive, answer)
+
+    return serve

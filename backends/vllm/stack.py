@@ -181,8 +181,8 @@ class VllmStack:
         self._check_ports(workers)
         self._check_arithmetic(workers)
         self.tap.poll()
-        frontends = self.tap.frontends()
-        lost = [name for name in workers if name not in frontends]
+        frontends, served = self.tap.frontends(), self.tap.served()
+        lost = [name for name in workers if name not in frontends or (self.url_of(name) and name not in served)]
         if lost:
             raise StartFailed(
                 f"the engine tap did not see {', '.join(lost)}",

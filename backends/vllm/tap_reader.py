@@ -23,6 +23,7 @@ class TapReader:
         self._names: dict[str, str] = {}
         self._pending: list[dict[str, Any]] = []
         self._live: dict[tuple[str, str], int] = {}
+        self._served: set[str] = set()
 
     def poll(self) -> None:
         """Read every complete line that was written since the last call."""
@@ -38,6 +39,11 @@ class TapReader:
                 return
             case "control" if str(data["arguments"].get("method", "")).startswith("parity_"):
                 return
+            case "answer":
+                self._served.add(seen["server"])
+                if data["status"] < 400:
+                    return
+                seen["kind"] = "refusal"
             case "request":
                 self._live[seen["server"], data["request_id"]] = 0
             case "step":
@@ -57,6 +63,11 @@ class TapReader:
         """Delay what reaches the engines by the schedule of this seed; None: no longer."""
         self.poll()
         schedule.order(self._folder, seed, self._names)
+
+    def served(self) -> set[str]:
+        """Engines with a server name of which an HTTP server has answered."""
+        self.poll()
+        return {self._names[engine] for engine in self._served if engine in self._names}
 
     def frontends(self) -> dict[str, int]:
         """server → process of its engine's frontend, for every engine with a server name."""

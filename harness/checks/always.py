@@ -8,5 +8,6 @@ from harness.checks.conservation import CONSERVATION
 from harness.checks.echo import ECHO
 from harness.checks.instruments import INSTRUMENTS
 from harness.checks.numbers import NUMBERS
+from harness.checks.refusals import REFUSALS
 
-ALWAYS: tuple[Check, ...] = (CLEAN_ROOM, INSTRUMENTS, CONSERVATION, ECHO, NUMBERS)
+ALWAYS: tuple[Check, ...] = (CLEAN_ROOM, INSTRUMENTS, CONSERVATION, ECHO, NUMBERS, REFUSALS)

@@ -152,6 +152,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     `abort`            the frontend dropped requests: request_ids
     `control`          a control call reached the engine: op, arguments, ended_ns, error (null if none);
                        for add_lora, arguments.lora_request = {name, tensors: {tensor: bytes}}
+    `refusal`          an HTTP server answered with an error: method, path, status
     `delay`            a message had to wait before the engine took it: what ("request" or op), seconds
     =================  ==================================================================================
     """

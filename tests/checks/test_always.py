@@ -9,6 +9,7 @@ import pytest
 from harness.checks import numbers
 from harness.checks.always import ALWAYS
 from harness.checks.numbers import NUMBERS
+from tests import traces
 from tests.checks.scene import Scene
 
 PROMPTS = [[10, 11], [20, 21]]
@@ -26,6 +27,9 @@ def with_logprobs(change=lambda values: values, asked: int | None = 0) -> Scene:
 
 def test_all_pass_on_a_right_recording():
     scene = with_logprobs()
+    told = scene.call("http", {"method": "POST", "path": "/x", "headers": {}, "body": ""}, {"status": 404})
+    about = {"method": "POST", "path": "/x", "status": 404}
+    scene.seen.append(traces.observation("refusal", at_ns=told.started_ns, **about))
     assert [(check.name, scene.judge(check).status) for check in ALWAYS] == [(c.name, "pass") for c in ALWAYS]
 
 

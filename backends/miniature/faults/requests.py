@@ -9,8 +9,9 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from backends.miniature.client import Client
+from backends.miniature.engine import Output
 from backends.miniature.faults.registry import seeded
-from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation
+from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
 
 @seeded("header_dropped", "request_id", caught_by=["request_ids"])
@@ -91,3 +92,14 @@ class LargeBatchesAlone(Client):
             return await super().generate(request)
         finally:
             self.large -= 1
+
+
+@seeded("refusal_untold", "unknown_route", caught_by=["refusals"])
+class TellsAServerInVain(Client):
+    """After each answer the client tells a server that it is done, at a route that the server does not have."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        answer = await super().row(session, prompt, params, **more)
+        self.engines[0].tell("refusal", method="POST", path="/done", status=404)
+        self.fired += 1
+        return answer
