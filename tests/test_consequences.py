@@ -85,7 +85,7 @@ def test_one_reason_has_one_cause_and_an_explained_verdict_explains_nothing():
         ("instrument_blind", "test_health_is_true", "instruments", {"conservation", "echo"}),
         ("adapter_ignored/every_server", "test_another_version_under_the_same_name", "adapter_effect",
          {"tokens.greedy", "logprobs.reference"}),
-        ("error_becomes_empty/generate", "test_an_adapter_that_was_unloaded", "errors.named:unloaded", {"conservation"}),
+        ("error_becomes_empty/generate", "test_an_adapter_that_was_unloaded", "errors.named:unloaded", {"conservation", "refusals"}),
     ],
 )  # fmt: skip
 def test_a_seeded_fault_has_its_check_as_the_cause(tmp_path, fault, scenario, cause, consequences):

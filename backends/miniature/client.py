@@ -265,6 +265,9 @@ class Client:
     def detokenize(self, token_ids: list[list[int]]) -> list[str]:
         return [tokenizer.decode(ids, skip_special_tokens=False) for ids in token_ids]
 
+    def finish_session(self, session: SessionId) -> None:
+        self.router.finish_session(session)
+
     # --- control plane
 
     async def everywhere(self, op: str, **arguments: Any) -> None:

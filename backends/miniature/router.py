@@ -135,6 +135,9 @@ class Router:
         """SkyRL #934: hash_with_sha256(str(session_id)) % engines."""
         return self.engines[self.hashed(session) % len(self.engines)]
 
+    def finish_session(self, session: SessionId) -> None:
+        """SkyRL 0.3.0, RemoteInferenceClient.finish_session: a policy that keeps no sessions has nothing to do."""
+
     def hashed(self, session: SessionId) -> int:
         return int.from_bytes(hashlib.sha256(str(session).encode()).digest()[:8], "big")
 

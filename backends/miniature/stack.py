@@ -252,6 +252,9 @@ class Miniature:
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)
 
+    async def finish_session(self, request: messages.FinishSessionRequest) -> None:
+        self.client.finish_session(request.session_id)
+
     async def sync_count(self, _request: messages.Empty) -> messages.SyncCountResult:
         return messages.SyncCountResult(count=self.client.syncs)
 

@@ -520,6 +520,9 @@ class HttpStack(SkyRLStack):
         size = await self.client.get_world_size()
         return messages.WorldSizeResult(world_size=size[0] if self.release.sizes else size)
 
+    async def finish_session(self, request: messages.FinishSessionRequest) -> None:
+        await self.client.finish_session(request.session_id)
+
     async def sync_count(self, _request: messages.Empty) -> messages.SyncCountResult:
         return messages.SyncCountResult(count=self.client.weight_version)
 

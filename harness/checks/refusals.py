@@ -47,9 +47,9 @@ def _untold(evidence: Evidence, refused: list[Observation]) -> Iterator[tuple[st
         if any(map(_tells, at)):
             continue
         asked = f"{one.data['method']} {one.data['path']}"
-        shown = {"server": one.server, "asked": asked, "status": one.data["status"]}
-        during = sorted({call.method for call in at})
-        yield f"a server refused {asked} with {one.data['status']}, and no caller was told", shown | {"during": during}
+        shown: dict[str, Any] = {"server": one.server, "asked": asked, "status": one.data["status"]}
+        shown |= {"call": at[0].id} if len(at) == 1 else {"during": sorted({call.method for call in at})}
+        yield f"a server refused {asked} with {one.data['status']}, and no caller was told", shown
 
 
 REFUSALS = Check(
@@ -57,7 +57,6 @@ REFUSALS = Check(
     fault="a server refuses what the stack asks of it, and the stack goes on as if it had been done",
     next_step="find who sends this request in the stack's code: it asks for something that this server does not offer",
     reads=Fact.ERRORS,
-    falsifies=Fact.ERRORS,
     source="RFC 9110, 15.5: a client error says that the request is wrong; asking again changes nothing",
     judge=_judge,
 )

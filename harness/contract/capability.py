@@ -91,6 +91,8 @@ class Capability(StrEnum):
     WEIGHT_LABELS = "weight_labels"
     """sync_weights(weight_label=…) names the weights; weight_labels(): server → name of the weights that it holds. vLLM 0.30,
     /finish_weight_update (weight_version) and /weight_info."""
+    FINISH_SESSION = "finish_session"
+    """finish_session(): the router learns that a session has ended. SkyRL 0.3.0, RemoteInferenceClient.finish_session."""
     CUDA_IPC = "cuda_ipc"
     """Colocated engines read weights from the trainer's memory through CUDA IPC. Needs CUDA. SkyRL #1014, task 15."""
     TRAINER = "trainer"

@@ -295,6 +295,10 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
 
 
+class FinishSessionRequest(Message, frozen=True, kw_only=True):
+    session_id: SessionId
+
+
 class SyncCountResult(Message, frozen=True, kw_only=True):
     """Number of syncs that the client completed, repeated ones included (SkyRL, RemoteInferenceClient.weight_version)."""
 
@@ -869,6 +873,8 @@ METHODS: dict[str, Method] = {
         Method("reset_prefix_cache", ResetPrefixCacheRequest, Empty, Capability.RESET_PREFIX_CACHE),
         Method("health", Empty, HealthResult, Capability.HEALTH),
         Method("is_paused", Empty, IsPausedResult, Capability.IS_PAUSED),
+        # Never fails, whether anybody knows the session or not.
+        Method("finish_session", FinishSessionRequest, Empty, Capability.FINISH_SESSION),
         Method("world_size", Empty, WorldSizeResult, Capability.WORLD_SIZE),
         # Joins trainer and workers into the group that transfers weights. Idempotent; after a failed sync it joins them again.
         Method("prepare_weight_sync", Empty, Empty, Capability.WEIGHT_SYNC),

@@ -247,6 +247,10 @@ class Calls(ABC):
         await self.sync_weights(version, chunks=chunks)
         await self.resume()
 
+    async def finish_session(self, session_id: messages.SessionId) -> None:
+        """Tell the router that no more requests of this session will come."""
+        await self._call("finish_session", messages.FinishSessionRequest(session_id=session_id), messages.Empty)
+
     async def sync_count(self) -> int:
         """Number of syncs that the client completed."""
         return (await self._call("sync_count", messages.Empty(), messages.SyncCountResult)).count

@@ -19,6 +19,7 @@ from scenarios.pauses import pause_in_flight
 from scenarios.requests import ANSWER
 
 TURNS = 4
+LONG: dict[str, Any] = {**ANSWER, "max_tokens": 160}
 CHECKS = [TURNS_KEEP_TOKENS, STICKY, greedy(), ALL_COMPLETE]
 
 
@@ -67,7 +68,24 @@ async def test_turns_that_text_cannot_hold(stack: Stack, prompts: Prompts) -> No
         await converse(stack, f"conversation-{number}", first, *spelled, *prompts.broken_off(1))
 
 
-LONG: dict[str, Any] = {**ANSWER, "max_tokens": 160}
+@scenario(
+    task=6,
+    promise="a session that is over disturbs no other, and none that is unknown",
+    needs={Capability.FINISH_SESSION},
+    checks=[STICKY, greedy(), ALL_COMPLETE],
+)
+async def test_finished_sessions(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL 0.3.0, RemoteInferenceClient.finish_session: "unknown session ids are ignored"; failures are "never raised"."""
+    over, others = [[f"{name}-{number}" for number in range(6)] for name in ("over", "other")]
+    await stack.generate(prompts.unique(12), session_ids=[*over, *others], **ANSWER)
+    going_on = asyncio.create_task(stack.generate(prompts.unique(6), session_ids=[*others], **LONG))
+    await stack.until_generating(requests=6, tokens=6)
+    for session in (*over, "nobody's", 7):
+        await stack.finish_session(session)
+    await going_on
+    await stack.generate(prompts.unique(6), session_ids=[*others], **ANSWER)
+
+
 CONVERSATIONS = 6
 
 

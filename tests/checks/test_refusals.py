@@ -24,10 +24,15 @@ def refused(method: str = "pause", request: dict | None = None, result: dict | N
 
 
 def test_a_refusal_that_no_caller_learns_of_is_red():
-    found = refused().judge(REFUSALS)
+    scene = refused()
+    found = scene.judge(REFUSALS)
     assert found.status == "fail"
     assert found.reason == "a server refused POST /done with 404, and no caller was told"
-    assert found.evidence == [{"server": "server-1", "asked": "POST /done", "status": 404, "during": ["pause"]}]
+    shown = {"server": "server-1", "asked": "POST /done", "status": 404}
+    assert found.evidence == [shown | {"call": scene.calls[-1].id}]
+    call = scene.calls[-1]
+    scene.calls.append(traces.call("resume", {}, started_ns=call.started_ns, ended_ns=call.ended_ns))
+    assert scene.judge(REFUSALS).evidence == [shown | {"during": ["pause", "resume"]}]
 
 
 @pytest.mark.parametrize(

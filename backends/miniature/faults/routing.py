@@ -52,6 +52,38 @@ class SessionMovesUnderLoad(_Moves):
         return self.next_to(engine) if len(engine.running) + len(engine.waiting) > 3 else engine
 
 
+@seeded("session_moves", "another_one_ends", caught_by=["sticky_sessions"])
+class SessionMovesWhenAnotherOneEnds(_Moves):
+    """The first session that ends moves all others to their next server."""
+
+    _ended = False
+
+    def finish_session(self, session: SessionId) -> None:
+        self._ended = True
+
+    def server_of_session(self, session: SessionId) -> Engine:
+        engine = super().server_of_session(session)
+        return self.next_to(engine) if self._ended else engine
+
+
+@seeded("finish_session_fails", caught_by=["driven"])
+class FinishSessionFails(Router):
+    """A session that the router has never seen cannot end."""
+
+    def __init__(self, engines: list[Engine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self._seen: set[str] = set()
+
+    def server_of_session(self, session: SessionId) -> Engine:
+        self._seen.add(str(session))
+        return super().server_of_session(session)
+
+    def finish_session(self, session: SessionId) -> None:
+        if str(session) not in self._seen:
+            self.fired += 1
+            raise KeyError(f"the session {session} is unknown")
+
+
 @seeded("session_moves", "falsy_id", caught_by=["sticky_sessions"])
 class FalsySessionsAreNone(Router):
     """The session ids 0 and "" count as no session."""
