@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, EngineDead
-from harness.contract.messages import HttpRequest, HttpResponse
+from harness.contract.messages import HttpRequest, HttpResponse, Scalar
 from harness.records.wire import DONE, SESSION, header
 
 JSON = "application/json"
@@ -48,6 +48,10 @@ class Endpoint:
     def __init__(self) -> None:
         self.fired = 0
         self.client: Client
+
+    def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """What it would be served with: it has all of these options (SkyRL #322, #358)."""
+        return dict(options)
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; a bad one gets an error."""

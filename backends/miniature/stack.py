@@ -361,6 +361,9 @@ class Miniature:
         asked = {name: value for name, value in made.items() if name in (request.options or made)}
         return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings))
 
+    async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
+        return messages.ServingArgumentsResult(arguments=self.endpoint.arguments(request.options))
+
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
         made = self.client.configuration(request.overrides)
         return messages.OverrideResult(values={key: made[key] for key in request.overrides or made})

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+OTHER_NAMES = {"enable_auto_tools": "enable_auto_tool_choice", "tool_parser": "tool_call_parser"}
+"""Option of the OpenAI address → its other name."""
+
 
 class _MadeError(Exception):
     """Carries the arguments with which an engine would have been made."""
@@ -30,8 +33,9 @@ class _Actors:
         return mock.Mock()  # colocated engines are put to sleep as soon as they are made
 
 
-def of_engine(cfg: Any, tokenizer: Any) -> Any:
-    """vLLM's arguments of the first engine. Raises what SkyRL or vLLM raises about the configuration."""
+def of_engine(cfg: Any, tokenizer: Any) -> tuple[Any, dict[str, Any]]:
+    """vLLM's arguments of the first engine, and those of the OpenAI address. Raises what SkyRL or vLLM raises about the
+    configuration."""
     import skyrl.backends.skyrl_train.inference_engines.ray_wrapped_inference_engine as wrapped
     import skyrl.backends.skyrl_train.inference_engines.vllm.vllm_engine as shipped
     import vllm
@@ -42,6 +46,13 @@ def of_engine(cfg: Any, tokenizer: Any) -> Any:
     bundles = cfg.generator.inference_engine.num_engines * cfg.generator.inference_engine.tensor_parallel_size
     group = utils.ResolvedPlacementGroup(None)
     group._bundle_placement = [(bundle, "node", bundle) for bundle in range(bundles)]
+
+    serving: dict[str, Any] = {}
+    popped = shipped.pop_openai_kwargs
+
+    def pop(given: dict[str, Any]) -> dict[str, Any]:
+        serving.update(popped(given))
+        return dict(serving)
 
     def made(arguments: Any, **_more: Any) -> None:
         raise _MadeError(arguments)
@@ -54,6 +65,7 @@ def of_engine(cfg: Any, tokenizer: Any) -> Any:
             (wrapped, "PlacementGroupSchedulingStrategy", lambda **_: None),
             (utils, "get_all_env_variables", SimpleNamespace(remote=lambda: None)),
             (ray_logging, "redirect_actor_output_to_file", lambda: None),
+            (shipped, "pop_openai_kwargs", pop),
             (vllm.AsyncLLMEngine, "from_engine_args", made),
         ):
             replaced.enter_context(mock.patch.object(where, name, ours))
@@ -62,5 +74,5 @@ def of_engine(cfg: Any, tokenizer: Any) -> Any:
         try:
             shipped.AsyncVLLMInferenceEngine(**actors.given[0])
         except _MadeError as e:
-            return e.args[0]
+            return e.args[0], serving
     raise AssertionError("SkyRL made an engine without vLLM's from_engine_args()")

@@ -566,6 +566,16 @@ class SkyRLStack(VllmStack):
             configured=sorted(keys & named.keys()),
         )
 
+    def serving_arguments_of(self, cfg: Any) -> Mapping[str, Any]:
+        """What the OpenAI address is served with under this configuration, by the names of the options. No engine starts."""
+        raise NotImplementedError
+
+    async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
+        cfg = copy.deepcopy(self.cfg)
+        cfg.generator.inference_engine.engine_init_kwargs |= request.options
+        made = await asyncio.to_thread(self.serving_arguments_of, cfg)
+        return messages.ServingArgumentsResult(arguments={n: made[n] for n in request.options if n in made})
+
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
         return messages.OverrideResult(values=await asyncio.to_thread(overrides.values, request.overrides))
 

@@ -588,6 +588,13 @@ class HttpStack(SkyRLStack):
 
         return AsyncEngineArgs.from_cli_args(build_vllm_cli_args(cfg))
 
+    def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
+        """The names that a server's command line has. A server reads no others."""
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+
+        known = vars(build_vllm_cli_args(self.cfg))
+        return {name: value for name, value in vars(build_vllm_cli_args(cfg)).items() if name in known}
+
     def _made_again(self) -> Any:
         """A new client of the same servers, by the constructor."""
         return self._make_client(self.client.proxy_url)

@@ -368,7 +368,12 @@ class LegacyStack(SkyRLStack):
             return experiment.get_inference_client()
 
     def engine_arguments_of(self, cfg: Any) -> Any:
-        return arguments.of_engine(cfg, self.tokenizer)
+        return arguments.of_engine(cfg, self.tokenizer)[0]
+
+    def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
+        """An option is shown by each of its names: SkyRL makes one of two (vllm/utils.py, pop_openai_kwargs)."""
+        made = arguments.of_engine(cfg, self.tokenizer)[1]
+        return made | {other: made[name] for name, other in arguments.OTHER_NAMES.items() if name in made}
 
     async def pickle_client(self, _request: messages.Empty) -> None:
         """Actor handles need Ray's serialization, which SkyRL uses to hand the client to its workers."""

@@ -1,4 +1,4 @@
-"""Options that the configuration gives to the engine: each takes effect, or is refused by its name."""
+"""Options that the configuration gives to the engine or its OpenAI address: each takes effect, or is refused by its name."""
 
 from __future__ import annotations
 
@@ -70,4 +70,33 @@ ENGINE_OPTIONS = Check(
     "the vLLM or SGLang engine. … If duplicate kwargs are passed or kwargs clash with existing generator arguments …, an error is "
     'raised"',
     judge=_judge,
+)
+
+
+def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is wrong with the answer about each option of the OpenAI address."""
+    error, message, _ = error_of(call)
+    got = {} if call.result is None else call.result["arguments"]
+    for name, value in call.request["options"].items():
+        if error is None and got.get(name) != value:
+            yield f"an option for the OpenAI address does not reach it: {name}", {"given": value, "got": got.get(name)}
+        elif error is not None and not re.search(rf"\b{re.escape(name)}\b", message):
+            yield (
+                f"an option for the OpenAI address is refused by an error that does not name it: {name}",
+                {"said": message},
+            )
+
+
+def _judge_serving(evidence: Evidence) -> Finding:
+    calls = evidence.calls("serving_arguments")
+    facts = sum(len(call.request["options"]) for call in calls)
+    return concluded(facts, (wrong for call in calls for wrong in _unserved(call)))
+
+
+SERVING_OPTIONS = Check(
+    name="serving_options",
+    fault="an option that the configuration gives to the OpenAI address is ignored: tool calls and reasoning come back as text",
+    next_step="follow the name from engine_init_kwargs to what serves chat completions: who knows it, and who drops it",
+    source="SkyRL #322: arguments for tools are plumbed through engine_init_kwargs; SkyRL #358: under both of their names",
+    judge=_judge_serving,
 )

@@ -473,6 +473,18 @@ class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     configured: list[str] = []
 
 
+class ServingArgumentsRequest(Message, frozen=True, kw_only=True):
+    """What would the OpenAI address be served with, if the configuration gave these `options` beside its own? Starts nothing."""
+
+    options: dict[str, Scalar]
+
+
+class ServingArgumentsResult(Message, frozen=True, kw_only=True):
+    """Name → value of each of the `options` that the stack's own code hands to what serves the OpenAI address."""
+
+    arguments: dict[str, Scalar]
+
+
 class OverrideRequest(Message, frozen=True, kw_only=True):
     """What does the stack's configuration hold, if these values are given for these keys (SkyRL, SkyRLTrainConfig.from_cli_overrides,
     with a dict)? Starts nothing."""
@@ -911,6 +923,13 @@ METHODS: dict[str, Method] = {
             "engine_arguments",
             EngineArgumentsRequest,
             EngineArgumentsResult,
+            Capability.ENGINE_OPTIONS,
+            plane=Plane.OUT_OF_BAND,
+        ),
+        Method(
+            "serving_arguments",
+            ServingArgumentsRequest,
+            ServingArgumentsResult,
             Capability.ENGINE_OPTIONS,
             plane=Plane.OUT_OF_BAND,
         ),

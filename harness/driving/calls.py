@@ -352,6 +352,11 @@ class Calls(ABC):
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
 
+    async def serving_arguments(self, **options: messages.Scalar) -> dict[str, messages.Scalar]:
+        """Those of these options that the OpenAI address would be served with, if the configuration gave them as well."""
+        request = messages.ServingArgumentsRequest(options=options)
+        return (await self._call("serving_arguments", request, messages.ServingArgumentsResult)).arguments
+
     async def override_configuration(
         self, overrides: dict[str, messages.Scalar] | None = None
     ) -> dict[str, messages.Scalar]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.checks.engine_options import ENGINE_OPTIONS
+from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
 from harness.checks.overrides import OVERRIDES
 from harness.checks.settings import SETTINGS
 from harness.contract.capability import Capability
@@ -47,6 +47,29 @@ async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None: 
     for name in stack.within_budget(numbers):
         for given in (name, misspelt(name)):
             await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
+
+
+TOOLS: dict[str, Scalar] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+SERVING: list[dict[str, Scalar]] = [
+    TOOLS,
+    {"enable_auto_tools": True, "tool_parser": "hermes"},
+    {"reasoning_parser": "qwen3"},
+    TOOLS | {"reasoning_parser": "qwen3"},
+]
+"""Options of the OpenAI address that are given together; the second are other names of the first."""
+
+
+@scenario(
+    task=0,
+    promise="an option for the OpenAI address takes effect under each of its names, or is refused by its name",
+    needs={Capability.ENGINE_OPTIONS},
+    checks=[SERVING_OPTIONS],
+)
+async def test_options_for_the_openai_address(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL #322: engine_init_kwargs.enable_auto_tool_choice and tool_call_parser; #358: "as well as their alias naming"; #796:
+    reasoning_parser. No engine starts."""
+    for options in SERVING:
+        await stack.attempt(stack.serving_arguments(**options))
 
 
 def others(value: Scalar) -> list[Scalar]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.checks.engine_options import ENGINE_OPTIONS, NOT_TOLD
+from harness.checks.engine_options import ENGINE_OPTIONS, NOT_TOLD, SERVING_OPTIONS
 from harness.records.recording import CallError
 from tests.checks.scene import Scene
 from tests.traces import error
@@ -72,3 +72,22 @@ def test_those_that_are_ignored_are_named_unless_all_are():
 
 def test_a_stack_that_does_not_say_what_it_starts_its_engines_with():
     assert Scene().judge(ENGINE_OPTIONS).reason == NOT_TOLD
+
+
+@pytest.mark.parametrize(
+    ("got", "failed", "said"),
+    [
+        ({"tool_parser": "hermes"}, None, None),
+        ({}, None, "an option for the OpenAI address does not reach it: tool_parser"),
+        ({"tool_parser": "other"}, None, "an option for the OpenAI address does not reach it: tool_parser"),
+        (None, "unknown option tool_parser", None),
+        (None, "broken", "an option for the OpenAI address is refused by an error that does not name it: tool_parser"),
+    ],
+)
+def test_options_for_the_openai_address(got, failed, said):
+    scene = Scene()
+    call = scene.call("serving_arguments", {"options": {"tool_parser": "hermes"}}, got and {"arguments": got})
+    result = None if got is None else {"arguments": got}
+    scene.change(call, result=result, error=failed and error("TypeError", failed))
+    found = scene.judge(SERVING_OPTIONS)
+    assert (found.status, found.reason) == (("pass", "") if said is None else ("fail", said))

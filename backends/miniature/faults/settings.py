@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backends.miniature.client import Client
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.messages import Scalar
@@ -66,6 +67,15 @@ class RefusedOptionUnnamed(Engine):
         except TypeError as e:
             self.fired += 1
             raise TypeError("the engine cannot be configured") from e
+
+
+@seeded("serving_option_ignored", "other_name", caught_by=["serving_options"])
+class OtherNameOfAnOptionIgnored(Endpoint):
+    """An option of the OpenAI address does not reach it under one of its two names."""
+
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
+        self.fired += "tool_parser" in options
+        return {name: value for name, value in super().arguments(options).items() if name != "tool_parser"}
 
 
 @seeded("override_read_as_text", caught_by=["overrides"])
