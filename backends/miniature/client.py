@@ -33,9 +33,16 @@ CONFIGURATION: dict[str, Scalar] = {
     "generator.backend": MODEL,
     "generator.batched": False,
     "generator.max_turns": 1,
+    "generator.sampling_params.max_generate_length": 1024,
     "generator.sampling_params.stop": None,
     "generator.sampling_params.temperature": 1.0,
 }
+SAMPLING = {
+    "generator.sampling_params.max_generate_length": "max_tokens",
+    "generator.sampling_params.stop": "stop",
+    "generator.sampling_params.temperature": "temperature",
+}
+"""Key of the configuration → sampling parameter of requests."""
 
 
 class TrainerFailed(RuntimeError):
@@ -67,6 +74,10 @@ class Client:
         if strange := sorted(overrides.keys() - CONFIGURATION.keys()):
             raise KeyError(f"the configuration has no key {', '.join(strange)}")
         return {**CONFIGURATION, **overrides}
+
+    def sampling(self, configuration: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """The sampling parameters of requests under this configuration."""
+        return {SAMPLING[key]: value for key, value in configuration.items() if key in SAMPLING}
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}

@@ -366,7 +366,8 @@ class Miniature:
 
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
         made = self.client.configuration(request.overrides)
-        return messages.OverrideResult(values={key: made[key] for key in request.overrides or made})
+        values = {key: made[key] for key in request.overrides or made}
+        return messages.OverrideResult(values=values, sampling=self.client.sampling(made))
 
     async def device_memory(self, _request: messages.Empty) -> messages.DeviceMemoryResult:
         """Workers of the same rank share a simulated device across servers."""

@@ -577,7 +577,7 @@ class SkyRLStack(VllmStack):
         return messages.ServingArgumentsResult(arguments={n: made[n] for n in request.options if n in made})
 
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:
-        return messages.OverrideResult(values=await asyncio.to_thread(overrides.values, request.overrides))
+        return await asyncio.to_thread(overrides.overridden, request.overrides)
 
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
         engines = await self.on_workers("parity_options")

@@ -6,19 +6,25 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from harness.contract.messages import Scalar
+from harness.contract.messages import OverrideResult, Scalar
 
 SECTION = "generator"
 """The section of the configuration that the rollout stack reads."""
 
 
-def values(overrides: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Key → value, as `OverrideResult` says. Raises what SkyRL raises about an override."""
+def overridden(overrides: dict[str, Scalar]) -> OverrideResult:
+    """The configuration with these overrides. Raises what SkyRL raises about one. Sampling parameters are made of it as SkyRL's
+    trainers make them for each batch."""
     from skyrl.train.config import SkyRLTrainConfig
+    from skyrl.train.evaluate import get_sampling_params_for_backend
 
     cfg = SkyRLTrainConfig.from_cli_overrides(dict(overrides)) if overrides else SkyRLTrainConfig()
     found = dict(_leaves(getattr(cfg, SECTION), SECTION))
-    return {key: found[key] for key in overrides or found if key in found}
+    sampling = get_sampling_params_for_backend(cfg.generator.inference_engine.backend, cfg.generator.sampling_params)
+    return OverrideResult(
+        values={key: found[key] for key in overrides or found if key in found},
+        sampling={name: value for name, value in sampling.items() if isinstance(value, Scalar)},
+    )
 
 
 def _leaves(section: Any, at: str) -> Iterator[tuple[str, Scalar]]:

@@ -1,4 +1,4 @@
-"""A configuration made of values by key holds these values."""
+"""A configuration made of values by key holds these values, and its sampling parameters reach the requests."""
 
 from __future__ import annotations
 
@@ -41,4 +41,40 @@ OVERRIDES = Check(
     next_step="follow the value from the dict of overrides into the configuration: a text may be made of it, and parsed",
     source='SkyRL, SkyRLTrainConfig.from_cli_overrides: "a dict mapping dot-notation keys to values"',
     judge=_judge,
+)
+
+
+SAMPLING = "generator.sampling_params."
+"""What keys of sampling parameters begin with."""
+OTHER_NAMES = {"max_generate_length": "max_tokens"}
+"""Sampling parameter of the configuration → its name in a request (vLLM, SamplingParams), if that is another one."""
+
+
+def _judge_sampling(evidence: Evidence) -> Finding:
+    facts, lost = 0, []
+    for call in evidence.succeeded("override_configuration"):
+        for key, given in (call.request.get("overrides") or {}).items():
+            name = key.removeprefix(SAMPLING)
+            if name == key or isinstance(given, str | None):
+                continue
+            facts += 1
+            got = (call.result or {})["sampling"].get(OTHER_NAMES.get(name, name), LOST)
+            if got != given:
+                lost.append(
+                    (
+                        f"a sampling parameter of the configuration does not reach requests: {name}",
+                        {"given": given, "got": got},
+                    )
+                )
+    if not facts:
+        return untestable("no sampling parameter of the configuration was overridden")
+    return concluded(facts, lost)
+
+
+CONFIGURED_SAMPLING = Check(
+    name="configured_sampling",
+    fault="a sampling parameter of the configuration is dropped or changed on its way to the requests of training",
+    next_step="follow the parameter from generator.sampling_params to what is given to generate(): who picks the fields",
+    source="SkyRL documentation, Configuration Overview, generator.sampling_params",
+    judge=_judge_sampling,
 )

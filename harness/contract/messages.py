@@ -494,9 +494,11 @@ class OverrideRequest(Message, frozen=True, kw_only=True):
 
 class OverrideResult(Message, frozen=True, kw_only=True):
     """Key → value in the configuration: of the keys in `overrides`; of every key for generation whose value is a number, a switch, a
-    text or None if there are none."""
+    text or None if there are none. `sampling`: sampling parameter → value of each that the trainer gives to every request under
+    this configuration and that is a number, a switch, a text or None."""
 
     values: dict[str, Scalar]
+    sampling: dict[str, Scalar] = {}
 
 
 class WorkerMemory(Message, frozen=True, kw_only=True):

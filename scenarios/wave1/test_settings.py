@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
-from harness.checks.overrides import OVERRIDES
+from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
 from harness.checks.settings import SETTINGS
 from harness.contract.capability import Capability
 from harness.contract.messages import Scalar
@@ -87,9 +87,9 @@ def others(value: Scalar) -> list[Scalar]:
 
 @scenario(
     task=0,
-    promise="a configuration made of values by key holds these values, and keeps their types",
+    promise="a configuration made of values by key holds these values with their types, and requests get its sampling parameters",
     needs={Capability.CONFIGURATION_OVERRIDES},
-    checks=[OVERRIDES],
+    checks=[OVERRIDES, CONFIGURED_SAMPLING],
 )
 async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
     """SkyRL, SkyRLTrainConfig.from_cli_overrides: "a dict mapping dot-notation keys to values". Every number, switch, text and None of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.checks.overrides import OVERRIDES
+from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
 from harness.records.recording import CallError
 from tests.checks.scene import Scene
 from tests.traces import error
@@ -52,3 +52,25 @@ def test_nothing_overridden():
     scene = Scene()
     scene.call("override_configuration", {}, {"values": {KEY: None}})
     assert scene.judge(OVERRIDES).status == "untestable"
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "lost"),
+    [
+        ("top_k", {"top_k": 7}, False),
+        ("max_generate_length", {"max_tokens": 7}, False),
+        ("top_k", {"top_k": 8}, True),
+        ("top_k", {}, True),
+    ],
+)
+def test_a_configured_sampling_parameter_reaches_requests(name, sampling, lost):
+    scene = Scene()
+    key = f"generator.sampling_params.{name}"
+    scene.call("override_configuration", {"overrides": {key: 7}}, {"values": {key: 7}, "sampling": sampling})
+    found = scene.judge(CONFIGURED_SAMPLING)
+    reason = f"a sampling parameter of the configuration does not reach requests: {name}" if lost else ""
+    assert (found.status, found.reason) == ("fail" if lost else "pass", reason)
+
+
+def test_no_configured_sampling_parameter():
+    assert overridden(None).judge(CONFIGURED_SAMPLING).status == "untestable"

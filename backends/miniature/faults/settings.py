@@ -89,3 +89,13 @@ class OverrideReadAsText(Client):
             read[key] = int(text) if text.isdigit() else text if value is None or isinstance(value, str) else value
         self.fired += read != dict(overrides)
         return super().configuration(read)
+
+
+@seeded("configured_sampling_lost", "one_parameter", caught_by=["configured_sampling"])
+class ConfiguredTemperatureLost(Client):
+    """Requests do not get the configured temperature."""
+
+    def sampling(self, configuration: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        made = super().sampling(configuration)
+        self.fired += made["temperature"] != 1.0
+        return {**made, "temperature": 1.0}
