@@ -20,7 +20,7 @@ def overridden(overrides: dict[str, Scalar]) -> OverrideResult:
 
     cfg = SkyRLTrainConfig.from_cli_overrides(dict(overrides)) if overrides else SkyRLTrainConfig()
     found = dict(_leaves(getattr(cfg, SECTION), SECTION))
-    sampling = get_sampling_params_for_backend(cfg.generator.inference_engine.backend, cfg.generator.sampling_params)
+    sampling = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
     return OverrideResult(
         values={key: found[key] for key in overrides or found if key in found},
         sampling={name: value for name, value in sampling.items() if isinstance(value, Scalar)},
