@@ -42,9 +42,16 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 
 def _untold(evidence: Evidence, refused: list[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for one in refused:
+    """Refusals of which no caller learnt. A call of several rows ends with the first that is refused: what is refused in the same
+    way after such a call is another row of it."""
+    told: set[tuple[Any, ...]] = set()
+    for one in sorted(refused, key=lambda seen: seen.at_ns):
+        alike = tuple(sorted(one.data.items()))
         at = [call for call in evidence.trace.own_calls if call.started_ns <= one.at_ns <= call.ended_ns]
         if any(map(_tells, at)):
+            told.add(alike)
+            continue
+        if not at and alike in told:
             continue
         asked = f"{one.data['method']} {one.data['path']}"
         shown: dict[str, Any] = {"server": one.server, "asked": asked, "status": one.data["status"]}

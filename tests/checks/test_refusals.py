@@ -54,9 +54,11 @@ def test_a_call_that_went_well_beside_it_tells_nobody():
     assert refused("http", HTTP, answered).judge(REFUSALS).status == "fail"
 
 
-def test_a_refusal_after_its_call_is_red():
+def test_a_refusal_after_its_call_is_red_unless_it_is_another_row_of_it():
     scene = refused(error=traces.error("BadRequest", "no such route"))
-    scene.seen[-1] = traces.observation("refusal", at_ns=scene.pass_time(), method="POST", path="/done", status=404)
+    scene.seen.append(traces.observation("refusal", at_ns=scene.pass_time(), method="POST", path="/done", status=404))
+    assert scene.judge(REFUSALS).status == "pass"
+    scene.seen.append(traces.observation("refusal", at_ns=scene.pass_time(), method="POST", path="/x", status=404))
     assert scene.judge(REFUSALS).status == "fail"
 
 

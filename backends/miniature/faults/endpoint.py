@@ -40,7 +40,7 @@ class AbsenceIsSuccess(Endpoint):
         return self.json(200, {})
 
 
-@seeded("endpoint_hides_errors", "status", caught_by=["wire.status"])
+@seeded("endpoint_hides_errors", "status", caught_by=["refusals", "wire.status"])
 class ErrorsAreSuccesses(Endpoint):
     """An error body has a success status."""
 
