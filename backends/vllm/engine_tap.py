@@ -1,8 +1,8 @@
 """The engine tap: records an engine's requests, steps, control calls and HTTP answers inside the engine's own process.
 
 It wraps methods of vLLM's frontend classes (`AsyncLLM`, `OutputProcessor`) and the application that uvicorn serves, and passes
-everything through unchanged. Both SkyRL
-stacks and a plain vLLM server run these classes, so the same instrument observes every stack at the same place, behind every hop.
+everything through unchanged. Both SkyRL stacks and a plain vLLM server run these classes, so the same instrument observes every
+stack at the same place, behind every hop.
 Each engine appends JSON lines to ``$PARITY_TAP_DIR/<pid>-<n>.jsonl``; `tap_reader` reads them.
 """
 

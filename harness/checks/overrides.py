@@ -53,6 +53,8 @@ OTHER_NAMES = {"max_generate_length": "max_tokens"}
 def _judge_sampling(evidence: Evidence) -> Finding:
     facts, lost = 0, []
     for call in evidence.succeeded("override_configuration"):
+        if "sampling" not in (call.result or {}):
+            return untestable("the stack does not say what requests get of the configuration")
         for key, given in (call.request.get("overrides") or {}).items():
             name = key.removeprefix(SAMPLING)
             if name == key or isinstance(given, str | None):

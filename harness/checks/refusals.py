@@ -44,10 +44,11 @@ def _judge(evidence: Evidence) -> Finding | None:
 def _untold(evidence: Evidence, refused: list[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Refusals of which no caller learnt. A call of several rows ends with the first that is refused: what is refused in the same
     way after such a call is another row of it."""
+    calls = evidence.trace.own_calls
     told: set[tuple[Any, ...]] = set()
     for one in sorted(refused, key=lambda seen: seen.at_ns):
         alike = tuple(sorted(one.data.items()))
-        at = [call for call in evidence.trace.own_calls if call.started_ns <= one.at_ns <= call.ended_ns]
+        at = [call for call in calls if call.started_ns <= one.at_ns <= call.ended_ns]
         if any(map(_tells, at)):
             told.add(alike)
             continue
