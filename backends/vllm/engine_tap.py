@@ -206,16 +206,18 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
 
 
 def _wrap_servers() -> None:
-    """Record the status of each answer of this process's HTTP servers. Answers that come before the first message to the engine are
-    nobody's: they belong to no scenario."""
+    """Record the status of each answer of this process's HTTP servers, which vLLM and SkyRL write with FastAPI. The harness's own,
+    such as the fault taps, are none. Answers that come before the first message to the engine belong to no scenario."""
     import uvicorn
+    from fastapi import FastAPI
 
     load = uvicorn.Config.load
 
     @functools.wraps(load)
     def loaded(self: uvicorn.Config) -> None:
         load(self)
-        self.loaded_app = _told(self.loaded_app)
+        if isinstance(self.app, FastAPI):
+            self.loaded_app = _told(self.loaded_app)
 
     uvicorn.Config.load = loaded  # type: ignore[method-assign]
 
