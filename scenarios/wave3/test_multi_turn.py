@@ -80,7 +80,8 @@ async def test_finished_sessions(stack: Stack, prompts: Prompts) -> None:
     await stack.generate(prompts.unique(12), session_ids=[*over, *others], **ANSWER)
     going_on = asyncio.create_task(stack.generate(prompts.unique(6), session_ids=[*others], **LONG))
     await stack.until_generating(requests=6, tokens=6)
-    for session in (*over, "nobody's", 7):
+    unknown: list[SessionId] = ["nobody's", 7]
+    for session in (*over, *unknown):
         await stack.finish_session(session)
     await going_on
     await stack.generate(prompts.unique(6), session_ids=[*others], **ANSWER)
