@@ -167,6 +167,25 @@ def test_a_check_that_judged_one_side_only_is_untestable_unless_the_other_was_ne
     assert {name: v.status for name, v in found.items()} == {"order": Parity.REGRESSION}
 
 
+@pytest.mark.parametrize(
+    ("status", "on_the_baseline", "found"),
+    [
+        ("pass", False, None),
+        ("fail", False, Parity.REGRESSION),
+        ("fail", True, Parity.BASELINE_DEFECT),
+        ("untestable", False, Parity.UNTESTABLE),
+    ],
+)
+def test_a_promise_that_holds_in_silence_is_kept_by_the_silent_side(status, on_the_baseline, found):
+    def pair(silent: ScenarioTrace) -> list[Verdict]:
+        judged = Judged(evidence=Evidence(NEW, BOOK), verdicts=[verdict("pass"), verdict(status, check="refusals")])
+        sides = (judged, side(silent)) if on_the_baseline else (side(silent), judged)
+        return [v for v in compare(SCENARIO, *sides, None, NOISE) if v.check == "refusals"]
+
+    assert [v.status for v in pair(OLD)] == ([] if found is None else [found])
+    assert pair(traces.trace(target="stack:old", outcome="failed", end_error=traces.error())) == []
+
+
 def test_a_side_that_failed_has_told_why_a_check_found_nothing_on_it():
     left = Judged(evidence=Evidence(OLD, BOOK), verdicts=[verdict("pass"), verdict("pass", check="echo")])
     found = compare(SCENARIO, left, side(NEW, "fail", reason="refused"), None, NOISE)

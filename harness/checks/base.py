@@ -352,6 +352,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the calls whose errors it judges ("" for calls without one), `EVERY` for all; None if it judges none."""
     judge: Callable[[Evidence], Finding | None]
     """Only a check of every scenario (`checks/always.py`) may return None: nothing to judge here."""
+    silent: bool = False
+    """True if the promise holds where there is nothing to judge: a stack that is silent there is not compared with one that passes."""
     queries: Callable[[Evidence], Iterable[Query]] = lambda _: ()
 
 

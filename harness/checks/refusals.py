@@ -66,5 +66,6 @@ REFUSALS = Check(
     next_step="find who sends this request in the stack's code: it asks for something that this server does not offer",
     reads=Fact.ERRORS,
     source="RFC 9110, 15.5: a client error says that the request is wrong; asking again changes nothing",
+    silent=True,
     judge=_judge,
 )

@@ -15,6 +15,7 @@ from typing import Any, final
 import msgspec
 
 from harness.checks import curves, gaps
+from harness.checks.always import ALWAYS
 from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
@@ -170,15 +171,42 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
     found: list[Verdict] = []
     for name in {**ours, **theirs}:
         left, right = ours.get(name), theirs.get(name)
+        if name in _SILENT and baseline.driven and candidate.driven:
+            left, right = left or _kept(right), right or _kept(left)
         if left is not None and right is not None:
             found.append(_check(about, name, left, right))
-        elif baseline.driven and candidate.driven and (baseline if left is None else candidate).conforms:
+        elif (
+            name not in _SILENT
+            and baseline.driven
+            and candidate.driven
+            and (baseline if left is None else candidate).conforms
+        ):
             # If the silent side failed one of its checks, that verdict already explains why nothing was found here.
             side = "baseline" if left is not None else "candidate"
             found.append(
                 about(name, Parity.UNTESTABLE, f"{name} found something to judge on the {side} only", Blame.HARNESS)
             )
     return found
+
+
+_SILENT = {check.name for check in ALWAYS if check.silent}
+
+
+def _kept(other: Verdict | None) -> Verdict | None:
+    """The verdict of a side that is silent beside a red one: it keeps the promise. None beside a pass, to which it adds nothing."""
+    if other is None or other.status == Conformance.PASS:
+        return None
+    return msgspec.structs.replace(
+        other,
+        status=Conformance.PASS,
+        blame=None,
+        reason="",
+        reasons=[],
+        evidence=[],
+        numbers={},
+        because=None,
+        concerns=[],
+    )
 
 
 def _check(about: _About, name: str, left: Verdict, right: Verdict) -> Verdict:
