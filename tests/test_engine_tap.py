@@ -6,6 +6,8 @@ import asyncio
 import json
 from dataclasses import dataclass
 
+import pytest
+
 from backends.vllm.engine_tap import _Log, _plain, _told
 from backends.vllm.schedule import Schedule, order
 from backends.vllm.tap_reader import TapReader
@@ -72,9 +74,16 @@ def test_a_reader_keeps_the_errors_of_a_server_and_who_has_answered(tmp_path):
     assert reader.take() == [{"kind": "refusal", "server": "server-1", "at_ns": 2, "data": answers[1]}]
 
 
-def test_the_tap_writes_down_the_status_of_each_answer(tmp_path, monkeypatch):
-    log = _Log(tmp_path)
-    monkeypatch.setattr(_Log, "last", log)
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """The file of this process's engine."""
+    made = _Log(tmp_path)
+    monkeypatch.setattr(_Log, "last", made)
+    with made._file:
+        yield made
+
+
+def test_the_tap_writes_down_the_status_of_an_error(tmp_path, log):
     sent = []
 
     async def application(scope, receive, send):
@@ -88,3 +97,16 @@ def test_the_tap_writes_down_the_status_of_each_answer(tmp_path, monkeypatch):
     assert sent == ["http.response.start", "http.response.body"]
     line = json.loads((tmp_path / f"{log.server}.jsonl").read_text())
     assert (line["kind"], line["data"]) == ("answer", {"method": "POST", "path": "/done", "status": 404})
+
+
+def test_of_good_answers_the_tap_writes_down_the_first(tmp_path, log):
+    async def application(scope, receive, send):
+        await send({"type": "http.response.start", "status": scope["status"]})
+
+    async def send(message):
+        pass
+
+    for status in (200, 200, 400, 200, 404):
+        asyncio.run(_told(application)({"method": "POST", "path": "/pause", "status": status}, None, send))
+    lines = (tmp_path / f"{log.server}.jsonl").read_text().splitlines()
+    assert [json.loads(line)["data"]["status"] for line in lines] == [200, 400, 404]

@@ -550,13 +550,17 @@ class SkyRLStack(VllmStack):
         """vLLM's arguments of the first engine under this configuration, by the stack's own code. No engine starts."""
         raise NotImplementedError
 
-    async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
+    def _given(self, options: Mapping[str, messages.Scalar]) -> Any:
+        """The stack's configuration with these options for the engines beside its own."""
         cfg = copy.deepcopy(self.cfg)
-        engine = cfg.generator.inference_engine
-        engine.engine_init_kwargs |= request.options
+        cfg.generator.inference_engine.engine_init_kwargs |= options
+        return cfg
+
+    async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
+        cfg = self._given(request.options)
         made = await asyncio.to_thread(self.engine_arguments_of, cfg)
         named = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-        keys = {field.name for field in dataclasses.fields(engine)}
+        keys = {field.name for field in dataclasses.fields(cfg.generator.inference_engine)}
         return messages.EngineArgumentsResult(
             arguments={
                 name: value
@@ -571,9 +575,7 @@ class SkyRLStack(VllmStack):
         raise NotImplementedError
 
     async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
-        cfg = copy.deepcopy(self.cfg)
-        cfg.generator.inference_engine.engine_init_kwargs |= request.options
-        made = await asyncio.to_thread(self.serving_arguments_of, cfg)
+        made = await asyncio.to_thread(self.serving_arguments_of, self._given(request.options))
         return messages.ServingArgumentsResult(arguments={n: made[n] for n in request.options if n in made})
 
     async def override_configuration(self, request: messages.OverrideRequest) -> messages.OverrideResult:

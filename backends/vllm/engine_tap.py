@@ -51,6 +51,8 @@ class _Log:
         _Log.count += 1
         _Log.last = self
         self.server = f"{self.pid}-{_Log.count}"
+        self.answered = False
+        """True once an HTTP answer is written down, which shows that the tap hears them: of later ones, only errors are of use."""
         self._schedule = Schedule(folder)
         self._file = (folder / f"{self.server}.jsonl").open("ab", buffering=0)
 
@@ -206,8 +208,8 @@ def _wrapped_control(method: Any, op: str, folder: Path) -> Any:
 
 
 def _wrap_servers() -> None:
-    """Record the status of each answer of this process's HTTP servers, which vLLM and SkyRL write with FastAPI. The harness's own,
-    such as the fault taps, are none. Answers that come before the first message to the engine belong to no scenario."""
+    """Record the errors of this process's HTTP servers, and one answer of any kind. vLLM and SkyRL write them with FastAPI. The
+    harness's own, such as the fault taps, are none. Answers that come before the first message to the engine belong to no scenario."""
     import uvicorn
     from fastapi import FastAPI
 
@@ -228,7 +230,9 @@ def _told(application: Any) -> Any:
             log = _Log.last
             if message["type"] == "http.response.start" and log is not None and log.pid == os.getpid():
                 data = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
-                log.write("answer", data)
+                if message["status"] >= 400 or not log.answered:
+                    log.answered = True
+                    log.write("answer", data)
             await send(message)
 
         await application(scope, receive, answer)

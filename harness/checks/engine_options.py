@@ -23,6 +23,11 @@ class _Asked(NamedTuple):
     why: str
 
 
+def _names(message: str, option: str) -> bool:
+    """True if an error names this option, as a word of its own."""
+    return re.search(rf"\b{re.escape(option)}\b", message) is not None
+
+
 def _asked(call: Call, known: Mapping[str, Any], configured: Collection[str]) -> Iterator[_Asked]:
     error, message, _ = error_of(call)
     got = {} if call.result is None else call.result["arguments"]
@@ -41,8 +46,11 @@ def _asked(call: Call, known: Mapping[str, Any], configured: Collection[str]) ->
             if there
         )
         if error is not None:
-            told = re.search(rf"\b{re.escape(name)}\b", message) is not None
-            wrong = "" if told else "an option for the engines is refused by an error that does not name it"
+            wrong = (
+                ""
+                if _names(message, name)
+                else "an option for the engines is refused by an error that does not name it"
+            )
         yield _Asked(name, kind, wrong)
 
 
@@ -80,7 +88,7 @@ def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in call.request["options"].items():
         if error is None and got.get(name) != value:
             yield f"an option for the OpenAI address does not reach it: {name}", {"given": value, "got": got.get(name)}
-        elif error is not None and not re.search(rf"\b{re.escape(name)}\b", message):
+        elif error is not None and not _names(message, name):
             yield (
                 f"an option for the OpenAI address is refused by an error that does not name it: {name}",
                 {"said": message},

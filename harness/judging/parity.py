@@ -169,18 +169,18 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
     ours = {v.check: v for v in baseline.verdicts}
     theirs = {v.check: v for v in candidate.verdicts}
     found: list[Verdict] = []
+    both_driven = baseline.driven and candidate.driven
     for name in {**ours, **theirs}:
         left, right = ours.get(name), theirs.get(name)
-        if name in _SILENT and baseline.driven and candidate.driven:
-            left, right = left or _kept(right), right or _kept(left)
         if left is not None and right is not None:
             found.append(_check(about, name, left, right))
-        elif (
-            name not in _SILENT
-            and baseline.driven
-            and candidate.driven
-            and (baseline if left is None else candidate).conforms
-        ):
+        elif not both_driven:
+            continue
+        elif name in _SILENT:
+            told = ours.get(name) or theirs[name]
+            if told.status != Conformance.PASS:
+                found.append(_check(about, name, left or _kept(told), right or _kept(told)))
+        elif (baseline if left is None else candidate).conforms:
             # If the silent side failed one of its checks, that verdict already explains why nothing was found here.
             side = "baseline" if left is not None else "candidate"
             found.append(
@@ -192,10 +192,8 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
 _SILENT = {check.name for check in ALWAYS if check.silent}
 
 
-def _kept(other: Verdict | None) -> Verdict | None:
-    """The verdict of a side that is silent beside a red one: it keeps the promise. None beside a pass, to which it adds nothing."""
-    if other is None or other.status == Conformance.PASS:
-        return None
+def _kept(other: Verdict) -> Verdict:
+    """The verdict of a side that is silent beside this red one: it keeps the promise."""
     return msgspec.structs.replace(
         other,
         status=Conformance.PASS,
