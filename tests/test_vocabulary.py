@@ -21,7 +21,7 @@ def decode(ids: list[int]) -> str:
 def poor() -> Vocabulary:
     """A vocabulary of few characters, with a fallback to bytes."""
     ids = {piece: token for token, piece in enumerate(PIECES)}
-    return read(size=7, ids=ids, decode=decode, special=[1, 0], eos=1, ends=[1, 0], template="", named={})
+    return read(size=7, ids=ids, decode=decode, special=[1, 0], eos=1, ends=[1, 0], template="", named={}, sampling={})
 
 
 def test_the_miniature_has_the_vocabulary_of_the_tiny_models():

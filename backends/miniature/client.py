@@ -219,7 +219,7 @@ class Client:
         if said := parameters.wrong(body):
             return error_body(said, 400)
         adapter = self.adapter_of(body["model"])
-        session, params = body.get("session_id"), sampling_params(body)
+        session, params = body.get("session_id"), self.with_defaults(sampling_params(body))
         seed, copies = params.get("seed"), body.get("n") or 1
         each = [params if seed is None else params | {"seed": seed + copy} for copy in range(copies)]
         try:
@@ -239,6 +239,10 @@ class Client:
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
             "usage": self.usage(rows, copies),
         }
+
+    def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""
+        return {**tokenizer.VOCABULARY.sampling, **{name: value for name, value in given.items() if value is not None}}
 
     def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from harness.contract import vocabulary
-from harness.contract.vocabulary import TINY_TEMPLATE
+from harness.contract.vocabulary import TINY_SAMPLING, TINY_TEMPLATE
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -64,6 +64,7 @@ VOCABULARY = vocabulary.read(
     eos=2,
     template=TINY_TEMPLATE,
     named={"eos_token": SPECIAL[2], "pad_token": SPECIAL[0]},
+    sampling=TINY_SAMPLING,
 )
 EOS = VOCABULARY.eos
 

@@ -141,6 +141,7 @@ class Reference:
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:
         tokenizer, ends = self._tokenizer, self._model.generation_config.eos_token_id
+        recommended = self._model.generation_config.to_diff_dict()
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {self._request.model_path} names no end of sequence")
         return vocabulary.read(
@@ -152,6 +153,7 @@ class Reference:
             ends=[ends] if isinstance(ends, int) else ends or [],
             template=tokenizer.get_chat_template() if tokenizer.chat_template else "",
             named={name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)},
+            sampling={name: recommended[name] for name in vocabulary.RECOMMENDED if name in recommended},
         )
 
     async def render(self, request: RenderRequest) -> Tokens:

@@ -84,7 +84,7 @@ class RemoteServers:
         command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len)]
         command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
-        command += ["--tensor-parallel-size", str(request.topology.tensor_parallel), "--generation-config", "vllm"]
+        command += ["--tensor-parallel-size", str(request.topology.tensor_parallel)]
         command += ["--worker-extension-cls", installed().extension] if self._extended else []
         if not installed().sync_by_extension:
             backend = "skyrl_nccl" if installed().trainer_engine else "nccl"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
+import msgspec
+
 from harness.contract.errors import ModelLacks
 from harness.contract.messages import Message
 
@@ -19,6 +21,11 @@ TINY_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Chat template of the tiny models."""
+TINY_SAMPLING = {"temperature": 0.7}
+"""Sampling parameters that the tiny models recommend, as checkpoints for chats do. Others would reshape requests that are not about
+them: a caller who names the temperature rarely names the rest."""
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling parameters that vLLM takes from a generation_config.json (vLLM, ModelConfig.get_diff_sampling_param)."""
 PRINTABLE = range(ord("!"), ord("~") + 1)
 BYTES = (*range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes beyond ASCII that a byte-level vocabulary shows as the Latin-1 character of the same number."""
@@ -47,6 +54,8 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
     """The chat template (Jinja)."""
     named: dict[str, str]
     """A template's variable for a special token → its text ("eos_token": "<|im_end|>")."""
+    sampling: dict[str, float] = msgspec.field(default_factory=dict)
+    """The sampling parameters of the checkpoint's generation_config.json."""
 
     @cached_property
     def ordinary(self) -> tuple[int, ...]:
@@ -60,6 +69,13 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
         if 2 * len(self.characters) < len(PRINTABLE):
             raise ModelLacks("tokens of one character each")
         return list(self.characters.values())
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """The sampling parameters that the checkpoint recommends. Raises ModelLacks if there are none."""
+        if not self.sampling:
+            raise ModelLacks("sampling parameters in its generation_config.json")
+        return self.sampling
 
     @property
     def parts(self) -> list[int]:
@@ -125,6 +141,7 @@ def read(
     ends: Iterable[int] = (),
     template: str,
     named: Mapping[str, str],
+    sampling: Mapping[str, float],
 ) -> Vocabulary:
     """The facts of a tokenizer. `ids` maps the vocabulary's own spelling of its pieces to their ids, `decode` gives their text.
 
@@ -146,6 +163,7 @@ def read(
         byte_ids={byte: token for byte, token in parts.items() if token is not None},
         template=template,
         named=dict(named),
+        sampling=dict(sampling),
     )
 
 
@@ -158,5 +176,6 @@ TINY = Vocabulary(
     byte_ids={byte: token for token, byte in enumerate(BYTES, start=3 + len(PRINTABLE))},
     template=TINY_TEMPLATE,
     named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    sampling=TINY_SAMPLING,
 )
 """The tiny models' vocabulary."""

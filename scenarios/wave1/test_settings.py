@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fixtures.prompts import Prompts
 from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
+from harness.checks.left_out import LEFT_OUT
 from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
 from harness.checks.settings import SETTINGS
 from harness.contract.capability import Capability
 from harness.contract.messages import Scalar
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import EVERYWHERE, SPREAD
 
 
 @scenario(
@@ -98,3 +102,22 @@ async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) ->
     for key in stack.within_budget(values):
         for value in others(values[key]):
             await stack.attempt(stack.override_configuration({key: value}))
+
+
+@scenario(
+    task=0,
+    promise="a sampling parameter that a request leaves out is the one that the checkpoint recommends, or vLLM's own",
+    needs={Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=[LEFT_OUT],
+    topologies=EVERYWHERE,
+)
+async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: "By default, the server applies generation_config.json from the Hugging Face model
+    repository if it exists." Which of the two it is, and for which call, is compared between stacks."""
+    assert stack.vocabulary.defaults
+    body, whole = {"model": stack.model_name, "max_tokens": 8}, stack.vocabulary.plain  # the same as text and as tokens
+    async with asyncio.TaskGroup() as callers:
+        callers.create_task(stack.generate(prompts.unique(SPREAD), max_tokens=1, allowed_token_ids=whole))
+        callers.create_task(stack.completion({**body, "prompt": prompts.unique(SPREAD)}))
+        for messages in prompts.conversations(SPREAD):
+            callers.create_task(stack.chat_completion({**body, "messages": messages}))

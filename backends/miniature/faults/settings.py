@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from backends.miniature.client import Client
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import ONE, seeded
+from harness.contract.faults import Fact
 from harness.contract.messages import Scalar
 
 LOST = "max_num_seqs"
@@ -99,3 +101,25 @@ class ConfiguredTemperatureLost(Client):
         made = super().sampling(configuration)
         self.fired += made["temperature"] != 1.0
         return {**made, "temperature": 1.0}
+
+
+@seeded("recommended_parameter_lost", "another_value", caught_by=["left_out"], corrupts=Fact.CHANCE)
+class AnotherDefault(Client):
+    """A temperature that a chat or completion leaves out is neither the checkpoint's nor the engine's."""
+
+    def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.fired += "temperature" not in given
+        return super().with_defaults({"temperature": 0.5, **given})
+
+
+@seeded("recommended_parameter_lost", "every_second_time", caught_by=["left_out"], corrupts=Fact.CHANCE)
+class DefaultAtTimes(Client):
+    """Every second request without a temperature gets the one that the checkpoint recommends, the others vLLM's own."""
+
+    asked = 0
+
+    def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
+        self.asked += "temperature" not in given
+        lost = "temperature" not in given and self.asked % 2 == 0
+        self.fired += lost
+        return super().with_defaults({"temperature": 1.0, **given} if lost else given)
