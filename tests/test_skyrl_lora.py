@@ -19,7 +19,6 @@ from harness.contract.messages import (
     Empty,
     GenerateRequest,
     LoadLoraRequest,
-    OpenAIRequest,
     SampleRequest,
     StartRequest,
     UnloadLoraRequest,
@@ -124,18 +123,6 @@ def test_a_server_that_does_not_forget_is_an_error(tmp_path, written):
     stack, _ = forgetful(tmp_path, 500)
     with pytest.raises(httpx.HTTPStatusError, match="500"):
         asyncio.run(stack.forget_adapters(Empty()))
-
-
-def test_legacy_knows_no_name_of_an_adapter(tmp_path):
-    stack = made(LegacyStack, tmp_path, "lora")
-    stack._loaded = "policy"
-
-    def asked(model: str) -> str:
-        return stack._by_model(OpenAIRequest(body={"model": model})).body["model"]
-
-    assert (asked("policy"), asked("/model"), asked("nobody")) == ("/model", "/model", "nobody")
-    stack._loaded = None
-    assert asked("policy") == "policy"
 
 
 ANSWER = {"response_ids": [[1]], "responses": [""], "stop_reasons": ["length"]}

@@ -354,8 +354,9 @@ async def test_what_a_call_needs_follows_from_the_adapters_that_are_loaded(tmp_p
     await stack.load_lora_adapter("policy", 1)
     await stack.load_lora_adapter("policy", 2)
     await stack.generate([[1]], lora_adapter="policy")
+    await stack.generate([[1]])
     with pytest.raises(NotOffered, match="adapter_by_name"):
-        await stack.generate([[1]])
+        await stack.generate([[1]], lora_adapter="other")
     with pytest.raises(NotOffered, match="several_adapters"):
         await stack.load_lora_adapter("other", 1)
     with pytest.raises(NotOffered, match="unload_adapter"):

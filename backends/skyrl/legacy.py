@@ -47,8 +47,6 @@ class LegacyStack(SkyRLStack):
         self._servers: RemoteServers | None = None
         self._urls: list[str] = []
         self._endpoint: endpoint.InProcess | None = None
-        self._loaded: str | None = None
-        """The contract's name of the loaded adapter."""
         self._left_behind: list[Any] = []
         self._leftovers = lives.Leftovers()
         self._first: Any = None
@@ -310,24 +308,6 @@ class LegacyStack(SkyRLStack):
 
         folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
         await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
-        self._loaded = request.name
-
-    async def forget_adapters(self, request: messages.Empty) -> None:
-        self._loaded = None
-        await super().forget_adapters(request)
-
-    async def chat_completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
-        return await super().chat_completion(self._by_model(request))
-
-    async def completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:
-        return await super().completion(self._by_model(request))
-
-    def _by_model(self, request: messages.OpenAIRequest) -> messages.OpenAIRequest:
-        """Name the model in a body that names the loaded adapter, because legacy gives its adapter no name."""
-        if self._loaded is None or request.body.get("model") != self._loaded:
-            return request
-        body = {**request.body, "model": self.request.model_path}
-        return messages.OpenAIRequest(body=body, headers=request.headers)
 
     # --- control plane
 

@@ -6,6 +6,7 @@ Belongs to every scenario. A server that answers a request with a client error s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,16 +44,19 @@ def _judge(evidence: Evidence) -> Finding | None:
 
 def _untold(evidence: Evidence, refused: list[Observation]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Refusals of which no caller learnt. A call of several rows ends with the first that is refused: what is refused in the same
-    way after such a call is another row of it."""
+    way after such a call is another row of it, as long as it has one left or no other call is at work."""
     calls = evidence.trace.own_calls
-    told: set[tuple[Any, ...]] = set()
+    left: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)
+    """What was refused → calls that told of it → their rows that may still be refused."""
     for one in sorted(refused, key=lambda seen: seen.at_ns):
-        alike = tuple(sorted(one.data.items()))
+        alike = left[tuple(sorted(one.data.items()))]
         at = [call for call in calls if call.started_ns <= one.at_ns <= call.ended_ns]
-        if any(map(_tells, at)):
-            told.add(alike)
-            continue
-        if not at and alike in told:
+        telling = [call for call in at if _tells(call)]
+        alike |= {call.id: len(call.request.get("prompt_token_ids") or ()) for call in telling if call.id not in alike}
+        whose = next((number for number in alike if alike[number]), None)
+        if whose is not None:
+            alike[whose] -= 1
+        if telling or whose is not None or (alike and not at):
             continue
         asked = f"{one.data['method']} {one.data['path']}"
         shown: dict[str, Any] = {"server": one.server, "asked": asked, "status": one.data["status"]}

@@ -62,12 +62,15 @@ class Calls(ABC):
         """Send and record one call. Raises a `StackError` if it fails."""
 
     def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
-        """The capabilities that this call needs beyond `LORA`, given the adapters loaded already."""
-        meant: set[str | None] = {*self._condition.adapters} if self._condition.adapters else {None}
+        """The capabilities that this call needs beyond `LORA`, given the adapters loaded already. Any stack can be asked under the
+        adapter that it has, or under no name."""
+        meant = self._condition.adapters
         match method:
             case "load_lora_adapter" if self._condition.adapters - {request["name"]}:
                 return {Capability.SEVERAL_ADAPTERS}
-            case "generate" | "sample" if {request.get("lora_adapter")} != meant:
+            case "generate" | "sample" if (
+                request.get("lora_adapter") is not None and {request["lora_adapter"]} != meant
+            ):
                 return {Capability.ADAPTER_BY_NAME}
             case _:
                 return set()

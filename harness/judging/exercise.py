@@ -93,7 +93,7 @@ def _of_adapters(own: list[Call], answered: list[Call], promised: AbstractSet[Ca
     """Capabilities that show in answers without an adapter while one is loaded, and in answers under several."""
     loads = [call for call in own if call.method == "load_lora_adapter"]
     names = {call.request.get("lora_adapter") for call in answered if any(c.ended_ns <= call.started_ns for c in loads)}
-    found = {Capability.ADAPTER_BY_NAME} if None in names and len(names) > 1 else set()
+    found = {Capability.ADAPTER_BY_NAME} & promised if None in names and len(names) > 1 else set()
     found |= {Capability.SEVERAL_ADAPTERS} if len(names - {None}) > 1 else set()
     return found | ({Capability.NAMED_MODELS} & promised if len(names) > 1 else set())
 

@@ -14,6 +14,7 @@ from harness.checks.adapters import (
     FRESH_ADAPTER_CACHE,
     ONLY_ADAPTER_TRAVELS,
 )
+from harness.checks.client_lives import CLIENT_LIVES
 from harness.checks.errors import names_error
 from harness.checks.hops import BROKEN_CONTROL
 from harness.checks.liveness import ALL_COMPLETE
@@ -26,7 +27,7 @@ from harness.contract.messages import HopFault
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
-from scenarios.requests import ANSWER, long, sessions
+from scenarios.requests import ANSWER, ask_as_configured, long, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
 LORA = ["lora"]
@@ -177,6 +178,22 @@ async def test_chat_under_an_adapter(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=11,
+    promise="the client that the configuration makes is answered before its first adapter is loaded",
+    needs={Capability.LORA, Capability.CLIENT_LIVES, Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=[CLIENT_LIVES],
+    topologies=LORA,
+)
+async def test_the_configured_client_before_a_load(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, LoRA Support: training starts from the base model, whose adapter changes nothing. A run that is evaluated
+    before its first step generates before the first load."""
+    await stack.client_life("as configured")
+    await ask_as_configured(stack, prompts)
+    await stack.client_life("made again")
+    await stack.generate(prompts.unique(4), **ANSWER)
+
+
+@scenario(
+    task=11,
     promise="an adapter changes the answers that ask for it and no others: without one the base model answers again",
     needs={Capability.LORA, Capability.ADAPTER_BY_NAME},
     checks=[
@@ -203,6 +220,21 @@ async def test_an_adapter_changes_only_what_asks_for_it(stack: Stack, prompts: P
         for adapter in (None, "policy"):
             callers.create_task(stack.generate(batch, lora_adapter=adapter, **SCORED))
     await stack.digests()
+
+
+@scenario(
+    task=11,
+    promise="generate() without a name is answered by the base model, also once an adapter is loaded",
+    needs={Capability.LORA},
+    checks=[ADAPTER_ISOLATED],
+    topologies=LORA,
+)
+async def test_a_request_without_a_name(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters: a request without an adapter is the base model's."""
+    batch = prompts.unique(8)
+    await stack.load_lora_adapter("policy", 1)
+    await stack.generate(batch, lora_adapter="policy", **SCORED)
+    await stack.generate(batch, **SCORED)
 
 
 @scenario(
