@@ -74,6 +74,10 @@ ENDPOINTS = (
 )
 """Endpoints that both clients call on a server."""
 
+TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+"""Options with which the OpenAI address takes a chat that leaves the choice among its tools to the model (vLLM documentation, Tool
+Calling; SkyRL #322)."""
+
 LOOPBACK_PATCH = {
     "name": "loopback",
     "reason": "servers, router and weight transfer bind to and talk to 127.0.0.1; SkyRL binds to 0.0.0.0",
@@ -260,7 +264,7 @@ class SkyRLStack(VllmStack):
             self.notes += [EXPERTS_NOTE] if self.returns_experts else []
         if Capability.CONFIGURED_ADDRESS in self.capabilities():
             endpoint.open_on_loopback(engine)
-        extra: dict[str, Any] = {"max_model_len": request.max_model_len}
+        extra: dict[str, Any] = {"max_model_len": request.max_model_len, **TOOLS}
         if self.on_cpu:
             engine.weight_sync_backend = "gloo"
             engine.gpu_memory_utilization = 0.05
@@ -553,7 +557,9 @@ class SkyRLStack(VllmStack):
     def _given(self, options: Mapping[str, messages.Scalar]) -> Any:
         """The stack's configuration with these options for the engines beside its own."""
         cfg = copy.deepcopy(self.cfg)
-        cfg.generator.inference_engine.engine_init_kwargs |= options
+        engine = cfg.generator.inference_engine
+        ours = {name: value for name, value in engine.engine_init_kwargs.items() if name not in TOOLS}
+        engine.engine_init_kwargs = ours | options
         return cfg
 
     async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:

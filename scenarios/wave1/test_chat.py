@@ -15,6 +15,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import EVERYWHERE
 
 CHAT = {Capability.CHAT_COMPLETION}
 METHODS = ("chat_completion",)
@@ -55,6 +56,32 @@ async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
     """OpenAI API reference, chat completions: "n". `conservation` counts them, `echo` compares their seeds."""
     for messages in prompts.conversations(2):
         await stack.chat_completion(body(stack, messages, n=3, temperature=1.0, seed=5, return_token_ids=False))
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "count",
+            "description": "Counts the words of a text.",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        },
+    }
+]
+
+
+@scenario(
+    task=0,
+    promise="a chat may offer tools and leave the choice to the model",
+    needs=CHAT,
+    checks=[ALL_COMPLETE],
+    topologies=EVERYWHERE,
+)
+async def test_a_chat_that_offers_tools(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Tool Calling: --enable-auto-tool-choice and --tool-call-parser. SkyRL #322 takes them in
+    engine_init_kwargs."""
+    for messages in prompts.conversations(2):
+        await stack.chat_completion(body(stack, messages, tools=TOOLS, tool_choice="auto", return_token_ids=False))
 
 
 @scenario(
