@@ -87,6 +87,8 @@ def test_everything_public_is_named_with_its_form_and_nothing_else():
         name: (o.kind, o.form, o.type, o.default) for name, o in found.items() if not name.startswith("raises")
     } == {
         "client": ("method", "sync", "", None),
+        "client is Base": ("protocol", "", "", None),
+        "client is Hashable": ("protocol", "", "", None),
         "client(address)": ("parameter", "positional or keyword", "str", None),
         "client(retries)": ("parameter", "keyword-only", "int", "3"),
         "generate": ("method", "async", "Batch", None),
@@ -104,6 +106,18 @@ def test_everything_public_is_named_with_its_form_and_nothing_else():
         "Mode.KEEP": ("field", "", "", "'keep'"),
     }
     assert found["raises Broken"].kind == "exception"
+
+
+def test_what_a_client_is_beside_its_class():
+    class Closing(Batch):
+        async def __aenter__(self): ...
+        async def __aexit__(self, *_raised): ...
+
+    found = census.of(Closing([]), types={}).offers
+    assert [o.name for o in found if o.kind == "protocol"] == [
+        "client is AbstractAsyncContextManager",
+        "client is Batch",
+    ]
 
 
 class Row(typing.TypedDict):

@@ -595,7 +595,7 @@ class ProbeSecurityResult(Message, frozen=True, kw_only=True):
     canaries: dict[str, bool]
 
 
-OfferKind = Literal["method", "parameter", "attribute", "field", "exception", "key", "variable", "option"]
+OfferKind = Literal["method", "parameter", "protocol", "attribute", "field", "exception", "key", "variable", "option"]
 
 
 class Offer(Message, frozen=True, kw_only=True):
@@ -605,8 +605,9 @@ class Offer(Message, frozen=True, kw_only=True):
     """"generate", "generate(input_batch)", "PauseMode.KEEP"; a configuration key by its path; an environment variable.
     "client" is the client's constructor."""
     kind: OfferKind
-    """A field is one of a type that the client's methods name. An exception is raised by the client's own code. An option is one
-    of vLLM's, with the value that the engines run with under this configuration."""
+    """A protocol is one of the standard library's, or a base class ("client is Hashable"). A field is one of a type that the client's
+    methods name. An exception is raised by the client's own code. An option is one of vLLM's, with the value that the engines run with
+    under this configuration."""
     form: str = ""
     """Of a method "async", "sync", "async generator" or "generator"; of a parameter how it is given (`inspect.Parameter.kind`)."""
     type: str = ""

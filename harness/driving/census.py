@@ -14,7 +14,10 @@ import inspect
 import operator
 import re
 import sys
+from abc import ABCMeta
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Any, ForwardRef, is_typeddict
 
@@ -42,7 +45,7 @@ def of(client: Any, *, types: Mapping[str, Any], keys: Iterable[Offer] = ()) -> 
     known = {**types, **vars(sys.modules[kind.__module__])}
     named = _types(methods, known, kind.__module__.partition(".")[0])
     attributes = _attributes(client, {offer.name for offer in methods})
-    return CensusResult(offers=[*methods, *attributes, *named, *_raised(kind), *keys])
+    return CensusResult(offers=[*methods, *_protocols(kind), *attributes, *named, *_raised(kind), *keys])
 
 
 def keys(configuration: type, path: str, read: Iterable[str]) -> Iterator[Offer]:
@@ -133,6 +136,19 @@ def _loads(readers: Iterable[str]) -> Iterator[ast.Attribute]:
         yield from (
             node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         )
+
+
+def _protocols(kind: type) -> Iterator[Offer]:
+    """What a client is beside its own class: its public bases, and each protocol of the standard library that it keeps."""
+    known = [getattr(abc, name) for name in abc.__all__]
+    kept = [one for one in (*known, AbstractContextManager, AbstractAsyncContextManager) if _keeps(kind, one)]
+    bases = [base for base in kind.__mro__[1:] if base.__module__ not in sys.stdlib_module_names]
+    for name in _public(one.__name__ for one in dict.fromkeys((*bases, *kept))):
+        yield Offer(name=f"{CONSTRUCTOR} is {name}", kind="protocol")
+
+
+def _keeps(kind: type, protocol: type) -> bool:
+    return isinstance(protocol, ABCMeta) and issubclass(kind, protocol)
 
 
 def _methods(client: Any) -> Iterator[Offer]:

@@ -24,6 +24,7 @@ from harness.records.verdict import Change, How
 CENSUS = "client.census"
 """Facet of what the two clients offer."""
 _LATER = {
+    "protocol": re.compile(r"client is \w+"),
     "option": re.compile(r"(engine|trainer|generator(?!\.inference_engine))\..+"),
     "variable": re.compile(r"[A-Z][A-Z0-9_]+"),
 }
