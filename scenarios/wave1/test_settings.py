@@ -118,7 +118,7 @@ async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Promp
     body, whole = {"model": stack.model_name, "max_tokens": 8}, stack.vocabulary.plain  # the same as text and as tokens
     async with asyncio.TaskGroup() as callers:
         callers.create_task(stack.generate(prompts.unique(SPREAD), max_tokens=1, allowed_token_ids=whole))
-        callers.create_task(stack.generate(prompts.unique(2), allowed_token_ids=whole, temperature=0.0))
+        callers.create_task(stack.generate(prompts.unique(2), allowed_token_ids=whole))
         callers.create_task(stack.completion({**body, "prompt": prompts.unique(SPREAD)}))
         for messages in prompts.conversations(SPREAD):
             callers.create_task(stack.chat_completion({**body, "messages": messages}))
