@@ -20,7 +20,7 @@ import httpx
 
 from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs
 from backends.skyrl.actors import shipped_hosts
-from backends.skyrl.release import CPU_WORKER, EXPERTS
+from backends.skyrl.release import CPU_WORKER, EXPERTS, TOOLS
 from backends.skyrl.remote import RemoteServers
 from backends.skyrl.results import generation
 from backends.skyrl.trainer import Trainer
@@ -73,10 +73,6 @@ ENDPOINTS = (
     "/reset_prefix_cache",
 )
 """Endpoints that both clients call on a server."""
-
-TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
-"""Options with which the OpenAI address takes a chat that leaves the choice among its tools to the model (vLLM documentation, Tool
-Calling; SkyRL #322)."""
 
 LOOPBACK_PATCH = {
     "name": "loopback",

@@ -19,6 +19,9 @@ CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 SENDERS = "backends/skyrl_train/weight_sync/weight_senders.py"
 EXPERTS = "enable_return_routed_experts"
 """The engine option that makes answers include their routed experts."""
+TOOLS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+"""Options with which the OpenAI address takes a chat that leaves the choice among its tools to the model (vLLM documentation, Tool
+Calling; SkyRL #322)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from backends.skyrl.release import CPU_WORKER, installed
+from backends.skyrl.release import CPU_WORKER, TOOLS, installed
 from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
@@ -85,7 +85,7 @@ class RemoteServers:
         command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel)]
-        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", str(TOOLS["tool_call_parser"])]
         command += ["--worker-extension-cls", installed().extension] if self._extended else []
         if not installed().sync_by_extension:
             backend = "skyrl_nccl" if installed().trainer_engine else "nccl"
