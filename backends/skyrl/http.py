@@ -559,8 +559,10 @@ class HttpStack(SkyRLStack):
             case "collected":
                 self.client = self._made_again()
             case "as configured":
+                make = functools.partial(self._client_as_configured, request)
+                made = make() if request.in_loop else await asyncio.to_thread(make)
                 self._left_behind.append(self.client)
-                self.client = await asyncio.to_thread(self._client_as_configured, request)
+                self.client = made
                 if self.colocated:
                     await self.client.wake_up()
             case "in another thread" | "in two loops":

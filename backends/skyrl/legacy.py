@@ -336,7 +336,8 @@ class LegacyStack(SkyRLStack):
             self._left_behind += [] if request.life == "collected" else [self.client]
             as_configured = functools.partial(self._client_as_configured, request)
             make = as_configured if request.life == "as configured" else self._make_client
-            self.client = await asyncio.to_thread(make, self.client.engines, engine_cfg)
+            made = functools.partial(make, self.client.engines, engine_cfg)
+            self.client = made() if request.in_loop else await asyncio.to_thread(made)
         return messages.ClientLifeResult(left=self._leftovers.take())
 
     def _client_as_configured(self, request: messages.ClientLifeRequest, engines: list[Any], engine_cfg: Any) -> Any:

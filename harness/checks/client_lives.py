@@ -19,9 +19,12 @@ CONFIGURED = "configured"
 def _judge(evidence: Evidence) -> Finding:
     changes = evidence.succeeded("client_life")
     calls = [call for call in evidence.calls() if call.method in WITH_ROWS]
-    if not changes or not calls:
+    if not evidence.calls("client_life") or not calls:
         return untestable("no client began or ended, or nothing was asked of any")
     wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in (call for call in evidence.calls("client_life") if call.error is not None):
+        said = saying(*error_of(call))
+        wrong.append((f"no client is made {call.request['life']}: {said}", {"call": call.id, "asked": call.request}))
     for call in calls:
         kind, message, status = error_of(call)
         if kind is None:

@@ -700,12 +700,14 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     "looked at": nothing happens.
 
     `merged_adapter`: the configuration's policy is trained through an adapter that the trainer merges into the weights that it sends,
-    so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). For "as configured" only."""
+    so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). `in_loop`: the entry point is called from within a running
+    event loop, as in a notebook, and not in a thread of its own. Both for "as configured" only."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"
     ]
     merged_adapter: bool = False
+    in_loop: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):

@@ -59,3 +59,9 @@ def test_nothing_is_told_without_a_life():
     lone = Scene()
     lone.generate([[10, 11, 12]])
     assert lone.judge(CLIENT_LIVES).status == "untestable"
+
+
+def test_a_client_that_cannot_be_made():
+    made = scene()
+    made.change(made.calls[-1], result=None, error=error("RuntimeError", "no loop may run"))
+    assert made.judge(CLIENT_LIVES).reason == "no client is made looked at: RuntimeError: no loop may run"
