@@ -138,8 +138,8 @@ async def test_one_client_in_two_loops(stack: Stack, prompts: Prompts) -> None:
     topologies=["colocated"],
 )
 async def test_made_within_a_loop(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL documentation, Custom Entrypoints: BasePPOExp.get_inference_client() is called by user code, which may be a coroutine
-    (asyncio documentation, asyncio.run: "cannot be called when another asyncio event loop is running")."""
+    """SkyRL, BasePPOExp.get_inference_client: entry points of users call it, in a coroutine or a notebook too (asyncio documentation,
+    asyncio.run: "cannot be called when another asyncio event loop is running")."""
     await stack.attempt(stack.client_life("as configured", in_loop=True))
     await answers(stack, prompts)
     await stack.client_life("made again")
