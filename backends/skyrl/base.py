@@ -555,7 +555,7 @@ class SkyRLStack(VllmStack):
         cfg = copy.deepcopy(self.cfg)
         engine = cfg.generator.inference_engine
         ours = {name: value for name, value in engine.engine_init_kwargs.items() if name not in TOOLS}
-        engine.engine_init_kwargs = ours | options
+        engine.engine_init_kwargs = {**ours, **options}
         return cfg
 
     async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:

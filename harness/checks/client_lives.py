@@ -22,9 +22,12 @@ def _judge(evidence: Evidence) -> Finding:
     if not evidence.calls("client_life") or not calls:
         return untestable("no client began or ended, or nothing was asked of any")
     wrong: list[tuple[str, dict[str, Any]]] = []
-    for call in (call for call in evidence.calls("client_life") if call.error is not None):
-        said = saying(*error_of(call))
-        wrong.append((f"no client is made {call.request['life']}: {said}", {"call": call.id, "asked": call.request}))
+    for call in evidence.calls("client_life"):
+        if (error := call.error) is not None:
+            said = saying(error.kind, error.message, error.status)
+            wrong.append(
+                (f"no client is made {call.request['life']}: {said}", {"call": call.id, "asked": call.request})
+            )
     for call in calls:
         kind, message, status = error_of(call)
         if kind is None:
