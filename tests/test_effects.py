@@ -6,6 +6,7 @@ from harness.checks.base import Evidence
 from harness.judging import effects
 from harness.judging.causes import Why
 from tests import traces
+from tests.checks import test_call_forms as forms
 from tests.checks.test_request_fields import asked
 from tests.traces import error
 
@@ -49,3 +50,16 @@ def test_two_fields_are_set_aside_with_the_one_that_differs_alone():
     left, right = pair_of({"top_k": 5}), pair_of(REFUSED)
     assert [len(side) for side in effects.apart(left, right)] == [2, 2]
     assert effects.apart(left, left) == (set(), set())
+
+
+def test_a_form_that_one_stack_refuses_is_a_difference():
+    def of_form(became) -> Evidence:
+        scene = forms.asked((forms.TUPLE, became, "server-0"))
+        told = traces.call("form", {"form": forms.TUPLE}, {"forms": []}, started_ns=scene.now, ended_ns=scene.now + 1)
+        return Evidence(traces.trace(*scene.calls, told, observations=scene.seen), scene.reference)
+
+    left, right = of_form({}), of_form(error("TypeError", "a list is needed"))
+    facet = effects.compare(left, right)[effects.EFFECTS]
+    assert [(d.place, d.why) for d in facet.differences] == [(forms.TUPLE, (Why.FORM_REFUSED,))]
+    assert [len(side) for side in effects.apart(left, right)] == [1, 1]
+    assert effects.compare(left, left)[effects.EFFECTS].differences == []

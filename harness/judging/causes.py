@@ -82,6 +82,8 @@ class Why(StrEnum):
     """A field of a request shows no effect on one stack: neither at the engine nor in the form of the answer."""
     VALUE_REFUSED = "value-refused-by-one"
     """One stack refuses a value of a field by an error that names it; the other takes it."""
+    FORM_REFUSED = "form-refused-by-one"
+    """One stack refuses a form of an argument (a tuple, a NumPy number) by an error that names it; the other takes it as usual."""
     NO_ROUTE = "route-of-one-stack"
     """The address of one stack lacks a route or a method that the other's has."""
     REFUSED_ELSEWHERE = "refused-at-another-place"

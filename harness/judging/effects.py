@@ -18,14 +18,22 @@ from harness.records.verdict import Concern, Effect, FieldEffect
 EFFECTS = "requests.effects"
 CAUSES = {Effect.NO_ROUTE: Why.NO_ROUTE, Effect.REFUSED: Why.VALUE_REFUSED}
 """What became of a case on one stack → the cause of the difference."""
+OF_FORMS = {Effect.REFUSED: Why.FORM_REFUSED}
+"""The same of arguments in other forms."""
 RIGHT = frozenset({Effect.TOOK_EFFECT, Effect.AS_USUAL, Effect.REFUSED, Effect.NO_ROUTE})
+
+
+def _of_forms(evidence: Evidence) -> bool:
+    """True if a scenario asks for other forms of arguments: they are labelled as fields are, and told by a call of their own."""
+    return bool(evidence.calls("form"))
 
 
 def _effects(evidence: Evidence) -> list[tuple[Call, FieldEffect]]:
     """A scenario asks for one kind of case."""
+    if _of_forms(evidence):
+        return call_forms.effects(evidence)
     kinds = (
         request_fields.effects,
-        call_forms.effects,
         http_routes.effects,
         http_fields.effects,
         bad_rows.effects,
@@ -59,8 +67,9 @@ def _alone(place: str) -> list[str]:
 def compare(baseline: Evidence, candidate: Evidence) -> dict[str, Facet]:
     """The facet by its name; empty if the scenario asks for no fields."""
     facet = Facet()
+    causes = OF_FORMS if _of_forms(baseline) else CAUSES
     for place, (call, _), effects in _paired(baseline, candidate):
         if RIGHT.issuperset(effects):
-            cause = next((why for effect, why in CAUSES.items() if effect in effects), Why.FIELD_IGNORED)
+            cause = next((why for effect, why in causes.items() if effect in effects), Why.FIELD_IGNORED)
             facet.compare(place, effects, (cause,), noisy=False, call=call)
     return {EFFECTS: facet} if facet.facts else {}
