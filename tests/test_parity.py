@@ -227,6 +227,19 @@ def test_what_a_failed_check_did_not_find_wrong_is_compared_all_the_same(wrong, 
         assert not one.red
 
 
+@pytest.mark.parametrize(("wrong", "shown"), [("bad", False), ("other", True)])
+def test_an_error_of_one_side_is_told_beside_a_failed_check_unless_it_is_what_failed(wrong, shown):
+    old = traces.trace(traces.generate([[1]], [[2]], params=GREEDY, label="bad"), target="stack:old")
+    new = traces.trace(*failing(), target="stack:new")
+    about = {"check": "errors.named:bad"}
+    fails = [verdict("fail", reason="wrong", blame=Blame.STACK, concerns=[(wrong, None)], **about)]
+    broken = Judged(evidence=Evidence(new, BOOK), verdicts=fails, own=fails)
+    found = {v.check: v for v in compare(WITH_ERRORS, side(old, **about), broken, None, NOISE)}
+    assert ("outputs.errors" in found) == shown
+    if shown:
+        assert found["outputs.errors"].status == Parity.OPEN
+
+
 def test_a_failed_check_says_all_that_is_wrong_and_shows_three():
     found = failed(9, "wrong", [{"call": call, "row": row} for call in (1, 2) for row in range(3)] + [{"server": "a"}])
     assert found.concerns == [(call, row) for call in (1, 2) for row in range(3)]

@@ -299,6 +299,8 @@ def _beside_failures(
         if side.broken
     ]
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
+    errors = [one for one in found.errors if not covered(one[0], aside[0]) and not covered(one[1], aside[1])]
+    verdicts += [verdict for verdict in _errors(about, errors) if verdict.status is Parity.OPEN]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
