@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """The smallest input that shows this row's fault, with its result: the first tokens, or those around `position`."""
         first = max(0, more.get("position", 0) - TOKENS // 2)
         return {
-            "call": self.call.label or self.call.id,
+            **self.call.named,
             "method": self.call.method,
             "row": self.index,
             "prompt": self.prompt[:TOKENS],
@@ -182,7 +182,7 @@ def unexpected(call: Call) -> Finding:
     error = call.error
     reason, blame = f"{call.method}() failed with {error.said}", Blame(error.blame)
     told = {"error": error.kind, "message": error.message, "status": error.status}
-    shown = {"call": call.label or call.id, **told, "request": short(call.request)}
+    shown = {**call.named, **told, "request": short(call.request)}
     return failed(1, reason, [shown]) if blame == Blame.STACK else untestable(reason, blame, [shown])
 
 
@@ -307,10 +307,10 @@ def _shape_of_lists(call: Call) -> str | None:
 def _summary(call: Call) -> dict[str, Any]:
     result = call.result or {}
     if call.method in CHOICES:
-        return {"call": call.label or call.id, "request": short(call.request), "returned": result.get("body")}
+        return {**call.named, "request": short(call.request), "returned": result.get("body")}
     counts = {name: len(value) for name, value in result.items() if isinstance(value, list)}
     lengths = [len(row) for row in result.get("response_ids") or ()][:32]
-    return {"call": call.label or call.id, "rows asked for": asked_rows(call), "returned": counts, "lengths": lengths}
+    return {**call.named, "rows asked for": asked_rows(call), "returned": counts, "lengths": lengths}
 
 
 def short(request: dict[str, Any]) -> dict[str, Any]:

@@ -180,4 +180,4 @@ def _rows(call: Call) -> bool:
 def _shown(call: Call) -> dict[str, Any]:
     error = call.error
     got: Any = call.result if error is None else {"kind": error.kind, "message": error.message, "status": error.status}
-    return {"call": call.label or call.id, "method": call.method, "request": short(call.request), "got": got}
+    return {**call.named, "method": call.method, "request": short(call.request), "got": got}

@@ -108,7 +108,7 @@ def _check(
 
 def shown_trajectory(trajectory: Trajectory) -> dict[str, Any]:
     call = trajectory.call
-    return {"call": call.label or call.id, "row": trajectory.index, "request": short(call.request)}
+    return {**call.named, "row": trajectory.index, "request": short(call.request)}
 
 
 def _both(expected: Any, got: Any) -> dict[str, Any]:

@@ -142,4 +142,4 @@ def _check(
 
 
 def _shown(call: Call) -> dict[str, Any]:
-    return {"call": call.label or call.id, "request": call.request["body"], "response": (call.result or {}).get("body")}
+    return {**call.named, "request": call.request["body"], "response": (call.result or {}).get("body")}

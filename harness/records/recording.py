@@ -139,6 +139,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ca
     raw: list[Raw] | None = None
     """By method. None in recordings older than this field."""
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What evidence calls it: its id, by which reports and comparisons know what is wrong, and its label if it has one."""
+        return {"call": self.id} | ({"label": self.label} if self.label else {})
+
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="observation"):
     """What an engine tap saw, out of band. `kind` and `data`:

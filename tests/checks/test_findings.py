@@ -45,7 +45,7 @@ def test_a_failed_call_does_not_hide_a_wrong_row_of_another_call():
         "generate() failed with Broken: m",
         "greedy output parts from the reference's at its first token",
     ]
-    assert both.concerns == [("a", None), ("b", 0), ("b", 1)]
+    assert both.concerns == [(first.id, None), (second.id, 0), (second.id, 1)]
 
 
 def test_an_empty_row_does_not_hide_its_neighbours():
