@@ -9,7 +9,7 @@ from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, nothing_for_nothing
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
-from harness.contract.messages import GenerateRequest
+from harness.contract.messages import GenerateRequest, SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
 
@@ -122,7 +122,9 @@ async def test_several_answers_of_a_prompt(stack: Stack, prompts: Prompts) -> No
 )
 async def test_fewer_session_ids_than_prompts(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, route_prompts_to_engines: "Required: len(session_ids) == num_prompts if provided"."""
-    await stack.attempt(stack.generate(prompts.unique(4), session_ids=["a", "b"], label="sessions", **GREEDY))
+    few: list[list[SessionId]] = [["a", "b"], []]
+    for ids in few:
+        await stack.attempt(stack.generate(prompts.unique(4), session_ids=ids, label="sessions", **GREEDY))
     await still_works(stack, prompts)
 
 

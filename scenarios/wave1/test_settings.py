@@ -59,8 +59,10 @@ SERVING: list[dict[str, Scalar]] = [
     {"enable_auto_tools": True, "tool_parser": "hermes"},
     {"reasoning_parser": "qwen3"},
     TOOLS | {"reasoning_parser": "qwen3"},
+    {"chat_template": "{{ messages[0]['content'] }}"},
 ]
-"""Options of the OpenAI address that are given together; the second are other names of the first."""
+"""Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
+the path of a file (vLLM documentation, --chat-template)."""
 
 
 @scenario(
