@@ -330,7 +330,7 @@ LOGPROBS = Check(
     fault="log-probabilities are another turn's, shifted against the tokens, or on tokens that the policy did not make",
     next_step="look at how the turns' numbers are joined: `position` in the evidence tells the turn, or the "
     "observation between two turns",
-    reads=Fact.ANSWERS | Fact.LOGPROBS | Fact.POLICY,
+    reads=Fact.ANSWERS | Fact.TEXT | Fact.LOGPROBS | Fact.POLICY,
     source=SOURCE,
     tap=Tap.READ,
     judge=_judge_logprobs,
