@@ -86,6 +86,8 @@ class Why(StrEnum):
     """One stack refuses a form of an argument (a tuple, a NumPy number) by an error that names it; the other takes it as usual."""
     NO_ROUTE = "route-of-one-stack"
     """The address of one stack lacks a route or a method that the other's has."""
+    REFUSED_BY_ONE = "request-refused-by-one"
+    """One stack refuses a call by an error that a check of the scenario found right; the other answers it, which is right too."""
     REFUSED_ELSEWHERE = "refused-at-another-place"
     """A call fails: on one stack before an engine takes any row of it, on the other after an engine took some."""
     ASKED_AGAIN = "failed-call-asked-again"

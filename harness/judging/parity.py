@@ -542,10 +542,16 @@ def _errors(about: _About, errors: Sequence[tuple[Call, Call, tuple[str, ...]]])
         return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
     if differing:
         kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
-        causes = _causes(s.why for s in differing)
+        causes = _causes(s.why or _refusal(s, judged) for s in differing)
         reason = f"errors differ (baseline / candidate): {', '.join(kinds)}"
         return [about(ERRORS, Parity.OPEN, reason, causes=causes, **details)]
     return [about(ERRORS, Parity.PARITY, **details)]
+
+
+def _refusal(pair: _ErrorPair, judged: Collection[str | None]) -> tuple[str, ...]:
+    """The cause if one side's error is one that a check allows, and the other side answers."""
+    one_sided = pair.baseline is None or pair.candidate is None
+    return (Why.REFUSED_BY_ONE,) if one_sided and pair.call.label in judged and pair.call.label else ()
 
 
 @final
