@@ -64,13 +64,11 @@ class Calls(ABC):
     def _of_adapters(self, method: str, request: dict[str, Any]) -> set[Capability]:
         """The capabilities that this call needs beyond `LORA`, given the adapters loaded already. Any stack can be asked under the
         adapter that it has, or under no name."""
-        meant = self._condition.adapters
+        loaded = self._condition.adapters
         match method:
-            case "load_lora_adapter" if self._condition.adapters - {request["name"]}:
+            case "load_lora_adapter" if loaded - {request["name"]}:
                 return {Capability.SEVERAL_ADAPTERS}
-            case "generate" | "sample" if (
-                request.get("lora_adapter") is not None and {request["lora_adapter"]} != meant
-            ):
+            case "generate" | "sample" if {request.get("lora_adapter")} not in ({None}, loaded):
                 return {Capability.ADAPTER_BY_NAME}
             case _:
                 return set()

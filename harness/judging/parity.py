@@ -262,7 +262,7 @@ def _facets(
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
     verdicts.extend(_unpaired(about, found))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
-    verdicts.extend(_errors(about, [one for one in found.errors if not covered(one[0], aside[0])]))
+    verdicts.extend(_errors(about, found, aside))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
     verdicts.extend(_gap(about, baseline, candidate, twin))
     return verdicts
@@ -299,8 +299,7 @@ def _beside_failures(
         if side.broken
     ]
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
-    errors = [one for one in found.errors if not covered(one[0], aside[0]) and not covered(one[1], aside[1])]
-    verdicts += [verdict for verdict in _errors(about, errors) if verdict.status is Parity.OPEN]
+    verdicts += [verdict for verdict in _errors(about, found, aside) if verdict.status is Parity.OPEN]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
@@ -517,8 +516,10 @@ def _useless(floor: NoiseFloor | None) -> str:
     return ""
 
 
-def _errors(about: _About, errors: Sequence[tuple[Call, Call, tuple[str, ...]]]) -> list[Verdict]:
-    """Errors earn parity only if a check of the scenario judged that they were caused as meant."""
+def _errors(about: _About, found: Comparison, aside: tuple[Collection[Concern], Collection[Concern]]) -> list[Verdict]:
+    """Errors earn parity only if a check of the scenario judged that they were caused as meant. Calls that either side sets aside are
+    not compared."""
+    errors = [one for one in found.errors if not covered(one[0], aside[0]) and not covered(one[1], aside[1])]
     if not errors:
         return []
     sides = [

@@ -119,7 +119,8 @@ class DefaultAtTimes(Client):
     asked = 0
 
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
-        self.asked += "temperature" not in given
-        lost = "temperature" not in given and self.asked % 2 == 0
+        left_out = "temperature" not in given
+        self.asked += left_out
+        lost = left_out and self.asked % 2 == 0
         self.fired += lost
         return super().with_defaults({"temperature": 1.0, **given} if lost else given)
