@@ -102,6 +102,10 @@ ADAPTERS = {
 }
 
 
+OWN_NAMES = {("skyrl-0.2.0:legacy", "sample", "as_given")}
+"""Fields that have nothing to say to an adapter: legacy's client has vLLM's names and no others."""
+
+
 def _dropped(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(method, field) of each request that an adapter's method neither reads nor hands on as a whole."""
     for file in files:
@@ -135,6 +139,7 @@ def test_an_argument_that_an_adapter_does_not_pass_on_is_a_concession(target):
         f"{method}({field})"
         for method, field in _dropped(ADAPTERS[target])
         if not any(method in words and field in words for words in told)
+        and (target, method, field) not in OWN_NAMES
     }
     assert silent == set()
 

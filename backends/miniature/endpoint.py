@@ -37,6 +37,8 @@ SERVER_ROUTES: dict[str, tuple[str, dict[str, Json], Json]] = {
 }
 """Route of a server's own address → the engine's operation, its query's parameters and its body's fields (vLLM documentation,
 `/pause`, `/reset_prefix_cache`, Tokenizer API)."""
+SERVED: dict[str, Scalar] = {"enable_auto_tool_choice": False, "response_role": "assistant"}
+"""What the address is served with unless it is told otherwise."""
 DEFAULTS: Json = {"level": "1", "tags": None, "mode": "abort", "clear_cache": True, "reset_running_requests": False}
 NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model", "messages")}
 """Route → required fields of a body."""
@@ -50,8 +52,8 @@ class Endpoint:
         self.client: Client
 
     def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """What it would be served with: it has all of these options (SkyRL #322, #358)."""
-        return dict(options)
+        """What it would be served with: it has all of these options (SkyRL #322, #358). Without any, what it is served with."""
+        return dict(options or SERVED)
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; a bad one gets an error."""

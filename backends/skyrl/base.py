@@ -25,7 +25,7 @@ from backends.skyrl.remote import RemoteServers
 from backends.skyrl.results import generation
 from backends.skyrl.trainer import Trainer
 from backends.taps.tap import FAULT_TAPS_NOTE, FAULT_TAPS_PATCH, FaultProxy, FaultyEngine, injection_of
-from backends.vllm import patches
+from backends.vllm import front_end, patches
 from backends.vllm.probes import SETTINGS
 from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract import messages
@@ -577,6 +577,8 @@ class SkyRLStack(VllmStack):
         raise NotImplementedError
 
     async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
+        if not request.options:
+            return messages.ServingArgumentsResult(arguments=await asyncio.to_thread(front_end.options))
         made = await asyncio.to_thread(self.serving_arguments_of, self._given(request.options))
         return messages.ServingArgumentsResult(arguments={n: made[n] for n in request.options if n in made})
 

@@ -423,10 +423,11 @@ class HttpStack(SkyRLStack):
         )
 
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
+        names = {} if request.as_given else TINKER_NAMES
         body: dict[str, Any] = {
             "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
             "num_samples": request.num_samples,
-            "sampling_params": {TINKER_NAMES.get(k, k): v for k, v in request.sampling_params.items()},
+            "sampling_params": {names.get(k, k): v for k, v in request.sampling_params.items()},
         }
         if request.session_id is not None:
             body["session_id"] = request.session_id

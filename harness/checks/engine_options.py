@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from harness.checks.base import Check, Evidence, Finding, concluded, untestable
+from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import error_of
 from harness.records.recording import Call
 
@@ -85,7 +85,7 @@ def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is wrong with the answer about each option of the OpenAI address."""
     error, message, _ = error_of(call)
     got = {} if call.result is None else call.result["arguments"]
-    for name, value in call.request["options"].items():
+    for name, value in (call.request.get("options") or {}).items():
         if error is None and got.get(name) != value:
             yield f"an option for the OpenAI address does not reach it: {name}", {"given": value, "got": got.get(name)}
         elif error is not None and not _names(message, name):
@@ -97,7 +97,7 @@ def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _judge_serving(evidence: Evidence) -> Finding:
     calls = evidence.calls("serving_arguments")
-    facts = sum(len(call.request["options"]) for call in calls)
+    facts = sum(len(call.request.get("options") or ()) for call in calls)
     return concluded(facts, (wrong for call in calls for wrong in _unserved(call)))
 
 
@@ -105,6 +105,7 @@ SERVING_OPTIONS = Check(
     name="serving_options",
     fault="an option that the configuration gives to the OpenAI address is ignored: tool calls and reasoning come back as text",
     next_step="follow the name from engine_init_kwargs to what serves chat completions: who knows it, and who drops it",
+    errors_of=EVERY,
     source="SkyRL #322: arguments for tools are plumbed through engine_init_kwargs; SkyRL #358: under both of their names",
     judge=_judge_serving,
 )

@@ -102,6 +102,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     """True if the result shall have the prompt tokens' log-probabilities (SkyRL, RemoteInferenceClient.sample)."""
     lora_adapter: str | None = None
     """As in `GenerateRequest`."""
+    as_given: bool = False
+    """True if the sampling parameters go to the client under vLLM's names, also where its own names for them differ."""
     topk_prompt_logprobs: int = 0
     """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
 
@@ -474,15 +476,18 @@ class EngineArgumentsResult(Message, frozen=True, kw_only=True):
 
 
 class ServingArgumentsRequest(Message, frozen=True, kw_only=True):
-    """What would the OpenAI address be served with, if the configuration gave these `options` beside its own? Starts nothing."""
+    """What would the OpenAI address be served with, if the configuration gave these `options` beside its own? Starts nothing.
 
-    options: dict[str, Scalar]
+    An option is a `Scalar`, or a mapping. Without any: which options does vLLM have for the address?"""
+
+    options: dict[str, Any] = {}
 
 
 class ServingArgumentsResult(Message, frozen=True, kw_only=True):
-    """Name → value of each of the `options` that the stack's own code hands to what serves the OpenAI address."""
+    """Name → value of each of the `options` that the stack's own code hands to what serves the OpenAI address. Without `options`:
+    vLLM's own options for it, with their defaults (vLLM documentation, vllm serve, Frontend)."""
 
-    arguments: dict[str, Scalar]
+    arguments: dict[str, Any]
 
 
 class OverrideRequest(Message, frozen=True, kw_only=True):

@@ -127,6 +127,7 @@ class Calls(ABC):
         lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        as_given: bool = False,
         label: str | None = None,
         **sampling_params: Any,
     ) -> messages.Generation:
@@ -138,6 +139,7 @@ class Calls(ABC):
             lora_adapter=lora_adapter,
             sampling_params=sampling_params,
             prompt_logprobs=prompt_logprobs,
+            as_given=as_given,
             topk_prompt_logprobs=topk_prompt_logprobs,
         )
         return await self._call("sample", request, messages.Generation, label)
@@ -353,8 +355,9 @@ class Calls(ABC):
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
 
-    async def serving_arguments(self, **options: messages.Scalar) -> dict[str, messages.Scalar]:
-        """Those of these options that the OpenAI address would be served with, if the configuration gave them as well."""
+    async def serving_arguments(self, **options: Any) -> dict[str, Any]:
+        """Those of these options that the OpenAI address would be served with, if the configuration gave them as well. Without any:
+        vLLM's own options for it, with their defaults."""
         request = messages.ServingArgumentsRequest(options=options)
         return (await self._call("serving_arguments", request, messages.ServingArgumentsResult)).arguments
 

@@ -15,7 +15,7 @@ import msgspec
 
 from harness.contract.gym_rule import SPECIAL
 from harness.judging.facets import BODIES, STOP_REASONS, TEXT, TOKENS
-from harness.records.forms import OR
+from harness.records.forms import BY_NUMBER, OR
 from harness.records.recording import Call
 
 NOT_THERE = "(not there)"
@@ -138,6 +138,8 @@ class Why(StrEnum):
     ARRAY = "array-in-place-of-lists"
     """One client returns an array, the other nested lists of the same depth with numbers of the same kind. Facets of outputs compare
     the numbers themselves."""
+    KEYS = "numbers-as-text-keys"
+    """One client returns a mapping by number (by token id), the other the same mapping by text, as JSON has it."""
     TOKEN_TEXT = "text-of-a-token-within-a-character"
     """Beside log-probabilities: the text of a token that holds a part of a character only."""
 
@@ -298,17 +300,19 @@ _ARRAY = re.compile(r"\S+ (?:torch\.)?b?(u?int|float|bool)\d*(?:_\w+)? rank ([1-
 def of_form(place: str, baseline: Mapping[str, str], candidate: Mapping[str, str]) -> tuple[str, ...]:
     """Causes of a difference between two results that are no errors, each as place → form."""
     both = sorted(forms.get(place, NOT_THERE) for forms in (baseline, candidate))
-    if all(WITH in form for form in both):
-        return (Why.OTHER_FIELDS,)
-    if not place and _BY_SERVER.fullmatch(OR.join(both)):
-        return (Why.BY_SERVER,)
-    if _array_and_lists(place, baseline, candidate) or _array_and_lists(place, candidate, baseline):
-        return (Why.ARRAY,)
-    if set(both) == {"None", NOT_THERE}:
-        return (Why.NULL,)
-    if place.endswith("token_ids") and {"None", NOT_THERE} & set(both):
-        return (Why.NO_TOKEN_IDS,)
-    return _of_field(place) if {"None", NOT_THERE} & set(both) else ()
+    lacks = bool({"None", NOT_THERE} & set(both))
+    kinds = {
+        Why.OTHER_FIELDS: all(WITH in form for form in both),
+        Why.BY_SERVER: not place and bool(_BY_SERVER.fullmatch(OR.join(both))),
+        Why.ARRAY: _array_and_lists(place, baseline, candidate) or _array_and_lists(place, candidate, baseline),
+        Why.NULL: set(both) == {"None", NOT_THERE},
+        Why.KEYS: len({form.replace(BY_NUMBER, "") for form in both}) == 1,
+        Why.NO_TOKEN_IDS: lacks and place.endswith("token_ids"),
+    }
+    why = next((kind for kind, found in kinds.items() if found), None)
+    if why is not None:
+        return (why,)
+    return _of_field(place) if lacks else ()
 
 
 def _array_and_lists(place: str, one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -552,7 +552,8 @@ def _errors(about: _About, found: Comparison, aside: tuple[Collection[Concern], 
 def _refusal(pair: _ErrorPair, judged: Collection[str | None]) -> tuple[str, ...]:
     """The cause if one side's error is one that a check allows, and the other side answers."""
     one_sided = pair.baseline is None or pair.candidate is None
-    return (Why.REFUSED_BY_ONE,) if one_sided and pair.call.label in judged and pair.call.label else ()
+    named = pair.call.label is not None and pair.call.label in judged
+    return (Why.REFUSED_BY_ONE,) if one_sided and (named or EVERY in judged) else ()
 
 
 @final

@@ -16,6 +16,8 @@ from typing import Any
 ABSENT = "(not there)"
 """Alternative of a field that only some of the objects at its place have."""
 OR = " | "
+BY_NUMBER = " by number"
+"""After the form of a mapping whose keys are numbers, and not texts."""
 _SCALARS = {type(None): "None", bool: "bool", int: "int", float: "float", str: "str", bytes: "bytes"}
 _NAME = re.compile(r"[A-Za-z_][\w./-]*")
 """A key that is the name of a field. Any other, like a server's address or a number, is content."""
@@ -65,7 +67,7 @@ class Forms:
                 self._kinds[place].add(name)
                 self._add_fields(value, place, inner=inner, within_object=within_object)
             else:
-                self._kinds[place].add(name + size)
+                self._kinds[place].add(name + size + _by_number(value))
                 for one in value.values():
                     self._add(one, f"{place}.*", inner=True, within_object=within_object)
         elif isinstance(value, (list, tuple, Set)):
@@ -103,6 +105,11 @@ def _has_names(value: Mapping[Any, Any]) -> bool:
     """True if the keys are names of fields. Numbers by any text are content: log-probabilities by token."""
     named = all(isinstance(key, str) and _NAME.fullmatch(key) for key in value)
     return named and not (value and all(isinstance(one, float) for one in value.values()))
+
+
+def _by_number(value: Mapping[Any, Any]) -> str:
+    """JSON has no keys but texts: a mapping by number comes back from it as one by text."""
+    return BY_NUMBER if value and all(isinstance(key, int) for key in value) else ""
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
@@ -14,22 +14,12 @@ from harness.contract.capability import Capability
 from harness.contract.messages import ENGINE_PLACES, REQUEST_CAP, HttpRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import variants
+from scenarios.cancellation import LONG, OTHERS, SESSION, STAYS, Send, by_generate, caller_goes
 from scenarios.requests import sessions, until_idle
 
-LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}
-STAYS = LONG | {"max_tokens": 64}
-SESSION = "the one that goes"
-OTHERS = "others"
-NEIGHBOURS = 8
-"""Number of requests that stay: enough sessions for every server to have one."""
 HEADERS = {"content-type": "application/json"}
 AT = {"at_the_first_token": 1, "in_the_middle": 20}
 """Moment → tokens that the engines have made for each request, on average."""
-Send = Callable[[Stack, Prompts, str | None], Coroutine[Any, Any, Any]]
-
-
-def by_generate(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
-    return stack.generate([prompts.one()], session_ids=[SESSION], label=label, **LONG)
 
 
 def by_sample(stack: Stack, prompts: Prompts, label: str | None = None) -> Coroutine[Any, Any, Any]:
@@ -83,19 +73,7 @@ PROMISE = "a request whose caller goes away ends at its engine, is not sent agai
 )
 async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: int, frozen: bool) -> None:
     """vLLM documentation, with_cancellation: a client that disconnects ends its request; AsyncLLM.generate: cancelled, it aborts."""
-    batch = stack.generate(prompts.unique(NEIGHBOURS), session_ids=sessions(NEIGHBOURS), label=OTHERS, **STAYS)
-    neighbours = asyncio.create_task(batch)
-    caller = asyncio.create_task(send(stack, prompts, None))
-    await stack.until_generating(requests=NEIGHBOURS + 1, tokens=NEIGHBOURS * tokens)
-    if frozen:
-        await stack.pause("keep")
-    caller.cancel()
-    await asyncio.wait({caller})
-    if frozen:
-        await stack.resume()
-    await stack.generate(prompts.unique(1), session_ids=[SESSION], label=OTHERS, max_tokens=8, temperature=0.0)
-    await neighbours
-    await until_idle(stack)
+    await caller_goes(stack, prompts, send, tokens=tokens, frozen=frozen)
 
 
 FULL = {"at_the_engine": ENGINE_PLACES, "in_the_client": REQUEST_CAP}

@@ -44,7 +44,7 @@ async def test_log_probabilities_of_samples(stack: Stack, prompts: Prompts) -> N
 
 @scenario(task=0, promise="sample() passes on every sampling parameter", needs=SAMPLE, checks=[ALL_COMPLETE])
 async def test_samples_take_every_parameter(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL API reference, sample: "sampling_params"; vLLM documentation, SamplingParams."""
+    """SkyRL API reference, sample: "sampling_params"; vLLM documentation, SamplingParams, whose names they have."""
     asked: dict[str, Any] = {
         "min_p": 0.01,
         "repetition_penalty": 1.1,
@@ -53,8 +53,10 @@ async def test_samples_take_every_parameter(stack: Stack, prompts: Prompts) -> N
         "min_tokens": 12,
         "ignore_eos": True,
         "allowed_token_ids": stack.vocabulary.plain[:64],
+        "stop_token_ids": stack.vocabulary.plain[:8],
+        "stop": [stack.vocabulary.text(stack.vocabulary.plain[8:10])],
     }
-    await stack.sample(prompts.one(), 4, temperature=1.0, max_tokens=16, **asked)
+    await stack.sample(prompts.one(), 4, as_given=True, temperature=1.0, max_tokens=16, **asked)
 
 
 @scenario(

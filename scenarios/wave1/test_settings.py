@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
@@ -53,31 +54,6 @@ async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None: 
             await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
 
 
-TOOLS: dict[str, Scalar] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
-SERVING: list[dict[str, Scalar]] = [
-    TOOLS,
-    {"enable_auto_tools": True, "tool_parser": "hermes"},
-    {"reasoning_parser": "qwen3"},
-    TOOLS | {"reasoning_parser": "qwen3"},
-    {"chat_template": "{{ messages[0]['content'] }}"},
-]
-"""Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
-the path of a file (vLLM documentation, --chat-template)."""
-
-
-@scenario(
-    task=0,
-    promise="an option for the OpenAI address takes effect under each of its names, or is refused by its name",
-    needs={Capability.ENGINE_OPTIONS},
-    checks=[SERVING_OPTIONS],
-)
-async def test_options_for_the_openai_address(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
-    """SkyRL #322: engine_init_kwargs.enable_auto_tool_choice and tool_call_parser; #358: "as well as their alias naming"; #796:
-    reasoning_parser. No engine starts."""
-    for options in SERVING:
-        await stack.attempt(stack.serving_arguments(**options))
-
-
 def others(value: Scalar) -> list[Scalar]:
     """Other values of the same type: of a number also a small one, of a text also such as look like something else."""
     match value:
@@ -89,6 +65,35 @@ def others(value: Scalar) -> list[Scalar]:
             return [another(value), 1e-05]
         case _:
             return [misspelt(value or "text"), "12", "null"]
+
+
+TOOLS: dict[str, Scalar] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+SERVING: list[dict[str, Any]] = [
+    TOOLS,
+    {"enable_auto_tools": True, "tool_parser": "hermes"},
+    {"reasoning_parser": "qwen3"},
+    TOOLS | {"reasoning_parser": "qwen3"},
+    {"chat_template": "{{ messages[0]['content'] }}"},
+    {"default_chat_template_kwargs": {"enable_thinking": False}},
+]
+"""Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
+the path of a file (vLLM documentation, --chat-template). The last one switches off thinking of a Qwen3 (vLLM documentation,
+--default-chat-template-kwargs)."""
+
+
+@scenario(
+    task=0,
+    promise="an option for the OpenAI address takes effect under each of its names, or is refused by its name",
+    needs={Capability.ENGINE_OPTIONS},
+    checks=[SERVING_OPTIONS],
+)
+async def test_options_for_the_openai_address(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL #322: engine_init_kwargs.enable_auto_tool_choice and tool_call_parser; #358: "as well as their alias naming"; #796:
+    reasoning_parser; vLLM documentation, vllm serve, Frontend: every number, switch and text, each alone. No engine starts."""
+    known = await stack.serving_arguments()
+    single = [{name: others(value)[0]} for name, value in known.items() if value is not None]
+    for options in SERVING + stack.within_budget(single):
+        await stack.attempt(stack.serving_arguments(**options))
 
 
 @scenario(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
+from harness.checks.cancellation import CANCELLATION
 from harness.checks.continuation import CONTINUATION
 from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
 from harness.checks.gym import TRAJECTORIES
@@ -19,6 +20,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import GymRequest, PauseMode
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
+from scenarios.cancellation import OTHERS, by_generate, caller_goes
 from scenarios.pauses import with_and_without
 from scenarios.requests import ANSWER, SPREAD, sessions
 
@@ -187,6 +189,19 @@ async def _paused(stack: Stack, prompts: Prompts, mode: PauseMode) -> None:
 async def test_experts_of_frozen_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices and pause_generation."""
     await _paused(stack, prompts, "keep")
+
+
+@scenario(
+    task=10,
+    promise="a request for experts whose caller goes away ends at its engine, is not sent again, and disturbs no other",
+    needs={*NEEDS, Capability.PAUSE_KEEP},
+    checks=[CANCELLATION, greedy(OTHERS)],
+    topologies=["moe"],
+)
+async def test_a_caller_goes(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, with_cancellation: a client that disconnects ends its request. A stack may have a route of its own for
+    requests that return experts."""
+    await caller_goes(stack, prompts, by_generate, tokens=20)
 
 
 @scenario(

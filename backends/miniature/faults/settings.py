@@ -80,6 +80,15 @@ class OtherNameOfAnOptionIgnored(Endpoint):
         return {name: value for name, value in super().arguments(options).items() if name != "tool_parser"}
 
 
+@seeded("serving_option_ignored", "without_a_word", caught_by=["serving_options"])
+class OptionOfTheAddressIgnored(Endpoint):
+    """An option that only vLLM's own list names does not reach the OpenAI address."""
+
+    def arguments(self, options: Mapping[str, Scalar]) -> Arguments:
+        self.fired += "response_role" in options
+        return {**super().arguments(options), **({"response_role": "assistant"} if options else {})}
+
+
 @seeded("override_read_as_text", caught_by=["overrides"])
 class OverrideReadAsText(Client):
     """An override becomes text, which is parsed again."""
