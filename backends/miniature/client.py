@@ -219,12 +219,16 @@ class Client:
         if said := parameters.wrong(body):
             return error_body(said, 400)
         adapter = self.adapter_of(body["model"])
-        session, params = body.get("session_id"), self.with_defaults(sampling_params(body))
+        sessions, params = self.sessions_of(body, len(prompts)), self.with_defaults(sampling_params(body))
         seed, copies = params.get("seed"), body.get("n") or 1
         each = [params if seed is None else params | {"seed": seed + copy} for copy in range(copies)]
         try:
             rows = await self.gather(
-                [self.row(session, prompt, one, adapter=adapter) for prompt in prompts for one in each]
+                [
+                    self.row(session, prompt, one, adapter=adapter)
+                    for session, prompt in zip(sessions, prompts, strict=True)
+                    for one in each
+                ]
             )
         except BadRequest as e:
             return error_body(str(e), 400)
@@ -239,6 +243,11 @@ class Client:
             "choices": [self.choice(index, row, kind) for index, row in enumerate(rows)],
             "usage": self.usage(rows, copies),
         }
+
+    def sessions_of(self, body: dict[str, Any], prompts: int) -> list[SessionId | None]:
+        """A session for each prompt: the body has one for all, or a list (SkyRL API reference, completion)."""
+        given = body.get("session_id")
+        return given if isinstance(given, list) and len(given) == prompts else [given] * prompts
 
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
         """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""

@@ -12,7 +12,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, under_delays, variants
-from scenarios.requests import EVERYWHERE
+from scenarios.requests import EVERYWHERE, sessions
 
 ANSWER: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 
@@ -90,6 +90,22 @@ async def test_completion_sessions_stick(stack: Stack, prompts: Prompts) -> None
         for prompt in prompts.unique(12):
             body = {"model": stack.model_name, "prompt": prompt, "session_id": session, **ANSWER}
             await stack.completion(body)
+
+
+@scenario(
+    task=6,
+    promise="each prompt of a batched completion runs on the server of its own session",
+    needs={Capability.COMPLETION},
+    checks=[STICKY, ALL_COMPLETE],
+)
+async def test_sessions_of_a_batched_completion_stick(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineClient.completion: "For batched, we route by request["session_id"] if present", a list
+    with one session for each prompt. The batch comes in several orders."""
+    named = sessions(8)
+    for turn in range(4):
+        order = named[turn:] + named[:turn]
+        body = {"model": stack.model_name, "prompt": prompts.unique(8), "session_id": order, **ANSWER}
+        await stack.completion(body)
 
 
 @scenario(

@@ -29,6 +29,16 @@ class _Moves(Router):
         return self.engines[(self.engines.index(engine) + 1) % len(self.engines)]
 
 
+@seeded("sessions_as_one", caught_by=["sticky_sessions"])
+class SessionsAsOne(Client):
+    """The list of a batch's sessions counts as one session."""
+
+    def sessions_of(self, body: dict[str, Any], prompts: int) -> list[SessionId | None]:
+        given = body.get("session_id")
+        self.fired += isinstance(given, list)
+        return [str(given)] * prompts if isinstance(given, list) else super().sessions_of(body, prompts)
+
+
 @seeded("session_moves", "second_turn", caught_by=["sticky_sessions"])
 class SessionMovesOnItsSecondTurn(_Moves):
     """A session's second turn runs on another server than the other turns."""
