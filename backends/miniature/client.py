@@ -321,12 +321,17 @@ class Client:
         """Send the trainer's parameters to all servers in `chunks` pieces. They take effect once the last piece has arrived."""
         await self.send(self.pieces(version, chunks, layout))
 
+    async def send_sparse(self, version: int) -> None:
+        """A sync of every second parameter."""
+        (whole,) = self.pieces(version, 1)
+        await self.send([{name: whole[name] for name in list(whole)[::2]}])
+
     async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
         """A sync in which the trainer fails after it has sent `after` pieces. Raises TrainerFailed."""
         await self.send(self.pieces(version, chunks, layout)[:after], whole=False)
         raise TrainerFailed(f"the trainer failed after {after} chunks of policy version {version}")
 
-    def pieces(self, version: int, chunks: int, layout: Layout) -> list[model.Parameters]:
+    def pieces(self, version: int, chunks: int, layout: Layout = "single") -> list[model.Parameters]:
         """The trainer's parameters in `chunks` pieces."""
         tensors = dict(trainer.parameters(version, self.policies))
         match layout:

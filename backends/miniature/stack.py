@@ -246,7 +246,10 @@ class Miniature:
         """There is no group to join."""
 
     async def sync_weights(self, request: messages.SyncWeightsRequest) -> None:
-        if request.fail_after_chunks is None:
+        if request.sparse:
+            await self.client.send_sparse(request.version)
+            self.client.synced(request.weight_label)
+        elif request.fail_after_chunks is None:
             await self.interface.update_named_weights(request)
             self.client.synced(request.weight_label)
         else:

@@ -63,10 +63,11 @@ class Trainer:
         layout: Layout = "single",
         *,
         fail_after_chunks: int | None = None,
+        sparse: bool = False,
         label: str | None = None,
     ) -> None:
-        """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters.
-        `label`: name of the weights for the servers, None unless the release takes one.
+        """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters. `sparse`: every
+        second parameter only. `label`: name of the weights for the servers, None unless the release takes one.
 
         A trainer whose sync fails leaves the group, as its process does when it ends: waiting peers get an error, and `join`
         creates a new group. Raises TrainerFailed for a requested failure, TimeoutError for a broadcast that hangs, NotJoined
@@ -76,6 +77,8 @@ class Trainer:
             raise NotJoined("the trainer is in no group of workers, or has left it: prepare_weight_sync() joins it")
         sender = self._sender
         tensors = await asyncio.to_thread(HELD[layout], self._model_path, version, self._policies)
+        if sparse:
+            tensors = {name: tensors[name] for name in list(tensors)[::2]}
         try:
             async with asyncio.timeout(self._deadline_s):
                 await sender.send(tensors, chunks, fail_after_chunks, label)

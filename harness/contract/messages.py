@@ -286,13 +286,15 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     The trainer sends the parameters in `chunks` pieces. `layout` says how the trainer holds them: whole in one process, as
     FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2). The sync gathers the parts. With
     `fail_after_chunks` the trainer fails after sending that many: the call fails with the error TrainerFailed. The next
-    `prepare_weight_sync` joins the trainer again.
+    `prepare_weight_sync` joins the trainer again. `sparse`: it sends every second parameter only, and the engines have all others of
+    this version already.
     """
 
     version: int
     chunks: int = 1
     layout: Layout = "single"
     fail_after_chunks: int | None = None
+    sparse: bool = False
     weight_label: str | None = None
     """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
 

@@ -216,6 +216,7 @@ class Calls(ABC):
         chunks: int = 1,
         layout: messages.Layout = "single",
         fail_after_chunks: int | None = None,
+        sparse: bool = False,
         weight_label: str | None = None,
         label: str | None = None,
     ) -> messages.Empty:
@@ -234,6 +235,7 @@ class Calls(ABC):
             chunks=chunks,
             layout=layout,
             fail_after_chunks=fail_after_chunks,
+            sparse=sparse,
             weight_label=weight_label,
         )
         done = await self._call("sync_weights", request, messages.Empty, label)

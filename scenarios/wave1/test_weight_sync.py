@@ -97,6 +97,23 @@ async def test_a_sync_in_chunks_equals_the_whole(stack: Stack, prompts: Prompts)
 
 
 @scenario(
+    task=2,
+    promise="a sync of some parameters brings these, and leaves all others as they are",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, SAME_VERSION_SAME_OUTPUT, EXPLAINED],
+)
+async def test_a_sync_of_some_parameters(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.update_named_weights: a request names its parameters. A trainer that freezes
+    layers sends the others only. Engines hold several parameters of a checkpoint in one (vLLM, packed_modules_mapping): a part of
+    them comes."""
+    batch = prompts.unique(SPREAD)
+    await sync_and_answer(stack, batch, (1, 1))
+    await stack.sync_weights(1, sparse=True)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
+
+
+@scenario(
     task=1,
     promise="a sync of shards that the trainer gathers equals the whole",
     needs={*SYNC, Capability.TRAINER},

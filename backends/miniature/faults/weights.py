@@ -45,6 +45,16 @@ class _Syncing(Engine):
         return super().quantized(self.changed(dict(tensors)))
 
 
+@seeded("sparse_sync_clears", caught_by=["every_parameter"], corrupts=Fact.POLICY)
+class SparseSyncClears(_Syncing):
+    """A sync of some parameters leaves all others empty."""
+
+    def changed(self, tensors: dict[str, model.Array]) -> dict[str, model.Array]:
+        missing = self.held_parameters.keys() - tensors.keys()
+        self.fired += bool(missing)
+        return {**{name: np.zeros_like(self.held_parameters[name]) for name in missing}, **tensors}
+
+
 @seeded("sync_missed", "back_to_the_first", caught_by=["clean_room"], corrupts=Fact.POLICY)
 class FirstVersionNeverBack(Client):
     """A weight sync of the first version reaches no server: the next scenario begins on the weights of this one."""
