@@ -149,3 +149,30 @@ async def test_a_heavy_session_starves_no_other(stack: Stack, prompts: Prompts) 
         await stack.until_generating(requests=1)
         for prompt, session in zip(prompts.unique(12), sessions(12), strict=True):
             callers.create_task(stack.generate([prompt], session_ids=[session], label=LIGHT, **SHORT))
+
+
+CROWD = 1100
+"""Requests per server: more than any stack lets into an engine's process at once (Ray: 1000 calls of an asynchronous actor)."""
+
+
+@scenario(
+    task=13,
+    promise="a pause ends when it is told to, however many requests it has frozen",
+    needs={Capability.PAUSE_KEEP},
+    checks=[ALL_COMPLETE],
+    deadline_s=180,
+    bulk=True,
+)
+async def test_a_pause_over_a_crowd_of_requests(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, pause_generation and resume_generation. Requests that come during the pause, each by a call of its own,
+    as the trajectories of a large batch do. resume() must not wait for what only resume() ends."""
+    async with asyncio.TaskGroup() as callers:
+        await stack.pause("keep")
+        for prompt in prompts.unique(CROWD * len(stack.servers)):
+            callers.create_task(stack.generate([prompt], max_tokens=1, temperature=0.0))
+        before, now = 0, -1
+        while now != before:  # until no more of them reach an engine
+            before = now
+            await asyncio.sleep(1.0)
+            now = (await stack.in_flight()).requests
+        await stack.resume()

@@ -135,6 +135,24 @@ async def test_prefix_cache_of_an_adapter(stack: Stack, prompts: Prompts) -> Non
 
 @scenario(
     task=11,
+    promise="answers after a load are the new version's, also of prompts that the cache knows, without a reset",
+    needs={Capability.LORA},
+    checks=[FRESH_ADAPTER_CACHE, ALL_COMPLETE],
+    topologies=["lora"],
+)
+async def test_a_load_without_a_reset(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 11: LoRA weights are synced and used. SkyRL's trainer resets the cache after each load, so this is about what
+    is asked in between, or by callers who do not know. A stack may give each load a name of its own, which is in a block's hash
+    (vLLM documentation, Automatic Prefix Caching)."""
+    batch = prompts.long(4)
+    for version in (1, 2):
+        await stack.load_lora_adapter("policy", version)
+        for _ in range(2):
+            await stack.generate(batch, session_ids=sessions(4), lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
     promise="engines that sleep while an adapter is trained keep the base model, which no sync brings back",
     needs={Capability.LORA, Capability.SLEEP, Capability.RESET_PREFIX_CACHE},
     checks=[BASE_MODEL_KEPT, EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, ADAPTER_EFFECT, greedy(), ALL_COMPLETE],
