@@ -90,6 +90,9 @@ class Client:
         """Calls in flight end as usual; later ones are refused."""
         self.closed = True
 
+    def alone(self) -> None:
+        """Its owner drops everything else that was made with it: it has what it needs."""
+
     def left(self) -> list[str]:
         """What a client leaves open that nobody uses any more."""
         return []

@@ -317,6 +317,8 @@ class Miniature:
         """A client that is made again is a copy, as with `pickle_client`. All share the one loop whose time is simulated."""
         if request.life == "closed":
             self.client.close()
+        elif request.life == "alone":
+            self.client.alone()
         elif request.life in ("made again", "collected", "in another thread", "as configured"):
             self._gone.append(self.client)
             await self.pickle_client(messages.Empty())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import gc
 import inspect
 import os
 import pickle
@@ -559,6 +560,9 @@ class HttpStack(SkyRLStack):
                 self._closed = True
             case "collected":
                 self.client = self._made_again()
+            case "alone":
+                self._groups.clear()
+                gc.collect()
             case "as configured":
                 make = functools.partial(self._client_as_configured, request)
                 made = make() if request.in_loop else await asyncio.to_thread(make)

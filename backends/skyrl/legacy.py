@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import gc
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -338,6 +339,8 @@ class LegacyStack(SkyRLStack):
             make = as_configured if request.life == "as configured" else self._make_client
             made = functools.partial(make, self.client.engines, engine_cfg)
             self.client = made() if request.in_loop else await asyncio.to_thread(made)
+        elif request.life == "alone":
+            gc.collect()
         return messages.ClientLifeResult(left=self._leftovers.take())
 
     def _client_as_configured(self, request: messages.ClientLifeRequest, engines: list[Any], engine_cfg: Any) -> Any:

@@ -74,6 +74,7 @@ ENGINE_OPTIONS = Check(
     name="engine_options",
     fault="an option that the configuration gives to the engine is ignored, or silently replaces another key of the configuration",
     next_step="follow engine_init_kwargs to the engine's arguments: who compares its names with those that there are",
+    errors_of=EVERY,
     source='SkyRL documentation, Configuration Overview, generator.engine_init_kwargs: "Inference engine arguments passed directly to '
     "the vLLM or SGLang engine. … If duplicate kwargs are passed or kwargs clash with existing generator arguments …, an error is "
     'raised"',

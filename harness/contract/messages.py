@@ -703,7 +703,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     "made again": a new one takes its place; the earlier one is closed with the stack. "closed": it is closed by its own method, and
     stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
     its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
-    turns. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
+    turns. "alone": it is all that is kept of what the stack's entry point made. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
     "looked at": nothing happens.
 
     `merged_adapter`: the configuration's policy is trained through an adapter that the trainer merges into the weights that it sends,
@@ -711,7 +711,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     event loop, as in a notebook, and not in a thread of its own. Both for "as configured" only."""
 
     life: Literal[
-        "made again", "closed", "collected", "in another thread", "in two loops", "as configured", "looked at"
+        "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
     ]
     merged_adapter: bool = False
     in_loop: bool = False

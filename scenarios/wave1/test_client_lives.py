@@ -96,6 +96,24 @@ async def test_collected_in_flight(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=0,
+    promise="a client works on if it is all that its owner keeps of what the entry point made",
+    needs={Capability.CLIENT_LIVES},
+    checks=CHECKS,
+    spoils=True,
+)
+async def test_the_client_alone_is_kept(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, BasePPOExp.get_inference_client: the client is what it returns. Python documentation, gc: an object without references is
+    gone at any moment. The engines have three seconds to go with the owner of their handles."""
+    await answers(stack, prompts)
+    await stack.client_life("alone")
+    for _ in range(3):
+        await asyncio.sleep(1.0)
+        await answers(stack, prompts)
+    await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
     promise="clients in other threads, each in its own event loop, work beside each other",
     needs={Capability.CLIENT_LIVES, Capability.CLIENT_THREADS},
     checks=[*CHECKS, STICKY],

@@ -28,6 +28,15 @@ class ConfiguredByAMergedAdapter(Client):
         super().configure("an adapter" if merged_adapter else served, merged_adapter=merged_adapter)
 
 
+@seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"])
+class GoneWithItsOwner(Client):
+    """The servers end when their owner drops all but the client."""
+
+    def alone(self) -> None:
+        self.fired += 1
+        self.close()
+
+
 @seeded("client_lives", "leaves_a_session", caught_by=["client_lives"])
 class LeavesASession(Client):
     """A client that nobody uses any more leaves its session open."""
