@@ -703,8 +703,8 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     "made again": a new one takes its place; the earlier one is closed with the stack. "closed": it is closed by its own method, and
     stays. "collected": a new one takes its place, and nobody closes or keeps the earlier one. "in another thread": a new one takes
     its place, whose calls run in the event loop of another thread. "in two loops": the same one is called from two event loops by
-    turns. "alone": it is all that is kept of what the stack's entry point made. "as configured": the one that the stack's entry point makes of the configuration takes its place, for the same servers.
-    "looked at": nothing happens.
+    turns. "alone": it is all that is kept of what the stack's entry point made. "as configured": the one that the stack's entry point
+    makes of the configuration takes its place, for the same servers. "looked at": nothing happens.
 
     `merged_adapter`: the configuration's policy is trained through an adapter that the trainer merges into the weights that it sends,
     so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). `in_loop`: the entry point is called from within a running

@@ -7,10 +7,11 @@ from typing import Any
 from backends.miniature.client import Client
 from backends.miniature.engine import Output
 from backends.miniature.faults.registry import REFUSED, seeded
+from harness.contract.faults import ROWS
 from harness.contract.messages import SessionId
 
 
-@seeded("client_lives", "configured_by_another_name", caught_by=["client_lives"])
+@seeded("client_lives", "configured_by_another_name", caught_by=["client_lives"], corrupts=ROWS)
 class ConfiguredByAnotherName(Client):
     """A client that is made of the configuration asks for the model by its path, and not by the name that engines serve."""
 
@@ -28,7 +29,7 @@ class ConfiguredByAMergedAdapter(Client):
         super().configure("an adapter" if merged_adapter else served, merged_adapter=merged_adapter)
 
 
-@seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"])
+@seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"], corrupts=ROWS)
 class GoneWithItsOwner(Client):
     """The servers end when their owner drops all but the client."""
 
