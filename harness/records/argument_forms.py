@@ -14,6 +14,7 @@ from enum import IntEnum
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, final
+from uuid import UUID
 
 AS_IT_IS = "as it is"
 """In place of a form: the arguments stay as they are. Also the label of such a call."""
@@ -58,6 +59,13 @@ def _whole(value: float) -> bool:
     return value == int(value)
 
 
+def _is_uuid(value: str) -> bool:
+    try:
+        return str(UUID(value)) == value
+    except ValueError:
+        return False
+
+
 FORMS: Mapping[type, Mapping[str, tuple[Callable[[Any], bool], Make]]] = {
     list: {
         "of a subclass": (bool, List),
@@ -68,7 +76,7 @@ FORMS: Mapping[type, Mapping[str, tuple[Callable[[Any], bool], Make]]] = {
         "of a subclass": (bool, OrderedDict),
         "read-only mapping": (bool, MappingProxyType),
     },
-    str: {"NumPy str": (bool, _numpy("str_"))},
+    str: {"NumPy str": (bool, _numpy("str_")), "UUID": (_is_uuid, UUID)},
     int: {"IntEnum": (lambda _: True, _member), "NumPy int64": (lambda _: True, _numpy("int64"))},
     float: {
         "NumPy float64": (lambda _: True, _numpy("float64")),

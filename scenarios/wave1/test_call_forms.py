@@ -14,7 +14,8 @@ from harness.records.argument_forms import ADMITTED, AS_IT_IS
 from harness.suite.scenario import scenario, variants
 from scenarios.requests import one_by_one, until_idle
 
-SESSION = "conversation"
+SESSION = "6f1c0a52-5d0b-4a3e-9a6e-0d7f5a1b2c3d"
+"""A text, or a UUID: callers make sessions of either."""
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "stop_token_ids": [5], "ignore_eos": False}
 Ask = Callable[[str], Coroutine[Any, Any, Any]]
 """Label → the call."""
