@@ -67,7 +67,7 @@ class Why(StrEnum):
     LOGPROBS_UNASKED = "log-probabilities-not-asked-for"
     """One stack returns log-probabilities although the request asks for none."""
     ERROR_CLASS = "error-of-another-class"
-    """Both stacks refuse the call, with errors of different classes or statuses."""
+    """Both stacks refuse the call, with errors of different classes or statuses, or that blame different parameters."""
     CLIENT_METHOD = "other-client-method"
     """The clients offer the call under different names, or with different arguments."""
     CLIENT = "client-changes"

@@ -44,14 +44,15 @@ def deterministic(call: Call) -> bool:
 
 
 def error_of(call: Call) -> dict[str, Any] | None:
-    """How a call failed: kind, HTTP status, and whether it raised or returned an error body. None if it succeeded."""
+    """How a call failed: kind, HTTP status, the parameter that it blames, and whether it raised or returned an error body. None if it
+    succeeded."""
     if call.error is not None:
-        return {"kind": call.error.kind, "status": call.error.status, "how": "raised"}
+        return {"kind": call.error.kind, "status": call.error.status, "param": None, "how": "raised"}
     body = (call.result or {}).get("body")
     if not isinstance(body, dict) or not is_error(body):
         return None
     inner = body["error"] if isinstance(body.get("error"), dict) else body
-    return {"kind": inner.get("type"), "status": inner.get("code"), "how": "returned"}
+    return {"kind": inner.get("type"), "status": inner.get("code"), "param": inner.get("param"), "how": "returned"}
 
 
 def outputs(call: Call) -> Outputs:

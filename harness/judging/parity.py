@@ -575,4 +575,5 @@ def _name(error: dict[str, Any] | None) -> str:
     if error is None:
         return "no error"
     status = f" {error['status']}" if error["status"] is not None else ""
-    return f"{error['how']} {error['kind']}{status}"
+    blamed = f" of {error['param']}" if error["param"] is not None else ""
+    return f"{error['how']} {error['kind']}{status}{blamed}"
