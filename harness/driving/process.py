@@ -294,6 +294,8 @@ class HostProcess:
         """As in `HostHandle`."""
         self._supervisor: Supervisor | None = None
         self._client: httpx.AsyncClient | None = None
+        self._watch: asyncio.Task[None] | None = None
+        """Ends with the host. One for all calls: thousands may be in flight."""
         self._farewell: Farewell | None = None
         self._ending = threading.Lock()
 
@@ -407,7 +409,9 @@ class HostProcess:
         assert self._client is not None, "launch comes first"
         body = msgspec.json.encode(request)
         answer = asyncio.ensure_future(self._client.post(f"/call/{method}", content=body))
-        ended = asyncio.ensure_future(self._until_ended())
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._until_ended())
+        ended = self._watch
         try:
             await asyncio.wait({answer, ended}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
@@ -424,7 +428,6 @@ class HostProcess:
             except httpx.RequestError as e:
                 raise self._death(f"the host's connection broke during {method} ({type(e).__name__})") from e
         finally:
-            ended.cancel()
             answer.cancel()
         try:
             answered = read_answer(method, reply.content)
@@ -482,6 +485,8 @@ class HostProcess:
                     print(f"[driver] teardown: {e}", file=log)
         if self._client is not None:
             await self._client.aclose()
+        if self._watch is not None:
+            self._watch.cancel()
         if running and self.outlives and isinstance(self._supervisor, Holder):
             self._supervisor.free(condition)
             return None

@@ -160,7 +160,7 @@ CROWD = 1100
     promise="a pause ends when it is told to, however many requests it has frozen",
     needs={Capability.PAUSE_KEEP},
     checks=[ALL_COMPLETE],
-    deadline_s=180,
+    deadline_s=100,
     bulk=True,
 )
 async def test_a_pause_over_a_crowd_of_requests(stack: Stack, prompts: Prompts) -> None:
