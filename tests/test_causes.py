@@ -206,6 +206,8 @@ def test_the_cause_of_the_texts_of_single_tokens(place, baseline, candidate, cau
         ("generate.env_metrics", (NOT_THERE, "list of dict"), (f"{Why.FIELD}:env_metrics",)),
         (".choices[]", (NOT_THERE, "dict"), ()),
         (".usage", ("int", "str"), ()),
+        (".logprobs[]", ("dict of 4 by number", "dict of 4"), (Why.KEYS,)),
+        (".logprobs[]", ("dict of 4 by number", "dict of 3"), ()),
     ],
 )
 def test_the_cause_of_a_form_that_one_result_lacks(place, forms, causes):

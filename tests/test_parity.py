@@ -537,6 +537,11 @@ def test_errors_that_differ_are_open_where_judged_and_red_where_not():
     assert found.reason == (
         "errors differ (baseline / candidate): returned BadRequestError 400 / raised BadRequestError 400"
     )
+    blaming = {"error": {**body["error"], "param": "max_tokens"}}
+    by_name = [traces.openai("completion", {"prompt": 1}, blaming, label="bad")]
+    assert both(returned, by_name, scenario=WITH_ERRORS)["outputs.errors"].reason.endswith(
+        "BadRequestError 400 of max_tokens"
+    )
     assert both(returned, raised)["outputs.errors"].status == Parity.BOTH_WRONG
     fine = [traces.generate([[1]], [[2]], params=GREEDY, label="bad")]
     assert both(fine, failing())["outputs.errors"].red

@@ -57,6 +57,7 @@ Point = collections.namedtuple("Point", "x")
         ([{"a": 1, "b": 2}, {"a": None}], {"": "list of 2", "[]": "dict", "[].a": "None | int", "[].b": "(not there) | int"}),
         ({"http://a:1": {"status": 200}, "http://a:2": {"status": 200}}, {"": "dict of 2", ".*": "dict", ".*.status": "int"}),
         ({"top": {" the": -0.5, "a": -1.0}}, {"": "dict", ".top": "dict of 2", ".top.*": "float"}),
+        ({"top": {7: -0.5, 8: -1.0}}, {"": "dict", ".top": "dict of 2 by number", ".top.*": "float"}),
         (np.zeros((2, 3), np.float32), {"": "numpy.ndarray float32 rank 2"}),
         (np.int64(3), {"": "numpy.int64 int64 rank 0"}),
         (HTTPStatus.OK, {"": "http.HTTPStatus"}),
