@@ -32,7 +32,7 @@ class Run:
     def begin(self, request: TrainerRunRequest, client: Client, generator: Generator) -> None:
         self.request, self.client, self.generator = request, client, generator
         self._wants: asyncio.Queue[TrainerWants] = asyncio.Queue()
-        self._go: asyncio.Queue[None] = asyncio.Queue()
+        self._go: asyncio.Queue[bool] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
 
     async def wants(self, within_s: float) -> TrainerWants:
@@ -41,8 +41,8 @@ class Run:
         except TimeoutError:
             return TrainerWants(what="unknown")
 
-    def goes_on(self) -> None:
-        self._go.put_nowait(None)
+    def goes_on(self, *, fails: bool) -> None:
+        self._go.put_nowait(fails)
 
     async def end(self) -> None:
         if self._task is not None:
@@ -54,7 +54,8 @@ class Run:
         self, what: Literal["weights", "training"], step: int, groups: list[RolloutGroup] | None = None
     ) -> None:
         self._wants.put_nowait(TrainerWants(what=what, step=step, groups=groups or []))
-        await self._go.get()
+        if await self._go.get():
+            raise RuntimeError(f"the {what} could not be done")
 
     async def _run(self) -> None:
         ended = None
@@ -87,7 +88,15 @@ class Run:
     async def sync(self) -> None:
         """New weights for engines that are paused."""
         await self.client.everywhere("pause_generation", mode="keep", clear_cache=False)
-        await self.ask("weights", self.step)
+        try:
+            await self.ask("weights", self.step)
+        except RuntimeError:
+            await self.gives_up()
+            raise
+        await self.client.everywhere("resume_generation")
+
+    async def gives_up(self) -> None:
+        """After a sync that failed: rollouts of others go on."""
         await self.client.everywhere("resume_generation")
 
     async def taken(self, workers: list[asyncio.Task[None]]) -> RolloutGroup:

@@ -290,8 +290,8 @@ class Miniature:
     async def trainer_wants(self, request: messages.TrainerWantsRequest) -> messages.TrainerWants:
         return await self.run.wants(request.within_s)
 
-    async def trainer_goes_on(self, _request: messages.Empty) -> None:
-        self.run.goes_on()
+    async def trainer_goes_on(self, request: messages.TrainerGoesOnRequest) -> None:
+        self.run.goes_on(fails=request.fails)
 
     async def end_trainer_run(self, _request: messages.Empty) -> None:
         await self.run.end()

@@ -493,8 +493,8 @@ class SkyRLStack(VllmStack):
         wants: messages.TrainerWants = await self._run.wants(request.within_s)
         return wants
 
-    async def trainer_goes_on(self, _request: messages.Empty) -> None:
-        self._run.goes_on()
+    async def trainer_goes_on(self, request: messages.TrainerGoesOnRequest) -> None:
+        self._run.goes_on(fails=request.fails)
 
     async def end_trainer_run(self, _request: messages.Empty) -> None:
         if self._run is not None:

@@ -1,6 +1,6 @@
 """SkyRL's own gym generator over an adapter's client, made as SkyRL's entry point makes it (main_base.py, get_generator).
 
-Written for skyrl 0.1.0 and 0.2.0. Both have the same constructor, `generate`, and input fields used here.
+Written for skyrl 0.1.0 to 0.4.0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from harness.contract import gym_rule
 from harness.contract.messages import GymOutput, GymRequest
 from harness.driving import raw
 
+NAMES_POLICY = "resolve_policy_model_name"
+"""SkyRL's function for the name of the policy, from 0.3.0 on."""
+
 
 def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any:
-    """A `SkyRLGymGenerator` with the request's settings and SkyRL's defaults."""
+    """A `SkyRLGymGenerator` with the request's settings and SkyRL's defaults. From 0.3.0 on it names the policy in each call."""
+    from skyrl.backends.skyrl_train.inference_servers import utils
     from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 
     from backends.skyrl import gym_env
@@ -40,6 +44,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
         skyrl_gym_cfg=cfg.environment.skyrl_gym,
         inference_engine_client=client,
         tokenizer=tokenizer,
+        **({"policy_model_name": utils.resolve_policy_model_name(cfg)} if hasattr(utils, NAMES_POLICY) else {}),
     )
 
 

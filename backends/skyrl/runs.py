@@ -30,6 +30,10 @@ class _GivenUpError(Exception):
     """The run was given up by its caller."""
 
 
+class NotDoneError(Exception):
+    """What the trainer asked for could not be done."""
+
+
 class _ExitedError(Exception):
     """In place of the process's exit."""
 
@@ -78,9 +82,9 @@ class Run:
         except queue.Empty:
             return TrainerWants(what="unknown")
 
-    def goes_on(self) -> None:
-        """The trainer has what it asked for."""
-        self._go.put(None)
+    def goes_on(self, *, fails: bool) -> None:
+        """The trainer has what it asked for, or it could not be done."""
+        self._go.put(NotDoneError("the caller could not do it") if fails else None)
 
     async def end(self) -> None:
         """Give the run up, with its workers."""
@@ -98,8 +102,11 @@ class Run:
         """Ask the caller, and block until it has done it."""
         told = [_group(group) for group in groups]
         self._wants.put(TrainerWants(what=what, step=trainer.global_step, groups=told))
-        if self._go.get() is ENDED:
+        told = self._go.get()
+        if told is ENDED:
             raise _GivenUpError
+        if told is not None:
+            raise told
 
     def _exits(self, status: Any = None) -> None:
         self._wants.put(TrainerWants(what="nothing", ended=f"the process exits with status {status}"))

@@ -531,7 +531,7 @@ BY_NAME: dict[str, Patch] = {
         *CPU,
         *NATIVE_SYNC_ON_CPU,
         *ENGINE_SYNC_ON_CPU,
-        *EXPERTS_ON_CPU,
+        *LATER_EXPERTS_ON_CPU,
         *MODULAR_EXPERTS_ON_CPU,
         LORA_ON_CPU,
         LEGACY_CPU,

@@ -15,8 +15,11 @@ from harness.records.recording import Call
 
 FAILS = "fails"
 """Label of the calls of a run in which a rollout fails."""
+SYNC_FAILS = "a sync fails"
+"""Label of the calls of a run in which the second sync fails."""
 WAITS = "the trainer neither ends nor asks for anything: it waits for a rollout that nobody makes"
-UNTOLD = "a rollout failed, and the trainer's run ended as if nothing had happened"
+UNTOLD = "a rollout or a sync failed, and the trainer's run ended as if nothing had happened"
+LEFT = "a sync failed, and the trainer left engines paused at its end"
 ENDED = "the trainer's run ended early: {}"
 ORDER = "the trainer does not ask for weights before its first step and after each"
 SIZE = "the trainer did not train on a whole mini-batch in each step of the epoch"
@@ -78,6 +81,14 @@ def _paused(evidence: Evidence, asked: list[Call]) -> tuple[list[Problem], int]:
     return wrong, met
 
 
+def _left_paused(evidence: Evidence, end: Call) -> list[str]:
+    """The servers that are paused when the run has ended."""
+    changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
+    changes.sort(key=lambda seen: seen.at_ns)
+    last = {seen.server: seen.data["op"] for seen in changes if seen.at_ns < end.ended_ns}
+    return sorted(server for server, op in last.items() if op == "pause_generation")
+
+
 def _judge(evidence: Evidence) -> Finding:
     runs = _runs(evidence)
     if not runs:
@@ -87,12 +98,14 @@ def _judge(evidence: Evidence) -> Finding:
     for start, wants in runs:
         told = [msgspec.convert(call.result, TrainerWants) for call in wants]
         facts += len(told)
-        fails = any(call.label == FAILS for call in wants)
+        fails = any(call.label in (FAILS, SYNC_FAILS) for call in wants)
         last = told[-1] if told else TrainerWants(what="unknown")
         if last.what == "unknown":
             wrong.append((WAITS, {"call": start.id, "asked for": [one.what for one in told]}))
         elif fails and last.ended is None:
             wrong.append((UNTOLD, {"call": start.id}))
+        elif wants[-1].label == SYNC_FAILS and (left := _left_paused(evidence, wants[-1])):
+            wrong.append((LEFT, {"call": start.id, "servers": left, "ended": last.ended}))
         elif not fails and last.ended is not None:
             wrong.append((ENDED.format(last.ended), {"call": start.id}))
         elif not fails:
@@ -108,7 +121,8 @@ def _judge(evidence: Evidence) -> Finding:
 
 TRAINER_RUN = Check(
     name="trainer_run",
-    fault="the trainer hangs when a rollout fails, trains twice on one, or changes weights under running engines",
+    fault="the trainer hangs when a rollout fails, leaves engines paused when a sync does, trains twice on one, or changes weights "
+    "under running engines",
     next_step="follow the trainer's loop from the last thing that it asked for: what does it wait for, and who would tell it",
     source='SkyRL documentation, Fully Async Training; SkyRL #1014, task 5; SkyRL #1691: "Prevent process hang when vLLM engine dies '
     'during async generation"',

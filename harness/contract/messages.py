@@ -394,6 +394,12 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
     responses: list[list[int]]
 
 
+class TrainerGoesOnRequest(Message, frozen=True, kw_only=True):
+    """The trainer has what it asked for; `fails`: it could not be done, and the call by which the trainer does it raises."""
+
+    fails: bool = False
+
+
 class TrainerWantsRequest(Message, frozen=True, kw_only=True):
     within_s: float
 
@@ -916,7 +922,7 @@ METHODS: dict[str, Method] = {
         # A run in place of an earlier one. It waits with what it wants until it is told to go on.
         Method("start_trainer_run", TrainerRunRequest, Empty, Capability.TRAINER_RUNS),
         Method("trainer_wants", TrainerWantsRequest, TrainerWants, Capability.TRAINER_RUNS),
-        Method("trainer_goes_on", Empty, Empty, Capability.TRAINER_RUNS),
+        Method("trainer_goes_on", TrainerGoesOnRequest, Empty, Capability.TRAINER_RUNS),
         # Gives up a run that is not over. Without a run nothing happens.
         Method("end_trainer_run", Empty, Empty, Capability.TRAINER_RUNS),
         Method("load_lora_adapter", LoadLoraRequest, Empty, Capability.LORA),

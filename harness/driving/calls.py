@@ -311,9 +311,9 @@ class Calls(ABC):
         request = messages.TrainerWantsRequest(within_s=within_s)
         return await self._call("trainer_wants", request, messages.TrainerWants, label)
 
-    async def trainer_goes_on(self) -> None:
+    async def trainer_goes_on(self, *, fails: bool = False) -> None:
         """The trainer has what it asked for."""
-        await self._call("trainer_goes_on", messages.Empty(), messages.Empty)
+        await self._call("trainer_goes_on", messages.TrainerGoesOnRequest(fails=fails), messages.Empty)
 
     async def end_trainer_run(self) -> None:
         """Give up a run that is not over."""

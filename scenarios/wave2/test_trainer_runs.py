@@ -6,7 +6,7 @@ from typing import Any
 
 from fixtures.prompts import Prompts
 from harness.checks.history import explained
-from harness.checks.trainer_runs import FAILS, TRAINER_RUN
+from harness.checks.trainer_runs import FAILS, SYNC_FAILS, TRAINER_RUN
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest
@@ -37,6 +37,9 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
         while (wants := await stack.trainer_wants(within_s, label)).what in ("weights", "training"):
             if wants.what == "weights":
                 version += 1
+                if label == SYNC_FAILS and version > 1:
+                    await stack.trainer_goes_on(fails=True)
+                    continue
                 await stack.sync_weights(version)
                 await stack.digests()
             await stack.trainer_goes_on()
@@ -66,3 +69,17 @@ async def test_a_fully_asynchronous_run(stack: Stack, prompts: Prompts) -> None:
 async def test_a_rollout_that_fails(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1691: a worker's error was swallowed, and the trainer waited with all accelerators idle. Here each environment fails."""
     await run(stack, prompts, [{"turns": "many"}] * MINI_BATCH * STEPS, FAILS)
+
+
+@scenario(
+    task=5,
+    promise="a sync that fails ends the trainer's run by an error, and leaves no engine paused",
+    needs=NEEDS,
+    checks=[TRAINER_RUN],
+    deadline_s=180.0,
+)
+async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Fully Async Training: pause, sync and resume. Rollouts of others, an evaluation for instance, would wait
+    for a resume() that nobody calls. The second sync fails; in the end the scenario resumes the engines itself."""
+    await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)], SYNC_FAILS)
+    await stack.resume()

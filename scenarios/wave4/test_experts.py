@@ -67,13 +67,19 @@ async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
             "promise": "each answer of a batch of one turn comes with the experts of each token that was fed to the model",
             "batched": True,
         },
+        "test_experts_of_trajectories_in_one_message": {
+            "promise": "each trajectory whose turns are one assistant message comes with the experts of each token that was fed",
+            "batched": False,
+            "conversation": False,
+        },
     },
+    conversation=True,
     task=10,
     needs=NEEDS | {Capability.GYM_GENERATOR},
     checks=[TRAJECTORY_EXPERTS, *TRAJECTORIES, ALL_COMPLETE],
     topologies=["moe"],
 )
-async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bool) -> None:
+async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bool, conversation: bool) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL #1908: nothing is replayed for a token that no engine was
     fed. Some trajectories of several turns end by length, before the policy reads the last observation."""
     await stack.gym_generate(
@@ -81,6 +87,7 @@ async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bo
             prompts=[messages[-1:] for messages in prompts.conversations(8)],
             env_extras=[{"turns": 1 + row % 3 if row % 2 else 9} for row in range(8)],
             batched=batched,
+            use_conversation_multi_turn=conversation,
             max_turns=9,
             max_input_length=160,
             sampling_params={"max_tokens": 16, "temperature": 0.0, "ignore_eos": True},

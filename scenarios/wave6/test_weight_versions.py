@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
+from harness.checks.errors import answered_or_named
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.history import answered, cached, explained
 from harness.checks.liveness import ALL_COMPLETE
@@ -113,3 +114,20 @@ async def test_a_salt_for_each_policy_version(stack: Stack, prompts: Prompts) ->
             await stack.sync_weights(version)
         for _ in range(2):
             await stack.generate(batch, session_ids=sessions(4), cache_salt=salt, **ANSWER)
+
+
+SALTS = ("policy@1", "organization/model", "back\\slash", "long" * 40, "a b")
+"""Salts that name a policy in ways that occur to a caller."""
+
+
+@scenario(
+    task=14,
+    promise="a salt is any text, or is refused by name",
+    needs={Capability.CACHE_SALT},
+    checks=[answered_or_named("salt", "cache_salt"), greedy("after")],
+)
+async def test_salts_of_any_text(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Automatic Prefix Caching, cache isolation: "cache_salt", a text of the caller's."""
+    for salt in SALTS:
+        await stack.attempt(stack.generate(prompts.unique(2), cache_salt=salt, label="salt", **ANSWER))
+    await stack.generate(prompts.unique(8), label="after", **ANSWER)

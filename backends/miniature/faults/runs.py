@@ -26,6 +26,14 @@ class SyncsWithoutAPause(Run):
         await self.ask("weights", self.step)
 
 
+@seeded("trainer_run", "left_paused", caught_by=["trainer_run"])
+class LeftPaused(Run):
+    """A sync fails, and nobody resumes the engines that it paused."""
+
+    async def gives_up(self) -> None:
+        self.fired += 1
+
+
 @seeded("trainer_run", "one_rollout_twice", caught_by=["trainer_run"])
 class OneRolloutTwice(Run):
     """A step trains on a rollout of the step before."""
