@@ -98,7 +98,7 @@ async def test_collected_in_flight(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="a client works on if it is all that its owner keeps of what the entry point made",
     needs={Capability.CLIENT_LIVES},
-    checks=CHECKS,
+    checks=[CLIENT_LIVES],
     spoils=True,
 )
 async def test_the_client_alone_is_kept(stack: Stack, prompts: Prompts) -> None:
