@@ -15,10 +15,11 @@ from harness.checks.base import Check, Evidence, failed, passed
 from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.contract.errors import Blame
 from harness.contract.topology import Topology
+from harness.judging.causes import Why
 from harness.judging.facets import deterministic
 from harness.judging.noise import noise_floors
 from harness.judging.parity import Absent, Judged, Missing, compare
-from harness.records.recording import Call, CallError, Mark, Observation, ScenarioTrace
+from harness.records.recording import ENUMERATED, Call, CallError, Mark, Observation, ScenarioTrace
 from harness.records.reference import NoiseRequest, Score, ScoreRequest
 from harness.records.verdict import Concern, Conformance, NoiseFloor, Parity, Verdict
 from tests import recordings, traces
@@ -254,6 +255,26 @@ def test_a_call_without_a_partner_is_untestable_never_dropped():
         found = both(left, right)["calls.paired"]
         assert (found.status, found.blame, found.red) == (Parity.UNTESTABLE, Blame.HARNESS, True)
         assert found.reason == f"calls without a partner on the other side: generate ({role})"
+
+
+@pytest.mark.parametrize(("asked", "status"), [((3, 2), Parity.OPEN), ((3, 3), Parity.UNTESTABLE)])
+@pytest.mark.parametrize("conforms", [True, False])
+def test_what_only_one_stack_has_is_named_where_a_scenario_asks_for_all(asked, status, conforms):
+    def enumerating(name: str, calls: list[Call], cases: int, verdict: str) -> Judged:
+        mark = Mark(name=ENUMERATED, step=0, at_ns=traces.tick(), numbers={"driven": cases, "left_out": 0})
+        return side(traces.trace(*calls, target=name, marks=[mark]), verdict, check=SCENARIO.checks[0].name)
+
+    more = traces.generate([[9, 9]], [[1]], params=GREEDY)
+    sides = [
+        enumerating("stack:old", [answer(), more], asked[0], "pass" if conforms else "fail"),
+        enumerating("stack:new", [answer()], asked[1], "pass"),
+    ]
+    found = {v.check: v for v in compare(SCENARIO, *sides, None, NOISE)}
+    if not conforms and status is Parity.UNTESTABLE:
+        assert "calls.paired" not in found
+        return
+    assert found["calls.paired"].status is status
+    assert found["calls.paired"].causes == ({Why.ASKED_OF_ONE: 1} if status is Parity.OPEN else {})
 
 
 def test_concurrent_calls_are_paired_by_what_they_asked_not_by_when_they_ended():

@@ -138,6 +138,8 @@ class Why(StrEnum):
     ARRAY = "array-in-place-of-lists"
     """One client returns an array, the other nested lists of the same depth with numbers of the same kind. Facets of outputs compare
     the numbers themselves."""
+    ASKED_OF_ONE = "asked-of-one-stack"
+    """The scenario asks for every key, option or field that a stack says it has, and one stack has more or other ones."""
     KEYS = "numbers-as-text-keys"
     """One client returns a mapping by number (by token id), the other the same mapping by text, as JSON has it."""
     TOKEN_TEXT = "text-of-a-token-within-a-character"

@@ -27,7 +27,7 @@ from harness.judging.facets import ERRORS, LOGPROBS, error_of
 from harness.judging.judge import NEXT_STEP
 from harness.judging.sides import Comparison, Facet, covered, lay_side_by_side
 from harness.machine.targets import released
-from harness.records.recording import Call, ScenarioTrace
+from harness.records.recording import ENUMERATED, Call, ScenarioTrace
 from harness.records.verdict import UNEXPLAINED, Concern, Conformance, NoiseFloor, Parity, Verdict
 from harness.suite.scenario import Scenario
 
@@ -260,7 +260,7 @@ def _facets(
     found = lay_side_by_side(*both, twin, floor.bound if floor else 0.0, aside)
     facets = _all_facets(found, both, twin, aside)
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.facts]
-    verdicts.extend(_unpaired(about, found))
+    verdicts.extend(_unpaired(about, found, both))
     verdicts.extend(_logprobs(about, found, floor, exact=_exact(baseline.evidence, candidate.evidence)))
     verdicts.extend(_errors(about, found, aside))
     verdicts.extend(_evaluation(about, baseline, candidate, twin))
@@ -299,7 +299,8 @@ def _beside_failures(
         if side.broken
     ]
     verdicts = [_facet(about, name, facet) for name, facet in facets.items() if facet.differences]
-    verdicts += [verdict for verdict in _errors(about, found, aside) if verdict.status is Parity.OPEN]
+    more = [*_errors(about, found, aside), *_unpaired(about, found, both)]
+    verdicts += [verdict for verdict in more if verdict.status is Parity.OPEN]
     return [msgspec.structs.replace(v, reason=f"{v.reason} ({'; '.join(fails)})") for v in verdicts]
 
 
@@ -425,11 +426,30 @@ def _kind_of_place(call: Call | None, place: str) -> str:
     return call.method
 
 
-def _unpaired(about: _About, found: Comparison) -> list[Verdict]:
+def _unpaired(about: _About, found: Comparison, both: tuple[Evidence, Evidence]) -> list[Verdict]:
     pairing = found.pairing
     alone = [("baseline", c) for c in pairing.left_only] + [("candidate", c) for c in pairing.right_only]
     if not alone:
         return []
+    evidence = [
+        {"side": role, "call": call.method, "label": call.label, "request": call.request} for role, call in alone[:3]
+    ]
+    ours, theirs = (_enumerated(side.trace) for side in both)
+    if ours and theirs and ours != theirs:
+        counts = ", ".join(
+            f"{count} of {call} ({role})"
+            for (role, call), count in sorted(Counter((role, call.method) for role, call in alone).items())
+        )
+        return [
+            about(
+                PAIRED,
+                Parity.OPEN,
+                f"the scenario asks each stack for all that it has, and the stacks have different things: {counts}",
+                facts=len(pairing.pairs),
+                causes={Why.ASKED_OF_ONE: len(alone)},
+                evidence=evidence,
+            )
+        ]
     if _follow_parted_answers(found):
         return [
             about(
@@ -449,12 +469,14 @@ def _unpaired(about: _About, found: Comparison) -> list[Verdict]:
             Blame.HARNESS,
             facts=len(pairing.pairs),
             numbers={"unpaired": float(len(alone))},
-            evidence=[
-                {"side": role, "call": call.method, "label": call.label, "request": call.request}
-                for role, call in alone[:3]
-            ],
+            evidence=evidence,
         )
     ]
+
+
+def _enumerated(trace: ScenarioTrace) -> list[float]:
+    """Number of cases in each enumeration of the scenario: they are what the stack itself says that it has."""
+    return [sum(mark.numbers.values()) for mark in trace.own_marks if mark.name == ENUMERATED]
 
 
 def _follow_parted_answers(found: Comparison) -> bool:
