@@ -253,6 +253,7 @@ class Engine:
             prompt_token_ids=request.prompt,
             sampling_params=self.effective(request),
             parent_id=None,
+            cache_salt=salt,
         )
         self.arrive(request)
         self._poke()

@@ -133,6 +133,7 @@ def _wrap_requests(processor: type, folder: Path) -> None:
             "parent_id": parent_req.request_id if parent_req else None,
             "prompt_token_ids": request.prompt_token_ids,
             "sampling_params": _sampling_params(request.sampling_params) if request.sampling_params else {},
+            "cache_salt": request.cache_salt,
         }
         log = _log_of(self, folder)
         log.write("request", data)

@@ -134,6 +134,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int | None
     step_ns: tuple[int, ...]
     """When each of `tokens` was produced; as long as `tokens`."""
+    cache_salt: str | None = None
 
 
 @final
@@ -300,6 +301,7 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
             started_ns=first.at_ns,
             ended_ns=last.at_ns if last else None,
             step_ns=tuple(times),
+            cache_salt=first.data.get("cache_salt"),
         )
 
 

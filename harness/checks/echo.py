@@ -108,7 +108,9 @@ def _bias(value: Any) -> dict[int, float]:
 
 
 def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
-    """(field, given, seen, True if right) for every sampling parameter that the caller gave."""
+    """(field, given, seen, True if right) for every sampling parameter, and the salt of the cache, that the caller gave."""
+    if (salt := row.call.request.get("cache_salt")) is not None:
+        yield "cache_salt", salt, execution.cache_salt, salt == execution.cache_salt
     ends = set(evidence.header.vocabulary.ends)
     temperature = row.params.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < SAMPLING_EPSILON

@@ -181,6 +181,8 @@ def _values(evidence: Evidence, call: Call) -> dict[str, str]:
         for name, value in executions[0].sampling_params.items() if executions else ():
             whole = int(value) if isinstance(value, float) and value.is_integer() else value
             found[name].add(json.dumps(whole, sort_keys=True))
+        for salt in {one.cache_salt for one in executions} - {None}:
+            found["cache_salt"].add(json.dumps(salt))
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
 
 

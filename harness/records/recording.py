@@ -149,7 +149,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", 
     """What an engine tap saw, out of band. `kind` and `data`:
 
     =================  ==================================================================================
-    `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id
+    `request`          an engine took a request: request_id, prompt_token_ids, sampling_params, parent_id, cache_salt
     `late_request`     the same, but of a batch that failed in an earlier scenario
     `step`             one engine step: tokens = {request_id: [new token ids]}
     `finish`           a request left the engine: request_id, reason ("stop", "length", "abort", …),

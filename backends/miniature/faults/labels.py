@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from backends.miniature.client import Client
-from backends.miniature.engine import CacheKey, Engine, Request
+from backends.miniature.engine import CacheKey, Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
-from harness.contract.messages import Layout
+from harness.contract.messages import Layout, SessionId
+
+
+@seeded("salt_dropped", caught_by=["echo"], corrupts=Fact.POLICY)
+class SaltDropped(Client):
+    """The client drops the salt of a request."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        self.fired += more.get("salt") is not None
+        return await super().row(session, prompt, params, **{**more, "salt": None})
 
 
 @seeded("salt_ignored", "every_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
