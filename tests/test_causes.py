@@ -44,6 +44,8 @@ def why(
         "synced": False,
         "paused": False,
         "slept": False,
+        "aborted": False,
+        "trained": False,
         "allowed_to_another": False,
     } | about
     both = of_place(facet, place, baseline, candidate, Asked(**known))
@@ -55,6 +57,10 @@ def why(
 
 def test_tokens_that_a_sleep_cut():
     assert why("outputs.tokens", [3, 4], [3], slept=True) == [Why.CUT_BY_SLEEP]
+    assert why("outputs.tokens", [3, 4], [3], paused=True, aborted=True) == [Why.CUT_BY_PAUSE]
+    assert why("outputs.tokens", [3, 4], [3], paused=True) == []
+    assert why("outputs.tokens", [3, 4], [4], paused=True, aborted=True) == []
+    assert why("weights.digests", "a", "b", trained=True) == [Why.TRAINED]
 
 
 def test_what_follows_from_tokens_to_which_another_request_was_bound():

@@ -58,6 +58,10 @@ class Why(StrEnum):
     """A weight sync reached the request after another token than on the other stack."""
     CUT_BY_SLEEP = "cut-by-sleep"
     """The engines were put to sleep during the request, after another token than on the other stack."""
+    CUT_BY_PAUSE = "cut-by-pause"
+    """pause(abort) ended the answer after another token than on the other stack: one is the beginning of the other."""
+    TRAINED = "another-trained-policy"
+    """The same step of training, made in each stack's own environment, gave other weights: what follows is of two policies."""
     DRAWS = "draws-of-one-seed"
     """Sampled tokens of a request with a seed: several samples, or a pause in the middle. No release says what a seed draws then."""
     ALLOWED_TO_ANOTHER = "tokens-allowed-to-another-request"
@@ -221,8 +225,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """True if a weight sync overlaps the call on either side."""
     paused: bool
     """True if a pause overlaps the call on either side."""
+    aborted: bool
+    """True if the answer there ended by an abort on either side."""
     slept: bool
     """True if a sleep overlaps the call on either side."""
+    trained: bool
+    """True if an earlier step of training gave other weights on the other side."""
     allowed_to_another: bool
     """True if an engine gave it a token to which another request had been bound there, on either side."""
 
@@ -236,8 +244,12 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
         facet in {TOKENS, STOP_REASONS} or (facet == BODIES and place.endswith(FOLLOWING))
     ):
         return (Why.ALLOWED_TO_ANOTHER,)
+    if asked.trained:
+        return (Why.TRAINED,)
     if facet == TOKENS and not one_sided:
-        found = _of_tokens(asked)
+        shorter = min(len(baseline), len(candidate))
+        cut = asked.paused and asked.aborted and baseline[:shorter] == candidate[:shorter]
+        found = (Why.CUT_BY_PAUSE,) if cut else _of_tokens(asked)
     elif facet == TEXT:
         if one_sided:
             found = (Why.NO_TEXT,)

@@ -525,7 +525,7 @@ def _logprobs(about: _About, found: Comparison, floor: NoiseFloor | None, *, exa
         return [about(LOGPROBS, Parity.OPEN, reason, causes=found_causes, **details)]
     if numbers.beyond:
         reason = "log-probabilities differ by more than the run's bound"
-        return [about(LOGPROBS, Parity.OPEN, reason, causes={UNEXPLAINED: len(numbers.beyond)}, **details)]
+        return [about(LOGPROBS, Parity.OPEN, reason, causes=_causes(d.why for d in numbers.beyond), **details)]
     return [about(LOGPROBS, Parity.PARITY, **details)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, final
 
 import msgspec
@@ -134,6 +134,7 @@ def lay_side_by_side(
     parted = partings.of_rounding(baseline, candidate, pairing.pairs)
     ours, theirs = _allowed_to_another(baseline), _allowed_to_another(candidate)
     allowed_to_another = {left.id: ours[left.id] | theirs[right.id] for left, right in pairing.pairs}
+    trained_apart = _trained_apart(pairing.pairs)
     facets: dict[str, Facet] = defaultdict(Facet)
     numbers = Numbers()
     errors: list[tuple[Call, Call, tuple[str, ...]]] = []
@@ -161,10 +162,11 @@ def lay_side_by_side(
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
                 overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
+            trained=left.started_ns > trained_apart,
             allowed_to_another=allowed_to_another,
         )
         before = numbers.facts
-        _logprobs(left, right, bound, numbers)
+        _logprobs(left, right, bound, numbers, (Why.TRAINED,) if left.started_ns > trained_apart else ())
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
     _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
     return Comparison(
@@ -224,6 +226,7 @@ def _outputs(
     facets: dict[str, Facet],
     aside: Collection[int | None] = (),
     overlaps: Callable[[str], bool],
+    trained: bool,
     allowed_to_another: Parted,
 ) -> None:
     ours, theirs = outputs(left), outputs(right)
@@ -247,21 +250,36 @@ def _outputs(
             if explains(parted, left, place):
                 facet.parted += 1
                 continue
+            reasons = [side.get(STOP_REASONS, {}).get(place) for side in (ours, theirs)]
             asked = Asked(
                 call=left,
                 same_tokens=ours.get(TOKENS, {}).get(place) == theirs.get(TOKENS, {}).get(place),
-                stopped="length"
-                not in (ours.get(STOP_REASONS, {}).get(place), theirs.get(STOP_REASONS, {}).get(place)),
+                stopped="length" not in reasons,
+                aborted="abort" in reasons,
                 tokens=len(ours.get(TOKENS, {}).get(place) or ()),
                 synced=overlaps("sync_weights"),
                 paused=overlaps("pause"),
                 slept=overlaps("sleep"),
+                trained=trained,
                 allowed_to_another=explains(allowed_to_another, left, place),
             )
             why = of_place(name, place, a, b, asked)
             facet.differences.append(
                 Difference(call=left, place=place, baseline=a, candidate=b, size=size_of(left, place), why=why)
             )
+
+
+def _trained_apart(pairs: Sequence[tuple[Call, Call]]) -> float:
+    """When the baseline's first step of training ended that gave other weights than the candidate's: a version is made of its
+    weights (`TrainResult.version`)."""
+    apart = [
+        left.ended_ns
+        for left, right in pairs
+        if left.method == "train"
+        if left.result is not None and right.result is not None
+        if left.result["version"] != right.result["version"]
+    ]
+    return min(apart, default=math.inf)
 
 
 def overlaps(call: Call, evidence: Evidence, method: str) -> bool:
@@ -326,7 +344,7 @@ def _scored(call: Call) -> bool:
     )
 
 
-def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
+def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers, why: tuple[str, ...]) -> None:
     facts, differing = deltas(left, right)
     numbers.facts += facts
     for delta in differing:
@@ -344,6 +362,7 @@ def _logprobs(left: Call, right: Call, bound: float, numbers: Numbers) -> None:
                     baseline={"token": delta.position, "logprob": delta.left},
                     candidate={"token": delta.position, "logprob": delta.right},
                     size=size_of(left, place),
+                    why=why,
                 )
             )
 
