@@ -301,7 +301,7 @@ def test_the_gate_names_what_no_entry_explains():
 
 def test_each_entry_names_its_source_in_the_release():
     for one in load():
-        assert re.match(r"\S+\.(?:py|rs):\d+: \w", one.source), one.cause
+        assert re.match(r"\S+\.(?:py|rs|in):\d+: \w", one.source), one.cause
         assert re.fullmatch(r"skyrl-(\S+):(legacy|http)~skyrl-(\S+):http", one.pair)
 
 
