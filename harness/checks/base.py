@@ -121,6 +121,9 @@ def untestable(reason: str, blame: Blame = Blame.HARNESS, evidence: Sequence[dic
     return Finding(status="untestable", facts=0, reason=reason, blame=blame, evidence=list(evidence)[:SHOWN])
 
 
+UNTOLD = "(not told)"
+
+
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """One request as an engine ran it, assembled from the tap's observations."""
 
@@ -135,6 +138,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: tuple[int, ...]
     """When each of `tokens` was produced; as long as `tokens`."""
     cache_salt: str | None = None
+    """`UNTOLD` in a recording from before the taps wrote it down."""
 
 
 @final
@@ -301,7 +305,7 @@ def _executions(observations: Iterable[Observation]) -> Iterable[Execution]:
             started_ns=first.at_ns,
             ended_ns=last.at_ns if last else None,
             step_ns=tuple(times),
-            cache_salt=first.data.get("cache_salt"),
+            cache_salt=first.data.get("cache_salt", UNTOLD),
         )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded
+from harness.checks.base import UNTOLD, Check, Evidence, Execution, Finding, Tap, concluded
 from harness.checks.matching import WITH_ROWS, Row, assignment, queries
 from harness.contract.capability import Capability
 from harness.contract.faults import Fact
@@ -109,7 +109,7 @@ def _bias(value: Any) -> dict[int, float]:
 
 def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[tuple[str, Any, Any, bool]]:
     """(field, given, seen, True if right) for every sampling parameter, and the salt of the cache, that the caller gave."""
-    if (salt := row.call.request.get("cache_salt")) is not None:
+    if (salt := row.call.request.get("cache_salt")) is not None and execution.cache_salt != UNTOLD:
         yield "cache_salt", salt, execution.cache_salt, salt == execution.cache_salt
     ends = set(evidence.header.vocabulary.ends)
     temperature = row.params.get("temperature")

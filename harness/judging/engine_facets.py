@@ -16,7 +16,7 @@ from typing import Any, final
 
 import msgspec
 
-from harness.checks.base import Evidence, Execution, kept
+from harness.checks.base import UNTOLD, Evidence, Execution, kept
 from harness.checks.echo import CONTROL_ARGUMENTS, CONTROL_OPS
 from harness.checks.matching import Row, assignment
 from harness.checks.pausing import dropped, pauses
@@ -181,7 +181,7 @@ def _values(evidence: Evidence, call: Call) -> dict[str, str]:
         for name, value in executions[0].sampling_params.items() if executions else ():
             whole = int(value) if isinstance(value, float) and value.is_integer() else value
             found[name].add(json.dumps(whole, sort_keys=True))
-        for salt in {one.cache_salt for one in executions} - {None}:
+        for salt in {one.cache_salt for one in executions} - {None, UNTOLD}:
             found["cache_salt"].add(json.dumps(salt))
     return {name: ", ".join(sorted(values)) for name, values in found.items()}
 

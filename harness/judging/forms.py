@@ -14,7 +14,7 @@ from typing import final
 import msgspec
 
 from harness.contract.messages import DATA_PLANE
-from harness.judging.causes import NOT_THERE, WITH, of_failure, of_form, of_methods
+from harness.judging.causes import NOT_THERE, WITH, Why, of_form, of_methods
 from harness.judging.facets import deterministic, error_of
 from harness.records.forms import OR
 from harness.records.recording import Call, Raw
@@ -42,9 +42,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """Causes, if it differs."""
 
 
-def compare(left: Call, right: Call, again: Call | None, *, met: tuple[str, ...] = ()) -> Iterator[Compared]:
+def compare(left: Call, right: Call, again: Call | None) -> Iterator[Compared]:
     """Every place that is compared, equal or not. None if a recording has no forms, or the call failed before the client was asked.
-    `again` is the call of the baseline's twin, `met` as in `of_failure`."""
+    `again` is the call of the baseline's twin."""
     ours, theirs = _by_method(left), _by_method(right)
     if ours is None or theirs is None or not (ours or theirs):
         return
@@ -58,7 +58,9 @@ def compare(left: Call, right: Call, again: Call | None, *, met: tuple[str, ...]
         why=of_methods(_called(ours), _called(theirs)),
     )
     refused = [error_of(call) is not None for call in (left, right)]
-    failure = of_failure(left, one_sided=not all(refused), met=met)
+    if any(refused) and not all(refused):
+        return  # one side's error: `outputs.errors`
+    failure = (Why.ERROR_CLASS,)
     sampled = left.method in DATA_PLANE and not deterministic(left)
     renamed = len(ours) == len(theirs) == 1
     for (name, mine), other in zip(ours.items(), theirs.values(), strict=True) if renamed else _shared(ours, theirs):

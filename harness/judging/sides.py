@@ -143,7 +143,7 @@ def lay_side_by_side(
         wrong = [covered(call, concerns) for call, concerns in zip((left, right), aside, strict=True)]
         met = tuple(why for why, by in BROKEN.items() if by(left, baseline) and by(right, candidate))
         if not any(wrong):
-            _forms(left, right, again.get(left.id), facets, met=met)
+            _forms(left, right, again.get(left.id), facets)
         if error_of(left) is not None or error_of(right) is not None:
             if not (given_up(left) and given_up(right)):
                 one_sided = error_of(left) is None or error_of(right) is None
@@ -194,8 +194,8 @@ BROKEN = {Why.SERVER_DIED: after_a_death, Why.HOP_BROKEN: on_a_broken_hop}
 """What a scenario breaks, and whether a call met it."""
 
 
-def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet], *, met: tuple[str, ...]) -> None:
-    for found in forms.compare(left, right, again, met=met):
+def _forms(left: Call, right: Call, again: Call | None, facets: dict[str, Facet]) -> None:
+    for found in forms.compare(left, right, again):
         sides = found.baseline, found.candidate
         facets[found.facet].compare(found.place, sides, found.why, noisy=found.noisy, call=left)
 
