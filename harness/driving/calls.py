@@ -159,9 +159,9 @@ class Calls(ABC):
         """Send a request to the stack's OpenAI address. `fixtures/openai_client.py` makes such requests."""
         return await self._call("http", request, messages.HttpResponse, label)
 
-    async def gym_generate(self, request: messages.GymRequest) -> messages.GymOutput:
+    async def gym_generate(self, request: messages.GymRequest, *, label: str | None = None) -> messages.GymOutput:
         """Trajectories of SkyRL's gym generator, in the order of the prompts."""
-        return await self._call("gym_generate", request, messages.GymOutput)
+        return await self._call("gym_generate", request, messages.GymOutput, label)
 
     async def tokenize(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         request = messages.TokenizeRequest(texts=texts, add_special_tokens=add_special_tokens)

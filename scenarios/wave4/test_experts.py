@@ -8,6 +8,7 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.cancellation import CANCELLATION
 from harness.checks.continuation import CONTINUATION
+from harness.checks.errors import answered_or_named
 from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
 from harness.checks.gym import TRAJECTORIES
 from harness.checks.history import EXPLAINED
@@ -68,21 +69,26 @@ async def test_experts_of_samples(stack: Stack, prompts: Prompts) -> None:
             "batched": True,
         },
         "test_experts_of_trajectories_in_one_message": {
-            "promise": "each trajectory whose turns are one assistant message comes with the experts of each token that was fed",
+            "promise": "trajectories whose turns are one assistant message come with experts, or are refused by name",
             "batched": False,
             "conversation": False,
+            "label": "one_message",
+            "checks": [answered_or_named("one_message", "use_conversation_multi_turn")],
         },
     },
     conversation=True,
+    label=None,
     task=10,
     needs=NEEDS | {Capability.GYM_GENERATOR},
     checks=[TRAJECTORY_EXPERTS, *TRAJECTORIES, ALL_COMPLETE],
     topologies=["moe"],
 )
-async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bool, conversation: bool) -> None:
+async def experts_of_trajectories(
+    stack: Stack, prompts: Prompts, *, batched: bool, conversation: bool, label: str | None
+) -> None:
     """SkyRL API reference, GeneratorOutput.rollout_expert_indices; SkyRL #1908: nothing is replayed for a token that no engine was
     fed. Some trajectories of several turns end by length, before the policy reads the last observation."""
-    await stack.gym_generate(
+    asked = stack.gym_generate(
         GymRequest(
             prompts=[messages[-1:] for messages in prompts.conversations(8)],
             env_extras=[{"turns": 1 + row % 3 if row % 2 else 9} for row in range(8)],
@@ -91,8 +97,10 @@ async def experts_of_trajectories(stack: Stack, prompts: Prompts, *, batched: bo
             max_turns=9,
             max_input_length=160,
             sampling_params={"max_tokens": 16, "temperature": 0.0, "ignore_eos": True},
-        )
+        ),
+        label=label,
     )
+    await (asked if label is None else stack.attempt(asked))
 
 
 @scenario(
