@@ -250,10 +250,9 @@ class HttpStack(SkyRLStack):
         """Lead the client's calls, and those of each adapter's own client, to these addresses of router and servers."""
         for client in (self.client, *self.adapters.clients.values()):
             client.proxy_url, client.server_urls = way
-            if (
-                getattr(client, "_generate_client", None) is not None
-            ):  # of 0.4.0: it keeps the address that it began with
-                client._generate_client.proxy_url = way[0]
+            inner = getattr(client, "_generate_client", None)  # of 0.4.0: it keeps the address that it was made with
+            if inner is not None:
+                inner.proxy_url = way[0]
 
     def unbroken(self) -> None:
         assert self._direct_way is not None, "hop_taps came before"
