@@ -170,3 +170,23 @@ def test_a_dead_drivers_number_that_another_process_has_got_is_no_sign_of_life()
     assert run_of(Known(started=0.0, PARITY_MARKER=f"{os.getpid()}:/run")) == Run(
         "/run", str(os.getpid()), under_way=False
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [
+        ({}, "ok"),
+        ({"http_proxy": "http://proxy:3128"}, "fail"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "localhost,127.0.0.1"}, "ok"),
+        ({"https_proxy": "http://proxy:3128"}, "ok"),
+    ],
+)
+def test_a_proxy_for_this_machine_itself_is_red(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], status: str
+):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert [one.status for one in doctor.proxies()] == [status]

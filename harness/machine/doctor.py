@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.request import getproxies_environment, proxy_bypass
 
 import msgspec
 import psutil
@@ -63,6 +64,7 @@ def examine(root: Path, engine: Engine | None = None) -> list[Diagnosis]:
         lambda: memory(*available_and_total(), stacks),
         cores,
         lambda: gpus(engine),
+        proxies,
         lambda: ports(stacks),
         lambda: shared_memory(stacks),
         lambda: socket_paths(Path(tempfile.gettempdir()), stacks),
@@ -132,6 +134,15 @@ def gpus(engine: Engine | None) -> list[Diagnosis]:
         return [Diagnosis(name="gpus", status="fail", finding="no GPU for --engine cuda", next_step=step)]
     finding = f"{len(found)} GPUs: {'; '.join(found)}" if found else "no GPU: --engine auto means cpu"
     return [Diagnosis(name="gpus", status="ok", finding=finding)]
+
+
+def proxies() -> list[Diagnosis]:
+    """Whether requests to this machine itself go to a proxy: a stack that waits for its own server then never sees it."""
+    found = getproxies_environment()
+    if not found.keys() & {"http", "all"} or proxy_bypass("127.0.0.1"):
+        return [Diagnosis(name="proxies", status="ok", finding="requests to 127.0.0.1 go to no proxy")]
+    finding = f"requests to 127.0.0.1 go to a proxy ({', '.join(sorted(found))}), and stacks that ask their own servers do not start"
+    return [Diagnosis(name="proxies", status="fail", finding=finding, next_step="export NO_PROXY=127.0.0.1,localhost")]
 
 
 def ports(stacks: Sequence[Runtime]) -> list[Diagnosis]:
