@@ -108,6 +108,23 @@ def test_everything_public_is_named_with_its_form_and_nothing_else():
     assert found["raises Broken"].kind == "exception"
 
 
+def test_who_extends_a_class_has_to_take_each_parameter_of_its_methods():
+    class Generator:
+        def __init__(self, client: int, name: str = "a") -> None: ...
+        async def agent_loop(self, prompt: str, salt: str | None = None) -> None: ...
+        def _own(self) -> None: ...
+
+    found = {o.name: o.default for o in census.methods_of(Generator, "generator")}
+    assert found == {
+        "generator": None,
+        "generator(client)": None,
+        "generator(name)": "'a'",
+        "generator.agent_loop": None,
+        "generator.agent_loop(prompt)": None,
+        "generator.agent_loop(salt)": None,
+    }
+
+
 def test_what_a_client_is_beside_its_class():
     class Closing(Batch):
         async def __aenter__(self): ...

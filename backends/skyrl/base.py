@@ -592,11 +592,13 @@ class SkyRLStack(VllmStack):
 
     def _census(self, engines: Sequence[Mapping[str, str]]) -> messages.CensusResult:
         from skyrl.backends.skyrl_train import weight_sync
+        from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
         others = census.others(self.cfg, self.reads_configuration())
         told = [*keys, *others, *census.variables(self.package(), "skyrl.env_vars"), *census.options(engines)]
+        told += census.methods_of(SkyRLGymGenerator, "generator")
         return census.of(self.client, types=vars(weight_sync), keys=told)
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:

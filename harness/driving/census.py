@@ -161,6 +161,17 @@ def _methods(client: Any) -> Iterator[Offer]:
             yield from _method(name, getattr(client, name))
 
 
+def methods_of(kind: type, name: str) -> Iterator[Offer]:
+    """The constructor, as `name`, and the public methods, as "name.method", of a class that users extend. Parameters of methods
+    have no defaults here: a method that takes their place has to take each of them."""
+    yield from _method(name, kind)
+    for method in _public(dir(kind)):
+        function = inspect.getattr_static(kind, method)
+        if inspect.isfunction(function):
+            for offer in _method(f"{name}.{method}", function.__get__(object())):
+                yield msgspec.structs.replace(offer, default=None)
+
+
 def _method(name: str, function: Callable[..., Any]) -> Iterator[Offer]:
     signature = inspect.signature(function)
     result = "" if name == CONSTRUCTOR else _text(signature.return_annotation)
