@@ -59,6 +59,8 @@ def test_tokens_that_a_sleep_cut():
     assert why("outputs.tokens", [3, 4], [3], slept=True) == [Why.CUT_BY_SLEEP]
     assert why("outputs.tokens", [3, 4], [3], paused=True, aborted=True) == [Why.CUT_BY_PAUSE]
     assert why("outputs.tokens", [3, 4], [3], paused=True) == []
+    assert why("outputs.stop_reasons", "length", "stop", slept=True) == []
+    assert why("outputs.stop_reasons", "length", "stop", slept=True, same_tokens=False) == [Why.CUT_BY_SLEEP]
     assert why("outputs.tokens", [3, 4], [4], paused=True, aborted=True) == []
     assert why("weights.digests", "a", "b", trained=True) == [Why.TRAINED]
 

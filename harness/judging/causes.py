@@ -246,10 +246,8 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
         return (Why.ALLOWED_TO_ANOTHER,)
     if asked.trained:
         return (Why.TRAINED,)
-    if facet == TOKENS and not one_sided:
-        shorter = min(len(baseline), len(candidate))
-        cut = asked.paused and asked.aborted and baseline[:shorter] == candidate[:shorter]
-        found = (Why.CUT_BY_PAUSE,) if cut else _of_tokens(asked)
+    if (facet == TOKENS and not one_sided) or (facet == STOP_REASONS and not asked.same_tokens):
+        found = _of_tokens(asked, cut=facet == TOKENS and _one_begins_the_other(baseline, candidate))
     elif facet == TEXT:
         if one_sided:
             found = (Why.NO_TEXT,)
@@ -339,9 +337,17 @@ def _array_and_lists(place: str, one: Mapping[str, str], other: Mapping[str, str
     return levels == ["list"] * depth + [array[1].removeprefix("u")]
 
 
-def _of_tokens(asked: Asked) -> tuple[str, ...]:
+def _one_begins_the_other(one: list[Any], other: list[Any]) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
+
+
+def _of_tokens(asked: Asked, *, cut: bool) -> tuple[str, ...]:
+    """`cut`: one side's tokens are the beginning of the other's."""
     params = asked.call.request.get("sampling_params") or {}
     drawn = params.get("seed") is not None and (params.get("temperature") or 0) > 0
+    if cut and asked.paused and asked.aborted:
+        return (Why.CUT_BY_PAUSE,)
     if asked.synced:
         return (Why.SYNC_IN_FLIGHT,)
     if asked.slept:
