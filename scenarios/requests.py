@@ -65,6 +65,15 @@ async def until_idle(stack: Stack, within_s: float = 10.0) -> bool:
     return True
 
 
+async def until_settled(stack: Stack) -> None:
+    """Wait until for a second no more requests have reached an engine: what is held back stays there."""
+    before, now = 0, -1
+    while now != before:
+        before = now
+        await asyncio.sleep(1.0)
+        now = (await stack.in_flight()).requests
+
+
 async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at_once: int = 1) -> None:
     """Each call, the next one when fewer than `at_once` are unanswered or `PATIENCE_S` are over. A stack that leaves `MOST_LATE` of
     them unanswered for that long, or one at the end, is given up."""

@@ -7,12 +7,15 @@ from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.request_cap import CAP
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
+from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import ANSWER, long, sessions, until_idle
+from scenarios.requests import ANSWER, long, sessions, until_idle, until_settled
 
 ROWS = 8
 AGAIN = "again"
@@ -146,6 +149,28 @@ async def test_one_client_in_two_loops(stack: Stack, prompts: Prompts) -> None:
     await stack.client_life("made again")
     await answers(stack, prompts)
     await stack.client_life("looked at")
+
+
+@scenario(
+    task=0,
+    promise="a client has one cap for all its event loops",
+    needs={Capability.CLIENT_LIVES, Capability.CLIENT_THREADS, Capability.REQUEST_CAP, Capability.PAUSE_KEEP},
+    checks=[CAP, ALL_COMPLETE],
+    deadline_s=90,
+    bulk=True,
+)
+async def test_the_cap_of_a_client_in_two_loops(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, SKYRL_GENERATE_CONCURRENCY_PER_ENGINE: "max concurrent generate requests per engine". Both loops ask by turns while the
+    engines are frozen, for two and a half times the cap."""
+    await stack.client_life("in two loops")
+    batch = REQUEST_CAP * len(stack.servers) * 5 // 8
+    async with asyncio.TaskGroup() as callers:
+        await stack.pause("keep")
+        for _ in range(4):
+            callers.create_task(stack.generate(prompts.unique(batch), max_tokens=2, temperature=0.0))
+        await until_settled(stack)
+        await stack.resume()
+    await stack.client_life("made again")
 
 
 @scenario(

@@ -17,7 +17,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import GREEDY, sessions
+from scenarios.requests import GREEDY, sessions, until_settled
 
 SHORT: dict[str, Any] = {"max_tokens": 8, **GREEDY}
 OURS = {"return_token_ids": True, "ignore_eos": True}
@@ -170,9 +170,5 @@ async def test_a_pause_over_a_crowd_of_requests(stack: Stack, prompts: Prompts) 
         await stack.pause("keep")
         for prompt in prompts.unique(CROWD * len(stack.servers)):
             callers.create_task(stack.generate([prompt], max_tokens=1, temperature=0.0))
-        before, now = 0, -1
-        while now != before:  # until no more of them reach an engine
-            before = now
-            await asyncio.sleep(1.0)
-            now = (await stack.in_flight()).requests
+        await until_settled(stack)
         await stack.resume()
