@@ -100,12 +100,13 @@ async def test_completion_sessions_stick(stack: Stack, prompts: Prompts) -> None
 )
 async def test_sessions_of_a_batched_completion_stick(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineClient.completion: "For batched, we route by request["session_id"] if present", a list
-    with one session for each prompt. The batch comes in several orders."""
+    with one session for each prompt. The batch comes in 16 orders, so that a stack that takes the list for one session sends all of
+    them to one of two servers once in 2^15 runs."""
     named = sessions(8)
-    for turn in range(4):
-        order = named[turn:] + named[:turn]
-        body = {"model": stack.model_name, "prompt": prompts.unique(8), "session_id": order, **ANSWER}
-        await stack.completion(body)
+    for turn in range(2 * len(named)):
+        order = named[turn % 8 :] + named[: turn % 8]
+        body = {"model": stack.model_name, "prompt": prompts.unique(8), **ANSWER}
+        await stack.completion(body | {"session_id": order if turn < len(named) else order[::-1]})
 
 
 @scenario(
