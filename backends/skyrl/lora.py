@@ -36,7 +36,7 @@ OF_ADAPTERS = frozenset(
     }
 )
 """Capabilities that only engines with adapters offer."""
-EAGER_NOTE = "SkyRL's entry point switches enforce_eager off for LoRA, for speed; it stays on here"
+EAGER_NOTE = "SkyRL's configuration switches enforce_eager off for LoRA, for speed; it stays on here"
 MOST_AT_ONCE = 2
 AT_ONCE_NOTE = (
     f'max_loras is {MOST_AT_ONCE} instead of 1: "Increase past 1 to enable multi-tenant LoRA serving via '
