@@ -22,8 +22,6 @@ from harness.contract.messages import GymRequest, RolloutGroup, TrainerRunReques
 
 LAST_S = 10.0
 """Time for the workers of a run that is given up."""
-ENDED = object()
-"""Told to a trainer that waits for the caller when its run is given up."""
 
 
 class _GivenUpError(Exception):
@@ -43,7 +41,7 @@ class Run:
 
     def __init__(self, *, threaded: bool) -> None:
         self._wants: queue.SimpleQueue[TrainerWants] = queue.SimpleQueue()
-        self._go: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._go: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._thread = lives.Thread() if threaded else None
         self._task: asyncio.Task[None] | None = None
         self._replaced = ExitStack()
@@ -88,7 +86,7 @@ class Run:
 
     async def end(self) -> None:
         """Give the run up, with its workers."""
-        self._go.put(ENDED)
+        self._go.put(_GivenUpError())
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -102,11 +100,8 @@ class Run:
         """Ask the caller, and block until it has done it."""
         told = [_group(group) for group in groups]
         self._wants.put(TrainerWants(what=what, step=trainer.global_step, groups=told))
-        told = self._go.get()
-        if told is ENDED:
-            raise _GivenUpError
-        if told is not None:
-            raise told
+        if (failure := self._go.get()) is not None:
+            raise failure
 
     def _exits(self, status: Any = None) -> None:
         self._wants.put(TrainerWants(what="nothing", ended=f"the process exits with status {status}"))

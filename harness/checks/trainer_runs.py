@@ -57,18 +57,24 @@ def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Proble
     return wrong
 
 
+def _paused_between(evidence: Evidence, begin_ns: float, end_ns: float) -> set[str]:
+    """The servers that were paused last, and not resumed, in this time."""
+    changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
+    changes.sort(key=lambda seen: seen.at_ns)
+    last = {seen.server: seen.data["op"] for seen in changes if begin_ns < seen.at_ns < end_ns}
+    return {server for server, op in last.items() if op == "pause_generation"}
+
+
 def _paused(evidence: Evidence, asked: list[Call]) -> tuple[list[Problem], int]:
     """What is wrong with the engines' pauses when the trainer asked for weights, and how often that met an unfinished rollout.
 
     How a stack pauses is its own: an engine either freezes its requests or gives them back.
     """
-    changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
-    changes.sort(key=lambda seen: seen.at_ns)
     wrong: list[Problem] = []
     met = 0
     for before, call in pairwise(asked):  # nothing runs before the first weights
         at = call.ended_ns
-        last = {seen.server: seen.data["op"] for seen in changes if before.ended_ns < seen.at_ns < at}
+        paused = _paused_between(evidence, before.ended_ns, at)
         held = {e.server for e in evidence.executions if e.started_ns < at and e.step_ns[-1:] > (at,)}
         given_back = any(
             e.step_ns[-1:] <= (at,) and e.finish_reason in (None, "abort")
@@ -76,17 +82,9 @@ def _paused(evidence: Evidence, asked: list[Call]) -> tuple[list[Problem], int]:
             if before.ended_ns < e.started_ns < at
         )
         met += bool(held) or given_back
-        if running := sorted(server for server in held if last.get(server) != "pause_generation"):
+        if running := sorted(held - paused):
             wrong.append((RUNNING, {"call": call.id, "servers": running}))
     return wrong, met
-
-
-def _left_paused(evidence: Evidence, end: Call) -> list[str]:
-    """The servers that are paused when the run has ended."""
-    changes = [*evidence.controls("pause_generation"), *evidence.controls("resume_generation")]
-    changes.sort(key=lambda seen: seen.at_ns)
-    last = {seen.server: seen.data["op"] for seen in changes if seen.at_ns < end.ended_ns}
-    return sorted(server for server, op in last.items() if op == "pause_generation")
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -104,8 +102,8 @@ def _judge(evidence: Evidence) -> Finding:
             wrong.append((WAITS, {"call": start.id, "asked for": [one.what for one in told]}))
         elif fails and last.ended is None:
             wrong.append((UNTOLD, {"call": start.id}))
-        elif wants[-1].label == SYNC_FAILS and (left := _left_paused(evidence, wants[-1])):
-            wrong.append((LEFT, {"call": start.id, "servers": left, "ended": last.ended}))
+        elif wants[-1].label == SYNC_FAILS and (left := _paused_between(evidence, -math.inf, wants[-1].ended_ns)):
+            wrong.append((LEFT, {"call": start.id, "servers": sorted(left), "ended": last.ended}))
         elif not fails and last.ended is not None:
             wrong.append((ENDED.format(last.ended), {"call": start.id}))
         elif not fails:

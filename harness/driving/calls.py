@@ -312,7 +312,7 @@ class Calls(ABC):
         return await self._call("trainer_wants", request, messages.TrainerWants, label)
 
     async def trainer_goes_on(self, *, fails: bool = False) -> None:
-        """The trainer has what it asked for."""
+        """The trainer has what it asked for; `fails`: it could not be done."""
         await self._call("trainer_goes_on", messages.TrainerGoesOnRequest(fails=fails), messages.Empty)
 
     async def end_trainer_run(self) -> None:

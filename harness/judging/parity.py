@@ -565,17 +565,15 @@ def _errors(about: _About, found: Comparison, aside: tuple[Collection[Concern], 
         return [about(ERRORS, Parity.UNTESTABLE, reason, Blame.HARNESS, **details)]
     if differing:
         kinds = sorted({f"{_name(s.baseline)} / {_name(s.candidate)}" for s in differing})
-        causes = _causes(s.why or _refusal(s, judged) for s in differing)
+        causes = _causes(s.why or _refusal(s) for s in differing)
         reason = f"errors differ (baseline / candidate): {', '.join(kinds)}"
         return [about(ERRORS, Parity.OPEN, reason, causes=causes, **details)]
     return [about(ERRORS, Parity.PARITY, **details)]
 
 
-def _refusal(pair: _ErrorPair, judged: Collection[str | None]) -> tuple[str, ...]:
-    """The cause if one side's error is one that a check allows, and the other side answers."""
-    one_sided = pair.baseline is None or pair.candidate is None
-    named = pair.call.label is not None and pair.call.label in judged
-    return (Why.REFUSED_BY_ONE,) if one_sided and (named or EVERY in judged) else ()
+def _refusal(pair: _ErrorPair) -> tuple[str, ...]:
+    """The cause of an error that a check allows, if the other side answers."""
+    return (Why.REFUSED_BY_ONE,) if pair.baseline is None or pair.candidate is None else ()
 
 
 @final

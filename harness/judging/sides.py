@@ -151,6 +151,7 @@ def lay_side_by_side(
             continue
         if any(None in rows for rows in wrong):
             continue
+        trained = left.started_ns > trained_apart
         _outputs(
             left,
             right,
@@ -162,11 +163,11 @@ def lay_side_by_side(
             overlaps=lambda method, left=left, right=right: (  # type: ignore[misc]
                 overlaps(left, baseline, method) or overlaps(right, candidate, method)
             ),
-            trained=left.started_ns > trained_apart,
+            trained=trained,
             allowed_to_another=allowed_to_another,
         )
         before = numbers.facts
-        _logprobs(left, right, bound, numbers, (Why.TRAINED,) if left.started_ns > trained_apart else ())
+        _logprobs(left, right, bound, numbers, (Why.TRAINED,) if trained else ())
         incomparable += numbers.facts == before and _scored(left) and _scored(right)
     _partition(baseline, candidate, Evidence(twin, baseline.reference) if twin is not None else None, facets)
     return Comparison(

@@ -35,14 +35,12 @@ async def run(stack: Stack, prompts: Prompts, extras: list[dict[str, Any]], labe
     await stack.start_trainer_run(asked)
     try:
         while (wants := await stack.trainer_wants(within_s, label)).what in ("weights", "training"):
-            if wants.what == "weights":
-                version += 1
-                if label == SYNC_FAILS and version > 1:
-                    await stack.trainer_goes_on(fails=True)
-                    continue
+            version += wants.what == "weights"
+            fails = wants.what == "weights" and version > 1 and label == SYNC_FAILS
+            if wants.what == "weights" and not fails:
                 await stack.sync_weights(version)
                 await stack.digests()
-            await stack.trainer_goes_on()
+            await stack.trainer_goes_on(fails=fails)
     finally:  # also after a sync that failed: the trainer would go on beside the next scenario
         await stack.end_trainer_run()
 
