@@ -12,6 +12,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import until_settled
 
 MINI_BATCH = 2
 STEPS = 4
@@ -78,6 +79,8 @@ async def test_a_rollout_that_fails(stack: Stack, prompts: Prompts) -> None:
 )
 async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, Fully Async Training: pause, sync and resume. Rollouts of others, an evaluation for instance, would wait
-    for a resume() that nobody calls. The second sync fails; in the end the scenario resumes the engines itself."""
+    for a resume() that nobody calls. The second sync fails; in the end the scenario resumes the engines itself, and waits for those
+    requests of the ended run that the pause had held back: they would reach an engine within the next scenario."""
     await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)], SYNC_FAILS)
     await stack.resume()
+    await until_settled(stack)
