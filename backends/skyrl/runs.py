@@ -12,6 +12,7 @@ import functools
 import queue
 import threading
 from contextlib import ExitStack
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,6 +23,10 @@ from harness.contract.messages import GymRequest, RolloutGroup, TrainerRunReques
 
 LAST_S = 10.0
 """Time for the workers of a run that is given up."""
+
+
+_OF_RUN: ContextVar[Run | None] = ContextVar("_OF_RUN", default=None)
+"""The run in which a task was begun: a task inherits it from the one that begins it."""
 
 
 class _GivenUpError(Exception):
@@ -46,8 +51,6 @@ class Run:
         self._task: asyncio.Task[None] | None = None
         self._replaced = ExitStack()
         self._client: Any = None
-        self.workers: list[asyncio.Task[Any]] = []
-        """The trainer's own tasks. Nobody in SkyRL awaits those that fail."""
         self._over = threading.Event()
 
     async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> None:
@@ -60,6 +63,7 @@ class Run:
 
     async def _run(self, trainer: Any) -> None:
         ended = None
+        _OF_RUN.set(self)
         try:
             await trainer.train()
         except _GivenUpError:
@@ -67,11 +71,21 @@ class Run:
         except Exception as e:  # noqa: BLE001 - whatever ends the run is told to the caller
             ended = f"{type(e).__name__}: {e}"
         finally:
-            for worker in self.workers:
-                worker.cancel()
-            await asyncio.gather(*self.workers, return_exceptions=True)
+            await self._cancel_the_rest()
             self._over.set()
         self._wants.put(TrainerWants(what="nothing", ended=ended))
+
+    async def _cancel_the_rest(self) -> None:
+        """Cancel every task that the run has left behind, and wait for it, as asyncio.run does at the end of SkyRL's process.
+
+        A rollout that is only forgotten goes on beside the next scenario. Once its loop is closed it is collected, and its `finally`
+        runs in whatever loop runs then: it begins a connection there that nobody ends, and the loop waits for the next one for ever.
+        """
+        rest = [task for task in asyncio.all_tasks() if task.get_context().get(_OF_RUN) is self]
+        rest = [task for task in rest if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     async def wants(self, within_s: float) -> TrainerWants:
         """What the trainer asks for next; "unknown" if it asks for nothing in time."""
@@ -201,12 +215,6 @@ def _driven(shipped: Any, run: Run) -> Any:
 
         def convert_generation_group_mini_batch_to_training_input(self, groups: Any, *_dropped: Any) -> Any:
             return groups
-
-        async def _run_generate_for_a_group_loop(self, buffer: Any) -> None:
-            worker = asyncio.current_task()
-            assert worker is not None
-            run.workers.append(worker)
-            await super()._run_generate_for_a_group_loop(buffer)
 
         async def _run_training(self, groups: Any) -> dict[str, Any]:
             await asyncio.to_thread(run.ask, "training", self, groups)
