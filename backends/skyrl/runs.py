@@ -81,8 +81,9 @@ class Run:
         A rollout that is only forgotten goes on beside the next scenario. Once its loop is closed it is collected, and its `finally`
         runs in whatever loop runs then: it begins a connection there that nobody ends, and the loop waits for the next one for ever.
         """
-        rest = [task for task in asyncio.all_tasks() if task.get_context().get(_OF_RUN) is self]
-        rest = [task for task in rest if task is not asyncio.current_task()]
+        begun = asyncio.all_tasks() - {asyncio.current_task()}
+        # get_context() is new in Python 3.12, which every environment of a stack has
+        rest = [task for task in begun if task.get_context().get(_OF_RUN) is self]  # type: ignore[attr-defined]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
