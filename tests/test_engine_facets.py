@@ -283,7 +283,10 @@ def a_run(*pauses_s: float, resumes: bool = True) -> ScenarioTrace:
         at_s = 10 * step + 2
         parts += control("trainer_goes_on", [], at_s=at_s)
         parts += control("pause", PAUSE, at_s=at_s + pause_s)[1:]
-        parts += control("trainer_wants", [], at_s=at_s + 4)
+        told = {"what": "weights"}
+        parts.append(
+            traces.call("trainer_wants", {}, told, started_ns=(at_s + 4) * SECOND, ended_ns=(at_s + 5) * SECOND)
+        )
         parts += control("sync_weights", [("collective_rpc", {"method": "load"})], at_s=at_s + 6)
         parts += control("pause", [("resume_generation", {})] if resumes else [], at_s=at_s + 8)[1:]
     return trace(*parts, *control("end_trainer_run", [], at_s=30))
@@ -294,6 +297,25 @@ def test_a_trainer_of_the_stack_makes_its_steps_in_whichever_call_it_is():
     found = facets(a_run(0.5, 0.5), a_run(0.5, 0.5, resumes=False))
     assert why(found) == {ORDER: [Why.PAUSE_WITHIN]}
     assert [d.place for d in found[ORDER].differences] == ["a trainer's run"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "causes"), [(None, {REQUESTS: [UNEXPLAINED]}), ("NotDoneError: the caller could not do it", {})]
+)
+def test_how_much_a_trainers_run_asks_for_before_an_error_ends_it_is_a_matter_of_time(ended, causes):
+    def stack(rollouts: int) -> ScenarioTrace:
+        wants = traces.call(
+            "trainer_wants", {}, {"what": "nothing", "ended": ended}, started_ns=20, ended_ns=90 * SECOND
+        )
+        at = [(0 if number % 2 else 1, number * SECOND) for number in range(1, rollouts + 1)]
+        ran = [
+            seen
+            for server, from_ns in at
+            for seen in traces.executed([5, from_ns // SECOND], [6], server=f"server-{server}", from_ns=from_ns)
+        ]
+        return trace(*control("start_trainer_run", []), wants, *ran)
+
+    assert why(facets(stack(4), stack(6))) == causes
 
 
 def test_nothing_seen_is_nothing_compared():

@@ -41,6 +41,16 @@ def _runs(evidence: Evidence) -> list[tuple[Call, list[Call]]]:
     ]
 
 
+def _told(wants: list[Call]) -> list[TrainerWants]:
+    return [msgspec.convert(call.result, TrainerWants) for call in wants]
+
+
+def broken_off(evidence: Evidence) -> list[int]:
+    """When the runs began that an error or the scenario ended: how many rollouts such a run asks for is a matter of time."""
+    last = [(start.started_ns, told[-1:]) for start, told in ((s, _told(wants)) for s, wants in _runs(evidence))]
+    return [began for began, end in last if not end or end[0].what != "nothing" or end[0].ended is not None]
+
+
 def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Problem]:
     """What is wrong with the order of the trainer's steps and with the rollouts that they use."""
     kinds = [one.what for one in told if one.what in ("weights", "training")]
@@ -94,7 +104,7 @@ def _judge(evidence: Evidence) -> Finding:
     facts = met = 0
     wrong: list[Problem] = []
     for start, wants in runs:
-        told = [msgspec.convert(call.result, TrainerWants) for call in wants]
+        told = _told(wants)
         facts += len(told)
         fails = any(call.label in (FAILS, SYNC_FAILS) for call in wants)
         last = told[-1] if told else TrainerWants(what="unknown")

@@ -20,6 +20,7 @@ from harness.checks.base import UNTOLD, Evidence, Execution, kept
 from harness.checks.echo import CONTROL_ARGUMENTS, CONTROL_OPS
 from harness.checks.matching import Row, assignment
 from harness.checks.pausing import dropped, pauses
+from harness.checks.trainer_runs import broken_off
 from harness.contract.messages import METHODS, Plane
 from harness.judging.causes import NOT_THERE, Why
 from harness.judging.facets import deterministic, error_of
@@ -190,7 +191,8 @@ def _values(evidence: Evidence, call: Call) -> dict[str, str]:
 
 
 def _answered(both: _Both) -> _Both:
-    """Without failing calls, since time decides how many of their rows run; and without sampled conversations, whose turns vary."""
+    """Without failing calls, since time decides how many of their rows run; and without sampled conversations, whose turns vary.
+    `_units` leaves out what a trainer's run asks for that does not reach its end, for the same reason."""
 
     def counts(call: Call) -> bool:
         return error_of(call) is None and (call.method != "gym_generate" or deterministic(call))
@@ -230,11 +232,14 @@ def _units(evidence: Evidence, calls: Collection[int]) -> list[list[Execution]]:
             alone += [[execution] for execution in found.where(row)]
         else:
             sessions[str(row.session)] += found.where(row)
-    left_out = [row.call for row in found.rows if row.call.id not in calls]
+    left_out: list[tuple[int, float]] = [
+        (row.call.started_ns, row.call.ended_ns) for row in found.rows if row.call.id not in calls
+    ]
+    left_out += [(began, math.inf) for began in broken_off(evidence)]
     rowless = [
         [e]
         for e in (*found.repeated, *found.aborted, *found.strangers)
-        if not any(call.started_ns <= e.started_ns <= call.ended_ns for call in left_out)
+        if not any(began <= e.started_ns <= ended for began, ended in left_out)
     ]
     return [*sessions.values(), *alone, *rowless]
 
