@@ -201,6 +201,13 @@ def opened(name: str, **causes: int):
         ("choices[1].logprobs.tokens[11]", "a", "ա", []),
         ("choices[1].logprobs.top_logprobs[11].ab", NOT_THERE, -0.9, []),
         ("choices[1].logprobs.token_logprobs[11]", -0.9, -0.8, []),
+        ("choices[0].logprobs.content[2].top_logprobs[3].token", "ա", "", [Why.TOKEN_TEXT]),
+        ("choices[0].logprobs.content[2].top_logprobs[3].token", "a", "", []),
+        ("choices[0].logprobs.content[2].token", "ա", "", [Why.TOKEN_TEXT]),
+        ("choices[0].logprobs.content[2].bytes[0]", 213, NOT_THERE, [Why.TOKEN_TEXT]),
+        ("choices[0].logprobs.content[2].bytes[0]", 97, NOT_THERE, []),
+        ("choices[0].logprobs.content[2].bytes", NOT_THERE, [], [Why.TOKEN_TEXT]),
+        ("choices[0].logprobs.content[2].top_logprobs[3].logprob", -0.9, -0.8, []),
     ],
 )
 def test_the_cause_of_the_texts_of_single_tokens(place, baseline, candidate, causes):

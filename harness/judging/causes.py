@@ -22,6 +22,7 @@ NOT_THERE = "(not there)"
 """In place of a value that a side does not have."""
 WITH = " with "
 """Before the fields of a result that shares none with the other stack's."""
+MOST_ASCII = 127
 MOST_BYTES = 4
 """Bytes of a character in UTF-8; a token may be a byte."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -170,8 +171,8 @@ FOLLOWING = (*MADE, ".finish_reason", ".stop_reason", "usage.completion_tokens",
 """The same, with all that follows from the tokens that the model made."""
 _FIELD = re.compile(r"\.?([A-Za-z_][^.\[\]\s]*)$")
 """The last name of a place, if the place ends with one."""
-_BY_TOKEN = re.compile(r"\.logprobs\.(tokens|top_logprobs)\[")
-"""Places of a completion's log-probabilities that hold the text of a token."""
+_BY_TOKEN = re.compile(r"\.logprobs\.((tokens|top_logprobs)\[|content\[.*\.(token|bytes)\b)")
+"""Places of log-probabilities that hold the text of a token: a completion's, and a chat's, which has its bytes too."""
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -269,13 +270,15 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
 
 
 def _token_texts(place: str, there: list[Any]) -> list[Any]:
-    """Texts of a token at a place of `_BY_TOKEN`: the key of a mapping from tokens to numbers, or the values."""
-    return [place.partition("].")[2].rpartition("].")[2]] if ".top_logprobs[" in place else there
+    """Texts of a token at a place of `_BY_TOKEN`: the key of a completion's mapping from tokens to numbers, or the values."""
+    return [place.partition("].")[2].rpartition("].")[2]] if ".logprobs.top_logprobs[" in place else there
 
 
 def _partial(text: Any) -> bool:
-    """True if the text has nothing that a token could only hold whole."""
-    return isinstance(text, str) and all(ord(character) > 127 for character in text)
+    """True if the text, its bytes or one byte of it has nothing that a token could only hold whole."""
+    if isinstance(text, int | list):
+        return all(byte > MOST_ASCII for byte in ([text] if isinstance(text, int) else text))
+    return isinstance(text, str) and all(ord(character) > MOST_ASCII for character in text)
 
 
 def _of_field(place: str) -> tuple[str, ...]:
