@@ -51,6 +51,8 @@ class Run:
         self._task: asyncio.Task[None] | None = None
         self._replaced = ExitStack()
         self._client: Any = None
+        self.workers: list[asyncio.Task[Any]] = []
+        """The trainer's own tasks. Nobody in SkyRL awaits those that fail, which Python would tell within a later scenario."""
         self._over = threading.Event()
 
     async def start(self, cfg: Any, client: Any, tokenizer: Any, request: TrainerRunRequest) -> None:
@@ -86,7 +88,7 @@ class Run:
         rest = [task for task in begun if task.get_context().get(_OF_RUN) is self]  # type: ignore[attr-defined]
         for task in rest:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*rest, *self.workers, return_exceptions=True)
 
     async def wants(self, within_s: float) -> TrainerWants:
         """What the trainer asks for next; "unknown" if it asks for nothing in time."""
@@ -216,6 +218,12 @@ def _driven(shipped: Any, run: Run) -> Any:
 
         def convert_generation_group_mini_batch_to_training_input(self, groups: Any, *_dropped: Any) -> Any:
             return groups
+
+        async def _run_generate_for_a_group_loop(self, buffer: Any) -> None:
+            worker = asyncio.current_task()
+            assert worker is not None
+            run.workers.append(worker)
+            await super()._run_generate_for_a_group_loop(buffer)
 
         async def _run_training(self, groups: Any) -> dict[str, Any]:
             await asyncio.to_thread(run.ask, "training", self, groups)
