@@ -47,8 +47,11 @@ def _told(wants: list[Call]) -> list[TrainerWants]:
 
 def broken_off(evidence: Evidence) -> list[int]:
     """When the runs began that an error or the scenario ended: how many rollouts such a run asks for is a matter of time."""
-    last = [(start.started_ns, told[-1:]) for start, told in ((s, _told(wants)) for s, wants in _runs(evidence))]
-    return [began for began, end in last if not end or end[0].what != "nothing" or end[0].ended is not None]
+
+    def whole(last: TrainerWants) -> bool:
+        return last.what == "nothing" and last.ended is None
+
+    return [start.started_ns for start, wants in _runs(evidence) if not any(map(whole, _told(wants[-1:])))]
 
 
 def _schedule(asked: TrainerRunRequest, told: list[TrainerWants]) -> list[Problem]:
