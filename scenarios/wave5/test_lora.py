@@ -27,6 +27,7 @@ from harness.contract.messages import HopFault
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
+from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, ask_as_configured, long, sessions
 
 SCORED: dict[str, Any] = {**ANSWER, "logprobs": 0}
@@ -149,6 +150,25 @@ async def test_a_load_without_a_reset(stack: Stack, prompts: Prompts) -> None:
         await stack.load_lora_adapter("policy", version)
         for _ in range(2):
             await stack.generate(batch, session_ids=sessions(4), lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="requests that a pause has frozen under an adapter end whole after its next version was loaded, and new ones are its own",
+    needs={Capability.LORA, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
+    checks=[ALL_COMPLETE, greedy("after")],
+    topologies=LORA,
+)
+async def test_a_load_over_frozen_requests(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Fully Async Training: pause, sync and resume, while rollouts are under way. With LoRA the sync is a load.
+    Which version makes the rest of a frozen answer is left open; that it comes is not."""
+    batch = prompts.unique(4)
+    await stack.load_lora_adapter("policy", 1)
+    rollouts = stack.generate(batch, lora_adapter="policy", **long(stack))
+    async with interrupted(stack, "keep", rollouts, requests=len(batch)):
+        await stack.load_lora_adapter("policy", 2)
+    await stack.reset_prefix_cache()
+    await stack.generate(prompts.unique(4), lora_adapter="policy", label="after", **SCORED)
 
 
 @scenario(

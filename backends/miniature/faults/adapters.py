@@ -118,6 +118,17 @@ class AdapterMissed(Engine):
         await super().control(op, **arguments)
 
 
+@seeded("adapter_load_ends_requests", caught_by=["all_complete"], corrupts=Fact.ANSWERS)
+class LoadEndsFrozenRequests(Engine):
+    """A load over an adapter's name ends the requests that are frozen under it."""
+
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        if self.frozen and any(request.adapter == lora_request.name for request in self.running):
+            self.fired += 1
+            self.abort_all()
+        await super().add_lora(lora_request=lora_request)
+
+
 @seeded("more_than_an_adapter", "whole_policy", caught_by=["only_adapter_travels"])
 class WholePolicySent(Client):
     """Loading an adapter also sends the whole unchanged base model."""
