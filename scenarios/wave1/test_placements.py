@@ -31,13 +31,13 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
 async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, tasks 1 to 3: routing, weight sync and generation, colocated, on separate GPUs and with servers that
     were started on their own."""
-    sessions: list[SessionId] = [f"conversation-{number}" for number in range(8)]
+    sessions: list[SessionId] = [f"conversation-{number}" for number in range(SPREAD)]
     for version in (0, 1, 2):
         if version:
             await stack.sync_weights(version)
         await stack.digests()
         for _ in range(3):
-            await stack.generate(prompts.unique(8), session_ids=sessions, **ANSWER)
+            await stack.generate(prompts.unique(SPREAD), session_ids=sessions, **ANSWER)
 
 
 @scenario(
