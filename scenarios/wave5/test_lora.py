@@ -158,6 +158,7 @@ async def test_a_load_without_a_reset(stack: Stack, prompts: Prompts) -> None:
     needs={Capability.LORA, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
     checks=[ALL_COMPLETE, greedy("after")],
     topologies=LORA,
+    spoils=True,
 )
 async def test_a_load_over_frozen_requests(stack: Stack, prompts: Prompts) -> None:
     """SkyRL documentation, Fully Async Training: pause, sync and resume, while rollouts are under way. With LoRA the sync is a load.
