@@ -203,6 +203,8 @@ def test_a_finished_cell_is_not_driven_again_and_a_failed_one_is_with_its_first_
     assert folder.to_drive([one, other]) == []
     [log] = folder.cells.glob(f"earlier/{other.cell.name}.1/*.log")
     assert log.read_text() == "the first attempt\n"
+    shutil.rmtree(folder.run_of(one.cell))
+    assert folder.to_drive([one, other]) == [one], "a run that is gone is driven again"
 
 
 @pytest.mark.parametrize(

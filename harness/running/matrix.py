@@ -5,7 +5,7 @@
     plan.json                       every cell that was ever asked for in this folder, those of other shards too
     cells/<target>@<topology>-waveN/      the cell's run
     cells/<target>@<topology>-waveN.log   what `parity run` printed
-    cells/<target>@<topology>-waveN.json  what the cell came to; a cell without this file is driven again
+    cells/<target>@<topology>-waveN.json  what the cell came to; a cell without this file, or without its run, is driven again
 """
 
 from __future__ import annotations
@@ -208,9 +208,10 @@ class MatrixFolder:
         return self.cells / cell.name
 
     def outcome(self, cell: Cell) -> Outcome | None:
-        """What a cell came to; None for one that was not driven, or not to its end."""
+        """What a cell came to; None for one that was not driven, or not to its end, or whose run is gone."""
         path = self.cells / f"{cell.name}.json"
-        return _read(path, Outcome) if path.is_file() else None
+        found = _read(path, Outcome) if path.is_file() else None
+        return None if found is not None and not found.failed and not self.run_of(cell).is_dir() else found
 
     def outcomes(self) -> list[Outcome]:
         """The driven cells, in the order of the plan. A cell that was last driven for another order is not driven yet."""
