@@ -23,8 +23,6 @@ from harness.contract.messages import GymRequest, RolloutGroup, TrainerRunReques
 
 LAST_S = 10.0
 """Time for the workers of a run that is given up."""
-
-
 _OF_RUN: ContextVar[Run | None] = ContextVar("_OF_RUN", default=None)
 """The run in which a task was begun: a task inherits it from the one that begins it."""
 

@@ -210,8 +210,10 @@ class MatrixFolder:
     def outcome(self, cell: Cell) -> Outcome | None:
         """What a cell came to; None for one that was not driven, or not to its end, or whose run is gone."""
         path = self.cells / f"{cell.name}.json"
-        found = _read(path, Outcome) if path.is_file() else None
-        return None if found is not None and not found.failed and not self.run_of(cell).is_dir() else found
+        if not path.is_file():
+            return None
+        found = _read(path, Outcome)
+        return found if found.failed or self.run_of(cell).is_dir() else None
 
     def outcomes(self) -> list[Outcome]:
         """The driven cells, in the order of the plan. A cell that was last driven for another order is not driven yet."""

@@ -13,10 +13,9 @@ from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
 from harness.checks.weights import EVERY_PARAMETER, UNIFORM_SERVERS
 from harness.contract.capability import Capability
-from harness.contract.messages import SessionId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
-from scenarios.requests import EVERYWHERE, SPREAD
+from scenarios.requests import EVERYWHERE, SPREAD, sessions
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
 
@@ -31,13 +30,12 @@ ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
 async def test_the_basics_hold_in_every_placement(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, tasks 1 to 3: routing, weight sync and generation, colocated, on separate GPUs and with servers that
     were started on their own."""
-    sessions: list[SessionId] = [f"conversation-{number}" for number in range(SPREAD)]
     for version in (0, 1, 2):
         if version:
             await stack.sync_weights(version)
         await stack.digests()
         for _ in range(3):
-            await stack.generate(prompts.unique(SPREAD), session_ids=sessions, **ANSWER)
+            await stack.generate(prompts.unique(SPREAD), session_ids=sessions(SPREAD), **ANSWER)
 
 
 @scenario(
