@@ -18,6 +18,7 @@ from backends.miniature.router import HopBroken, Router
 from backends.policies import megatron
 from harness.contract.messages import (
     REQUEST_CAP,
+    ClientLifeRequest,
     GenerateRequest,
     Generation,
     Layout,
@@ -82,9 +83,9 @@ class Client:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
-    def configure(self, served: str, *, merged_adapter: bool) -> None:  # noqa: ARG002 - for faults
-        """Take the name under which the configuration says that engines serve the model. A merged adapter has no name."""
-        self.model = served
+    def configure(self, request: ClientLifeRequest) -> None:  # noqa: ARG002 - for faults
+        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none."""
+        self.model = MODEL
 
     def close(self) -> None:
         """Calls in flight end as usual; later ones are refused."""

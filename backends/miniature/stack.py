@@ -324,7 +324,7 @@ class Miniature:
             await self.pickle_client(messages.Empty())
             self.client.closed = False
             if request.life == "as configured":
-                self.client.configure(MODEL, merged_adapter=request.merged_adapter)
+                self.client.configure(request)
             else:
                 self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])

@@ -78,7 +78,10 @@ class HttpStack(SkyRLStack):
         """True if a scenario has closed the client."""
         self._hops: list[FaultProxy] = []
         """Taps before, and behind, the second router; empty until a scenario breaks a hop."""
-        self._hop_router: Any = None
+        self._beside: list[Any] = []
+        """Routers beside the first."""
+        self._proxy = ""
+        """URL of the first router, or of its tap."""
         self._around: tuple[str, list[str]]
         """URL of router and servers through the taps."""
         self._direct_way: tuple[str, list[str]] | None = None
@@ -138,7 +141,8 @@ class HttpStack(SkyRLStack):
             self._urls = await asyncio.to_thread(self._servers.start)
             proxy = await asyncio.to_thread(self._start_tapped if self.request.fault_taps else self._start_router)
             self.client = self._make_client(proxy)
-        self._single = self._make_single(self.client.proxy_url)
+        self._proxy = self.client.proxy_url
+        self._single = self._make_single(self._proxy)
         # Out-of-band calls and users' requests must not pass the client under test. No connection is reused: a connection that a
         # server is about to close, as 0.1.0's router does after its own errors, would fail a good request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -239,7 +243,7 @@ class HttpStack(SkyRLStack):
             urls = [tap.start() for tap in behind]
             first, self._router = self._router, None
             in_front = FaultProxy(self._start_router(urls), server=None)
-            self._hop_router, self._router = self._router, first
+            self._beside, self._router = [*self._beside, self._router], first
             self._hops = [*behind, in_front]
             self._around = (in_front.start(), urls)
         self._direct_way = self._direct_way or (self.client.proxy_url, self.client.server_urls)
@@ -339,10 +343,9 @@ class HttpStack(SkyRLStack):
                 await client.teardown()
         for thread in self._threads:
             await asyncio.to_thread(thread.stop)
-        if self._router is not None:
-            await asyncio.to_thread(self._router.shutdown)
-        if self._hop_router is not None:
-            await asyncio.to_thread(self._hop_router.shutdown)
+        for router in (self._router, *self._beside):
+            if router is not None:
+                await asyncio.to_thread(router.shutdown)
         for tap in (*self._hops, *self.fault_taps):
             await asyncio.to_thread(tap.stop)
         for group in self._groups:
@@ -585,11 +588,18 @@ class HttpStack(SkyRLStack):
         return messages.ClientLifeResult(left=self._leftovers.take())
 
     def _client_as_configured(self, request: messages.ClientLifeRequest) -> Any:
-        """A client as SkyRL's entry point makes it, told that its router and servers are there already."""
+        """A client as SkyRL's entry point makes it, told what of its router and servers is there already."""
         configured = self.configuration_of(request)
         engine = configured.generator.inference_engine
-        engine.external_proxy_url, engine.external_server_urls = self.client.proxy_url, list(self.client.server_urls)
-        return self._client_of(entry.experiment(configured, entry.no_group))
+        if request.names != "servers":
+            engine.external_proxy_url = self._proxy
+        engine.external_server_urls = None if request.names == "proxy" else list(self._servers_of_client)
+        if request.answer_limit_s is not None and not self.release.own_router:
+            engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
+        experiment = entry.experiment(configured, entry.no_group)
+        client = self._client_of(experiment)
+        self._beside.append(experiment._inference_router)
+        return client
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         """As the actor of a server makes them of its command line (VLLMServerActor)."""
@@ -607,4 +617,4 @@ class HttpStack(SkyRLStack):
 
     def _made_again(self) -> Any:
         """A new client of the same servers, by the constructor."""
-        return self._make_client(self.client.proxy_url)
+        return self._make_client(self._proxy)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.request_cap import CAP
 from harness.checks.routing import STICKY
@@ -21,6 +22,8 @@ ROWS = 8
 AGAIN = "again"
 """Label of the answers of a client that is not closed."""
 SESSIONS = sessions(ROWS)
+LIMIT_S = 4
+"""Seconds that the configured proxy waits for an answer; a pause takes twice as long."""
 CHECKS: list[Any] = [CLIENT_LIVES, greedy()]
 
 
@@ -185,5 +188,44 @@ async def test_made_within_a_loop(stack: Stack, prompts: Prompts) -> None:
     asyncio.run: "cannot be called when another asyncio event loop is running")."""
     await stack.attempt(stack.client_life("as configured", in_loop=True))
     await answers(stack, prompts)
+    await stack.client_life("made again")
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="the client of a configuration that names the proxy alone reaches every server with its control calls",
+    needs={Capability.CLIENT_LIVES, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
+    checks=[CLIENT_LIVES, FAN_OUT],
+)
+async def test_the_proxy_alone_is_configured(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, BasePPOExp.get_inference_client: "external_proxy_url only → Use proxy for both data + control plane"; SkyRL #904,
+    "Control plane (fan-out)"."""
+    await stack.client_life("as configured", names="proxy")
+    await answers(stack, prompts)
+    await stack.attempt(stack.pause("keep"))
+    await stack.attempt(stack.resume())
+    await stack.attempt(stack.reset_prefix_cache())
+    await stack.client_life("made again")
+    await stack.resume()
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="requests that a pause holds for longer than a proxy waits for an answer end whole once it is over",
+    needs={Capability.CLIENT_LIVES, Capability.PAUSE_KEEP},
+    checks=[CLIENT_LIVES, ALL_COMPLETE],
+)
+async def test_a_pause_beyond_the_proxys_limit(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #899: "keep" freezes requests until resume, however long the trainer takes. A proxy has a longest time for an answer: 1800
+    seconds by vllm-router's own choice (request_timeout_secs), which a long step of the trainer, or a long rollout, exceeds."""
+    await stack.client_life("as configured", names="servers", answer_limit_s=LIMIT_S)
+    await answers(stack, prompts)
+    async with asyncio.TaskGroup() as tasks:
+        await in_flight(stack, prompts, tasks)
+        await stack.pause("keep")
+        await asyncio.sleep(2 * LIMIT_S)
+        await stack.resume()
     await stack.client_life("made again")
     await answers(stack, prompts)

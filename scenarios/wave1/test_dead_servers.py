@@ -43,15 +43,16 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
 
 @scenario(
     task=0,
-    promise="when a server dies, every pending request ends: well, or with an error that has a name",
-    needs={Capability.KILL_SERVER},
+    promise="when a server dies, every pending call and every later one ends: well, or with an error that has a name",
+    needs={Capability.KILL_SERVER, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
     topologies=["colocated"],  # the first scenario ends the disaggregated stack: this one would take another start
     checks=[EVERY_CALL_ENDS],
     deadline_s=120.0,
 )
 async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone."""
-    pending, later = prompts.unique(16), prompts.unique(8)
+    """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone. A pause and its resume() reach the living
+    servers all the same, or their requests would wait for ever."""
+    pending, later, last = prompts.unique(16), prompts.unique(8), prompts.unique(8)
     async with asyncio.TaskGroup() as callers:
         for prompt in pending:
             answer = stack.generate([prompt], max_tokens=200, temperature=0.0, ignore_eos=True)
@@ -60,3 +61,7 @@ async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Pr
         await stack.kill_server(stack.servers[0])
         for prompt in later:
             callers.create_task(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)))
+    await stack.attempt(stack.pause("keep"))
+    await stack.attempt(stack.resume())
+    await stack.attempt(stack.reset_prefix_cache())
+    await asyncio.gather(*(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)) for prompt in last))

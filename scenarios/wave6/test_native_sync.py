@@ -79,6 +79,28 @@ async def test_a_failed_sync_does_not_poison_the_next(stack: Stack, prompts: Pro
 
 @scenario(
     task=14,
+    promise="after a sync that failed, engines go on answering, until the next sync puts their weights right",
+    needs={*SYNC, Capability.HEALTH},
+    checks=[FAILED_SYNC, HEALTHY, EVERY_PARAMETER],
+    topologies=["disaggregated"],
+    deadline_s=90.0,
+    spoils=True,
+)
+async def test_answers_after_a_failed_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 14; SkyRL documentation, Fully Async Training: rollouts go on while the trainer has trouble. Which weights
+    make these answers is left open; that they come, and that the next sync is a good one, is not."""
+    batch = prompts.unique(SPREAD)
+    await stack.attempt(stack.sync_weights(2, chunks=5, fail_after_chunks=2))
+    await stack.attempt(stack.generate(batch, max_tokens=2))
+    await stack.attempt(stack.health())
+    await stack.attempt(stack.prepare_weight_sync())
+    await stack.attempt(stack.sync_weights(1))
+    await stack.attempt(stack.digests())
+    await stack.attempt(stack.generate(batch, **ANSWER))
+
+
+@scenario(
+    task=14,
     promise="a sync that fails while requests are frozen leaves every server healthy, paused, and able to go on",
     needs={*SYNC, Capability.PAUSE_KEEP, Capability.IS_PAUSED, Capability.HEALTH},
     checks=[FAILED_SYNC, PAUSE_STATES, HEALTHY, EVERY_PARAMETER, UNIFORM_SERVERS, EXPLAINED],

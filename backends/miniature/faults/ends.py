@@ -233,6 +233,18 @@ class NobodyIsTold(Engine):
         self.dead = True
 
 
+@seeded("dead_server_keeps_the_pause", caught_by=["driven"])
+class NobodyElseResumes(Client):
+    """With one server dead, resume() fails there and reaches no other: their requests wait for ever."""
+
+    async def everywhere(self, op: str, **arguments: Any) -> None:
+        dead = [engine for engine in self.engines if engine.dead]
+        if op == "resume_generation" and dead and len(dead) < len(self.engines):
+            self.fired += 1
+            await self.tell(dead[0], op, **arguments)
+        await super().everywhere(op, **arguments)
+
+
 @seeded("slow", "every_server", caught_by=["pace"])
 class TenTimesSlower(Engine):
     """Steps take ten times as long."""

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from backends.miniature.client import Client
+from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Output
 from backends.miniature.faults.registry import REFUSED, seeded
-from harness.contract.faults import ROWS
-from harness.contract.messages import SessionId
+from harness.contract.faults import ROWS, Fact
+from harness.contract.messages import ClientLifeRequest, SessionId
 
 
 @seeded("client_lives", "configured_by_another_name", caught_by=["client_lives"], corrupts=ROWS)
 class ConfiguredByAnotherName(Client):
     """A client that is made of the configuration asks for the model by its path, and not by the name that engines serve."""
 
-    def configure(self, served: str, *, merged_adapter: bool) -> None:
+    def configure(self, request: ClientLifeRequest) -> None:
         self.fired += 1
-        super().configure(f"/checkpoints/{served}", merged_adapter=merged_adapter)
+        self.model = f"/checkpoints/{MODEL}"
 
 
 @seeded("client_lives", "configured_by_a_merged_adapter", caught_by=["client_lives"])
 class ConfiguredByAMergedAdapter(Client):
     """A client asks for the configuration's adapter by name, although the trainer merges it into the weights."""
 
-    def configure(self, served: str, *, merged_adapter: bool) -> None:
-        self.fired += merged_adapter
-        super().configure("an adapter" if merged_adapter else served, merged_adapter=merged_adapter)
+    def configure(self, request: ClientLifeRequest) -> None:
+        self.fired += request.merged_adapter
+        self.model = "an adapter" if request.merged_adapter else MODEL
+
+
+@seeded("client_lives", "configured_by_one_address", caught_by=["fan_out"], corrupts=Fact.PAUSES)
+class ConfiguredByOneAddress(Client):
+    """A client that is told of the proxy alone sends control calls to one server."""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        if request.names == "proxy":
+            self.fired += 1
+            self.engines = self.engines[:1]
+
+
+@seeded("client_lives", "given_up_by_the_proxy", caught_by=["client_lives", "all_complete"], corrupts=Fact.ANSWERS)
+class GivenUpByTheProxy(Client):
+    """A proxy gives up a request that waits for its answer for longer than a configured limit."""
+
+    _limit_s: int | None = None
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        self._limit_s = request.answer_limit_s
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await super().row(session, prompt, params, **more)
+        except TimeoutError:
+            self.fired += 1
+            raise
 
 
 @seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"], corrupts=ROWS)

@@ -6,9 +6,9 @@ from typing import Any
 
 from backends.miniature import model
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine
+from backends.miniature.engine import Engine, Output
 from backends.miniature.faults.registry import ONE, seeded
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import Layout
 
 
@@ -58,6 +58,17 @@ class RefusesAfterAFailedSync(_Left):
             self.fired += 1
             raise RuntimeError("a weight update is active already: finish it first")
         await super().start_weight_update()
+
+
+@seeded("failed_sync_ends_answers", "one_server", caught_by=["failed_sync"], corrupts=ROWS)
+class NoAnswersAfterAFailedSync(_Left):
+    """After an abandoned sync, one server refuses requests until a good one has put its weights right."""
+
+    async def generate(self, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if self.left and self.name == ONE:
+            self.fired += 1
+            raise RuntimeError("the weights are not whole")
+        return await super().generate(prompt, params, **more)
 
 
 @seeded("failed_sync_poisons_the_next", "half_visible", caught_by=["every_parameter"], corrupts=Fact.POLICY)
