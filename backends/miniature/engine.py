@@ -158,8 +158,8 @@ class Engine:
         self.waiting: list[Request] = []
         self.held: list[Request] = []
         self.adapters: dict[str, tuple[int, model.Parameters]] = {}
-        self.folders: dict[str, model.Parameters] = {}
-        """What the trainer wrote last to each adapter's folder, loaded or not."""
+        self.folders: dict[str, model.Parameters | None] = {}
+        """What the trainer wrote last to each adapter's folder, loaded or not. None: it has written half."""
         self.cache: dict[CacheKey, tuple[model.Node, list[list[list[int]]]]] = {}
         self.schedule: int | None = None
         """Seed of the adverse schedule under which messages arrive; None if none is delayed."""

@@ -118,9 +118,19 @@ class Router:
             await engine.control(op, **arguments)
             return
         self.struck.append(engine.name)
-        if fault.moment == "after":
+        if fault.moment == "after" or fault.connection == "whole":
             await engine.control(op, **arguments)
-        raise HopBroken(fault, engine.name)
+        if fault.connection != "whole":
+            raise HopBroken(fault, engine.name)
+
+    def read_over_hops(self, call: str) -> None:
+        """A call that only reads, on its way to all servers. Raises HopBroken."""
+        fault, first = self.broken, self.engines[0].name
+        if fault is None or fault.call != call or first in self.struck:
+            return
+        self.struck.append(first)
+        if fault.connection != "whole":
+            raise HopBroken(fault, first)
 
     def server_of(self, session: SessionId | None) -> Engine:
         """The server of a session. Without a session, any living server."""

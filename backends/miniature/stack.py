@@ -235,6 +235,7 @@ class Miniature:
         return messages.HealthResult(healthy=self.router.healthy())
 
     async def is_paused(self, _request: messages.Empty) -> messages.IsPausedResult:
+        self.router.read_over_hops("is_paused")
         return messages.IsPausedResult(servers=self.client.paused())
 
     async def world_size(self, _request: messages.Empty) -> messages.WorldSizeResult:
@@ -272,7 +273,7 @@ class Miniature:
 
     async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:
         for engine in self.engines:
-            engine.folders[request.name] = model.adapter(request.version)
+            engine.folders[request.name] = None if request.half else model.adapter(request.version)
 
     async def unload_lora_adapter(self, request: messages.UnloadLoraRequest) -> None:
         await self.client.everywhere("remove_lora", name=request.name)

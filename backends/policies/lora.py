@@ -21,6 +21,7 @@ SCALE = ALPHA / RANK
 """Factor of the product B · A (PEFT documentation, LoraConfig)."""
 STRENGTH = 0.5
 """Standard deviation of an adapter's change, in units of the weight's own: large enough that greedy output must change."""
+WEIGHTS = "adapter_model.safetensors"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -79,6 +80,12 @@ def write(folder: Path, model_path: str, version: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{os.getpid()}.unfinished"
     save_file(tensors, str(unfinished))
-    unfinished.replace(folder / "adapter_model.safetensors")
+    unfinished.replace(folder / WEIGHTS)
     unfinished.write_text(json.dumps(configuration, indent=2), encoding="utf-8")
     unfinished.replace(folder / "adapter_config.json")
+
+
+def cut(folder: Path) -> None:
+    """Take the second half of the weights' file away, as if it were being written in place."""
+    weights = folder / WEIGHTS
+    os.truncate(weights, weights.stat().st_size // 2)

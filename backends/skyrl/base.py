@@ -532,7 +532,7 @@ class SkyRLStack(VllmStack):
         raise NotImplementedError
 
     async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:
-        await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        await asyncio.to_thread(self.adapters.written, request.name, request.version, half=request.half)
 
     async def forget_adapters(self, _request: messages.Empty) -> None:
         await self.on_workers("parity_forget_adapters")

@@ -78,11 +78,13 @@ class Adapters:
         """Names that were loaded, or may have been."""
         self.clients: dict[str, Any] = {}
 
-    def written(self, name: str, version: int) -> str:
-        """Write this version to the adapter's folder, and return the folder."""
+    def written(self, name: str, version: int, *, half: bool = False) -> str:
+        """Write this version, or half of it, to the adapter's folder, and return the folder."""
         self.names.add(name)
         folder = self._folder / name
         lora.write(folder, self._model_path, version)
+        if half:
+            lora.cut(folder)
         return str(folder)
 
     def client(self, name: str, base: Any) -> Any:

@@ -49,6 +49,7 @@ PATHS = {
     "/v1/chat/completions": "chat_completion",
     "/pause": "pause",
     "/resume": "resume",
+    "/is_paused": "is_paused",
     "/sleep": "sleep",
     "/wake_up": "wake_up",
     "/reset_prefix_cache": "reset_prefix_cache",
@@ -234,6 +235,7 @@ def _body(fault: HopFault) -> tuple[bytes, bytes]:
     whole = json.dumps({"error": error}).encode()
     return {
         "vllm": (b"application/json", whole),
+        "sentence": (b"application/json", json.dumps({"error": BROKEN_HOP_SAYS}).encode()),
         "json": (b"application/json", json.dumps({"detail": BROKEN_HOP_SAYS}).encode()),
         "html": (b"text/html; charset=utf-8", page.encode()),
         "text": (b"text/plain", BROKEN_HOP_SAYS.encode()),

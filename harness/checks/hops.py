@@ -22,6 +22,9 @@ REFUSED = range(400, 500)
 A_SERVER = re.compile(r"https?://|\b\d+(?:\.\d+){3}:\d+|(server|engine)[-_ ]?\d|\[\d+\]", re.IGNORECASE)
 """How an error says which server it is about."""
 
+SAYS = {"vllm", "sentence"}
+"""Bodies of errors in vLLM's own forms (vllm/entrypoints/openai and, for /pause, vllm/entrypoints/serve/rlhf)."""
+
 OPS = {**CONTROL_OPS, "load_lora_adapter": "add_lora"}
 """Control call → operation of an engine."""
 
@@ -139,10 +142,12 @@ def _reached(evidence: Evidence, call: Call) -> set[str]:
 def _control_wrong(evidence: Evidence, call: Call, fault: HopFault) -> Iterator[Wrong]:
     kind, message, status = error_of(call)
     servers = set(evidence.header.servers)
-    here = _reached(evidence, call)
+    here = _reached(evidence, call) if call.method in OPS else servers  # what only reads changes nothing at any
     shown = {"call": call.id, "fault": _named(fault), "reached": sorted(here), "message": message[:300]}
     for said in _failed(fault, kind, message, status):
         yield f"{call.method}() {said}", shown
+    if kind is not None and fault.connection == "kept" and fault.body in SAYS and BROKEN_HOP_SAYS not in message:
+        yield f"{call.method}() failed without what vLLM said in its answer ({fault.body})", shown
     if kind is None and here != servers:
         yield f"{call.method}() succeeded and did not reach every server", shown
     if kind is not None and here and here != servers and not A_SERVER.search(message):

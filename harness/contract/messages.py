@@ -424,10 +424,12 @@ class LoadLoraRequest(Message, frozen=True, kw_only=True):
 
 class WriteLoraRequest(Message, frozen=True, kw_only=True):
     """Write version `version` of an adapter to the folder from which `name` was loaded, and tell no engine: what a trainer does before
-    it loads (SkyRL, `lora_sync_path`: one folder for all steps). Engines go on with what they have loaded."""
+    it loads (SkyRL, `lora_sync_path`: one folder for all steps). Engines go on with what they have loaded. `half`: the file of the
+    weights is in place and half as long as it will be, as while the trainer writes it."""
 
     name: str
     version: int
+    half: bool = False
 
 
 class UnloadLoraRequest(Message, frozen=True, kw_only=True):
@@ -686,16 +688,17 @@ class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
     moment: Literal["before", "after"] = "before"
     """Before: the request goes no further. After: an engine has run it, and its answer is replaced."""
     status: int = 500
-    body: Literal["vllm", "json", "html", "text", "empty", "cut"] = "vllm"
-    """The error as vLLM writes it, another JSON object, a page, plain text, nothing, or half a JSON object."""
+    body: Literal["vllm", "sentence", "json", "html", "text", "empty", "cut"] = "vllm"
+    """The error as vLLM writes it: an object with a message, or a sentence, as of /pause. Another JSON object, a page, plain text,
+    nothing, or half a JSON object."""
     connection: Literal["kept", "closed", "reset", "torn", "hanging", "whole"] = "kept"
     """Closed and reset: before the first byte of an answer. Torn: in the middle of its body. Hanging: the request waits until the
     fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""
     form: HopForm | None = None
     """With a whole connection only."""
-    call: Literal["request", "pause", "resume", "sleep", "wake_up", "reset_prefix_cache", "load_lora_adapter"] = (
-        "request"
-    )
+    call: Literal[
+        "request", "pause", "resume", "is_paused", "sleep", "wake_up", "reset_prefix_cache", "load_lora_adapter"
+    ] = "request"
     """What meets the fault: requests of the data plane, or this control call."""
 
 

@@ -329,9 +329,10 @@ class Calls(ABC):
             self._condition.adapters = loaded
             raise
 
-    async def write_lora_adapter(self, name: str, version: int) -> None:
-        """Write a version of a LoRA adapter to the folder of this name. No engine is told."""
-        await self._call("write_lora_adapter", messages.WriteLoraRequest(name=name, version=version), messages.Empty)
+    async def write_lora_adapter(self, name: str, version: int, *, half: bool = False) -> None:
+        """Write a version of a LoRA adapter to the folder of this name, or half of it. No engine is told."""
+        request = messages.WriteLoraRequest(name=name, version=version, half=half)
+        await self._call("write_lora_adapter", request, messages.Empty)
 
     async def unload_lora_adapter(self, name: str, *, label: str | None = None) -> None:
         """Remove a name from every engine. Later requests for it are refused."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, get_args
 
 from fixtures.prompts import Prompts
+from harness.checks.control_plane import PAUSE_STATES
 from harness.checks.hops import AFTER, BROKEN, BROKEN_CONTROL, BROKEN_HOPS
 from harness.contract.capability import Capability
 from harness.contract.messages import HopFault, HopForm
@@ -104,6 +105,30 @@ async def every_form(stack: Stack, prompts: Prompts, *, hop: Literal["router", "
         for prompt in prompts.unique(1 + PLAIN):
             await stack.attempt(by_generate(stack, prompt, BROKEN))
         await stack.break_hop(None)
+
+
+@scenario(
+    task=0,
+    promise="control calls read a server's answer in every form that HTTP allows",
+    needs={*SERVER, Capability.PAUSE_KEEP, Capability.IS_PAUSED},
+    checks=[BROKEN_CONTROL, PAUSE_STATES],
+)
+async def test_forms_of_control_answers(stack: Stack, prompts: Prompts) -> None:
+    """As above (RFC 9112 and 9110), for calls to all servers: a proxy in front of a server may leave the length of answers open."""
+
+    async def ask(
+        form: HopForm, call: Literal["pause", "is_paused", "resume"], asked: Coroutine[Any, Any, Any]
+    ) -> None:
+        await stack.break_hop(HopFault(hop="server", connection="whole", form=form, call=call))
+        await stack.attempt(asked)
+        await stack.break_hop(None)
+
+    await stack.generate(prompts.unique(PLAIN), **PARAMS)
+    for form in FORMS:
+        await ask(form, "pause", stack.pause("keep"))
+        await ask(form, "is_paused", stack.is_paused())
+        await ask(form, "resume", stack.resume())
+        await stack.is_paused()
 
 
 @scenario(

@@ -115,6 +115,27 @@ async def test_a_version_that_is_only_written(stack: Stack, prompts: Prompts) ->
 
 @scenario(
     task=11,
+    promise="while the trainer writes the next version into an adapter's folder, the loaded one goes on answering",
+    needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
+    checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+    spoils=True,
+)
+async def test_a_version_that_is_being_written(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, lora_sync_path: one folder for the adapters of all steps, whose file the trainer writes in place. Under fully
+    asynchronous training rollouts are under way meanwhile."""
+    batch = prompts.unique(6)
+    await stack.load_lora_adapter("policy", 1)
+    await stack.generate(batch, lora_adapter="policy", **SCORED)
+    await stack.write_lora_adapter("policy", 2, half=True)
+    await stack.attempt(stack.generate(prompts.unique(6), lora_adapter="policy", **SCORED))
+    await stack.attempt(stack.load_lora_adapter("policy", 2))
+    await stack.attempt(stack.reset_prefix_cache())
+    await stack.attempt(stack.generate(batch, lora_adapter="policy", **SCORED))
+
+
+@scenario(
+    task=11,
     promise="no answer under an adapter reads keys and values of the base model, nor, after a reset, of its last version",
     needs={Capability.LORA, Capability.RESET_PREFIX_CACHE},
     checks=[FRESH_ADAPTER_CACHE, ADAPTER_EFFECT, greedy(), ALL_COMPLETE],

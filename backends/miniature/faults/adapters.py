@@ -12,7 +12,7 @@ from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.interface import Interface
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import Generation, SampleRequest
 
 
@@ -95,10 +95,21 @@ class AdapterReadAgain(Engine):
 
     def adapted(self, adapter: str) -> model.Network:
         written = self.folders[adapter]
-        if written is not self.adapters[adapter][1]:
+        if written is not None and written is not self.adapters[adapter][1]:
             self.fired += 1
             self.adapters[adapter] = (next(self._loads), written)
         return super().adapted(adapter)
+
+
+@seeded("half_an_adapter_read", caught_by=["all_complete"], corrupts=ROWS)
+class HalfAnAdapterRead(Engine):
+    """Each request looks into its adapter's folder, and fails while the trainer writes there."""
+
+    def refuse_unknown(self, adapter: str) -> None:
+        super().refuse_unknown(adapter)
+        if self.folders[adapter] is None:
+            self.fired += 1
+            raise RuntimeError(f"the file of {adapter} is incomplete")
 
 
 @seeded(

@@ -82,6 +82,31 @@ class OtherFormsAreRefused(Router):
         return await super().over_broken_hop(engine, prompt, params, **more)
 
 
+@seeded("legal_form_not_read", "control", caught_by=["broken_control"], corrupts=Fact.ERRORS)
+class ChunkedAnswersAreEmpty(Router):
+    """The answer to a control call that leaves its length open is read as empty."""
+
+    def read_over_hops(self, call: str) -> None:
+        if self.broken is not None and (self.broken.call, self.broken.form) == (call, "chunked"):
+            self.fired += 1
+            raise TypeError("the answer has no body")
+        super().read_over_hops(call)
+
+
+@seeded("control_error_loses_its_text", caught_by=["broken_control"])
+class ControlErrorWithoutItsText(Router):
+    """The error of a control call that a server refuses with a sentence has the status alone."""
+
+    async def control_over_broken_hop(self, engine: Engine, op: str, **arguments: Any) -> None:
+        try:
+            await super().control_over_broken_hop(engine, op, **arguments)
+        except HopBroken as e:
+            if self.broken is not None and self.broken.body == "sentence":
+                self.fired += 1
+                e.args = (f"{e.status} at {engine.name}",)
+            raise
+
+
 @seeded("slow_hop_asked_again", "slow", caught_by=["broken_hops", "conservation"])
 class SlowIsAskedAgain(Router):
     """A request whose answer is slow is sent again, although an engine works on it."""
