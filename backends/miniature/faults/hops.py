@@ -82,15 +82,15 @@ class OtherFormsAreRefused(Router):
         return await super().over_broken_hop(engine, prompt, params, **more)
 
 
-@seeded("legal_form_not_read", "control", caught_by=["broken_control"], corrupts=Fact.ERRORS)
+@seeded("control_answer_not_read", "chunked", caught_by=["broken_control"], corrupts=Fact.ERRORS)
 class ChunkedAnswersAreEmpty(Router):
     """The answer to a control call that leaves its length open is read as empty."""
 
     def read_over_hops(self, call: str) -> None:
+        super().read_over_hops(call)
         if self.broken is not None and (self.broken.call, self.broken.form) == (call, "chunked"):
             self.fired += 1
             raise TypeError("the answer has no body")
-        super().read_over_hops(call)
 
 
 @seeded("control_error_loses_its_text", caught_by=["broken_control"])
