@@ -47,6 +47,7 @@ NO_REASON = 'a request cut short by pause(abort) does not say finish reason "abo
 NONE_ABORTED = "pause(abort) aborted none of the requests in flight"
 ALL_PARTED = "all requests in flight when the pause came part where rounding decides between two tokens"
 DIFFERS = "a greedy run with a pause in it differs from the run without"
+GIVEN_UP = "a request that a pause held was given up before its end"
 UNINTERRUPTED, PAUSED = "uninterrupted", "paused"
 """Labels of the two compared calls: the same prompts without and with a pause."""
 
@@ -449,4 +450,29 @@ HELD = Check(
     falsifies=ROWS,
     source="SkyRL 0.2.0, InferenceEngineClient.pause_generation: New requests are blocked until resume",
     judge=_judge_held,
+)
+
+
+def _judge_kept(evidence: Evidence) -> Finding:
+    gone = dropped(evidence)
+    facts = 0
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for pause in pauses(evidence):
+        if pause.mode != "keep":
+            continue
+        frozen = in_flight(evidence, pause.from_ns)
+        facts += len(frozen)
+        lost = [e for e in frozen if gone.get((e.server, e.request_id), pause.to_ns) < pause.to_ns]
+        wrong += [(GIVEN_UP, _shown_execution(evidence, execution)) for execution in lost]
+    return concluded(facts, wrong, frozen=facts) if facts else untestable(NOTHING_PAUSED)
+
+
+KEPT = Check(
+    name="kept_through_pause",
+    fault="a request that pause(keep) holds is given up on its way, and computed again from its prompt or lost",
+    next_step="look for a limit of time between client and engine: who gave up waiting, and who asked again",
+    reads=Fact.PAUSES | Fact.ERRORS,
+    source='vLLM documentation, /pause: "keep": freeze requests in the queue; they resume on /resume',
+    tap=Tap.READ_EVERYWHERE,
+    judge=_judge_kept,
 )

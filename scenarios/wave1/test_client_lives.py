@@ -9,6 +9,7 @@ from fixtures.prompts import Prompts
 from harness.checks.client_lives import CLIENT_LIVES, CLOSED
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.pausing import KEPT
 from harness.checks.request_cap import CAP
 from harness.checks.routing import STICKY
 from harness.checks.tokens import greedy
@@ -215,7 +216,7 @@ async def test_the_proxy_alone_is_configured(stack: Stack, prompts: Prompts) -> 
     task=0,
     promise="requests that a pause holds for longer than a proxy waits for an answer end whole once it is over",
     needs={Capability.CLIENT_LIVES, Capability.PAUSE_KEEP},
-    checks=[CLIENT_LIVES, ALL_COMPLETE],
+    checks=[CLIENT_LIVES, KEPT, ALL_COMPLETE],
 )
 async def test_a_pause_beyond_the_proxys_limit(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #899: "keep" freezes requests until resume, however long the trainer takes. A proxy has a longest time for an answer: 1800

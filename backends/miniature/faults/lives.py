@@ -41,7 +41,12 @@ class ConfiguredByOneAddress(Client):
             self.engines = self.engines[:1]
 
 
-@seeded("client_lives", "given_up_by_the_proxy", caught_by=["client_lives", "all_complete"], corrupts=Fact.ANSWERS)
+@seeded(
+    "client_lives",
+    "given_up_by_the_proxy",
+    caught_by=["client_lives", "all_complete", "kept_through_pause"],
+    corrupts=Fact.ANSWERS,
+)
 class GivenUpByTheProxy(Client):
     """A proxy gives up a request that waits for its answer for longer than a configured limit."""
 
@@ -57,7 +62,22 @@ class GivenUpByTheProxy(Client):
                 return await super().row(session, prompt, params, **more)
         except TimeoutError:
             self.fired += 1
-            raise
+            return await self.given_up(session, prompt, params, **more)
+
+    async def given_up(
+        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+    ) -> Output:
+        raise TimeoutError(f"no answer within {self._limit_s} s")
+
+
+@seeded("client_lives", "asked_again_by_the_client", caught_by=["kept_through_pause"])
+class AskedAgainByTheClient(GivenUpByTheProxy):
+    """A proxy gives up a request that waits for longer than a limit, and the client asks it again."""
+
+    async def given_up(
+        self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any
+    ) -> Output:
+        return await Client.row(self, session, prompt, params, **more)
 
 
 @seeded("client_lives", "gone_with_its_owner", caught_by=["client_lives"], corrupts=ROWS)
