@@ -10,6 +10,7 @@ from fixtures.prompts import Prompts
 from harness.checks.client_lives import CONFIGURED
 from harness.contract.clock import monotonic
 from harness.contract.messages import SessionId
+from harness.contract.vocabulary import PAIR
 from harness.driving.stack import Stack
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -96,8 +97,11 @@ async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at
         task.result()
 
 
-def meets_a_stop_string(stack: Stack) -> dict[str, Any]:
-    """Answers of two tokens only, which sooner or later spell the stop string."""
+def meets_a_stop_string(stack: Stack, *, within_a_token: bool = False) -> dict[str, Any]:
+    """Answers of two tokens only, which sooner or later spell the stop string. It ends with the second, or in its middle."""
     two = stack.vocabulary.plain[:2]
-    spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stack.vocabulary.text(two)]}
+    stop = stack.vocabulary.text(two)
+    if within_a_token:
+        two[1], stop = stack.vocabulary.two_letters, stop[0] + PAIR[0]
+    spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stop]}
     return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}

@@ -18,7 +18,8 @@ SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _BYTES = [*_PRINTABLE, *(byte for byte in range(256) if byte not in _PRINTABLE)]
 _LETTERS = "etaoinshrdlucmfw"
-_PAIRS = ["".join(pair) for pair in itertools.product(_LETTERS, _LETTERS)][:253]
+_PAIRS = ["ee", vocabulary.PAIR, *("".join(pair) for pair in itertools.product(_LETTERS, _LETTERS))]
+_PAIRS = [*dict.fromkeys(_PAIRS)][:253]
 _PIECES = {token: bytes([byte]) for token, byte in enumerate(_BYTES, start=3)} | {
     token: pair.encode() for token, pair in enumerate(_PAIRS, start=259)
 }
@@ -58,7 +59,7 @@ def encode(text: str) -> list[int]:
 
 VOCABULARY = vocabulary.read(
     size=len(SPECIAL) + len(_PIECES),
-    ids={chr(byte): _OF_BYTE[byte] for byte in _PRINTABLE},
+    ids={chr(byte): _OF_BYTE[byte] for byte in _PRINTABLE} | {vocabulary.PAIR: _OF_PAIR[vocabulary.PAIR.encode()]},
     decode=decode,
     special=SPECIAL,
     eos=2,

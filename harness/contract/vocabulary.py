@@ -29,6 +29,8 @@ RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 PRINTABLE = range(ord("!"), ord("~") + 1)
 BYTES = (*range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes beyond ASCII that a byte-level vocabulary shows as the Latin-1 character of the same number."""
+PAIR = "in"
+"""Two letters that most vocabularies have as one token."""
 LEAD = 0xC2
 """No byte from this one on ends a character (UTF-8)."""
 SCATTER = 512
@@ -50,6 +52,8 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
     """Printable ASCII character → the id whose text is that character alone, in the order of the characters."""
     byte_ids: dict[int, int]
     """Byte of `BYTES` → the id that is that byte alone, in the order of the bytes."""
+    pair: int | None = None
+    """The id whose text is `PAIR`; None if there is none."""
     template: str
     """The chat template (Jinja)."""
     named: dict[str, str]
@@ -91,6 +95,13 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
         if not leading:
             raise ModelLacks("a token that is the first byte of a character")
         return leading[-1]
+
+    @property
+    def two_letters(self) -> int:
+        """The id whose text is `PAIR`. Raises ModelLacks if there is none."""
+        if self.pair is None:
+            raise ModelLacks(f"a token for {PAIR!r}")
+        return self.pair
 
     def some_special(self, count: int) -> list[int]:
         """`count` special ids, including `eos`. Raises ModelLacks if there are fewer."""
@@ -161,6 +172,7 @@ def read(
         ends=tuple(sorted({eos, *ends})),
         characters={character: token for character, token in characters.items() if token is not None},
         byte_ids={byte: token for byte, token in parts.items() if token is not None},
+        pair=alone([PAIR], PAIR),
         template=template,
         named=dict(named),
         sampling=dict(sampling),
@@ -174,6 +186,7 @@ TINY = Vocabulary(
     ends=(2,),
     characters={chr(code): token for token, code in enumerate(PRINTABLE, start=3)},
     byte_ids={byte: token for token, byte in enumerate(BYTES, start=3 + len(PRINTABLE))},
+    pair=260,
     template=TINY_TEMPLATE,
     named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
     sampling=TINY_SAMPLING,

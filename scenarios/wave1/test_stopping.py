@@ -77,3 +77,14 @@ async def test_stop_strings(stack: Stack, prompts: Prompts) -> None:
 async def test_stop_strings_included(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, SamplingParams.include_stop_str_in_output. SkyRL's generator always sets it."""
     await stack.generate(prompts.unique(12), include_stop_str_in_output=True, **meets_a_stop_string(stack))
+
+
+@scenario(
+    task=0,
+    promise="a stop string that ends within a token is the end of the text all the same",
+    checks=[ends_by("stop string"), stop_text()],
+)
+async def test_a_stop_string_that_ends_within_a_token(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams.include_stop_str_in_output; a tokenizer joins "</answer>" and what follows into one token."""
+    stopped = meets_a_stop_string(stack, within_a_token=True)
+    await stack.generate(prompts.unique(12), include_stop_str_in_output=True, **stopped)

@@ -219,10 +219,17 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     {
         "test_turns_that_a_stop_string_ends": {
             "close": True,
+            "within": False,
             "promise": "an answer that a stop string ends is closed by an end-of-sequence token that takes no part in the loss",
+        },
+        "test_turns_that_end_within_a_token": {
+            "close": True,
+            "within": True,
+            "promise": "an answer whose stop string ends within a token ends its turn like any other",
         },
         "test_turns_that_a_stop_string_ends_stay_open": {
             "close": False,
+            "within": False,
             "promise": "without append_eos_token_after_stop_str_in_multi_turn nothing follows an answer that a stop string ends",
         },
     },
@@ -230,7 +237,7 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     needs=NEEDS,
     checks=[*CHECKS, LOGPROBS],
 )
-async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: bool) -> None:
+async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: bool, within: bool) -> None:
     """SkyRL, GeneratorConfig.append_eos_token_after_stop_str_in_multi_turn. SkyRL always asks for texts with their stop
     strings. Answers of a few tokens sooner or later spell one."""
     await roll_out_turns(
@@ -240,7 +247,7 @@ async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: boo
         sampling_params={
             "include_stop_str_in_output": True,
             "logprobs": 1,
-            **meets_a_stop_string(stack),
+            **meets_a_stop_string(stack, within_a_token=within),
             "max_tokens": 16,
         },
     )
@@ -248,20 +255,21 @@ async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: boo
 
 @variants(
     {
-        "test_each_turn_a_trajectory": {"ends": False},
-        "test_each_turn_a_trajectory_with_an_end_of_sequence": {"ends": True},
+        "test_each_turn_a_trajectory": {"ends": False, "special": False},
+        "test_each_turn_a_trajectory_with_an_end_of_sequence": {"ends": True, "special": False},
+        "test_each_turn_a_trajectory_with_special_tokens": {"ends": False, "special": True},
     },
     task=7,
     promise="step by step, each turn is a trajectory that reads the texts before it, and says whose it is and whether it is the last",
     needs=NEEDS,
     checks=[*CHECKS, STEPS, LOGPROBS, STICKY],
 )
-async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool) -> None:
+async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool, special: bool) -> None:
     """SkyRL documentation, Step-Wise Training; SkyRL, GeneratorConfig.step_wise_trajectories. The chat template is applied to the
     texts of the answers. A text has no special tokens (SkyRL, InferenceEngineOutput: decode(…, skip_special_tokens=True)), so the
     end of sequence that an answer ended with stands once in the next turn's prompt."""
     letters = stack.vocabulary.spelled("abcdefgh")
-    answers = {"allowed_token_ids": [*letters, stack.vocabulary.eos]} if ends else {"allowed_token_ids": letters}
+    more = stack.vocabulary.some_special(3) if special else [stack.vocabulary.eos] if ends else []
     await roll_out_turns(
         stack,
         prompts.conversations(12),
@@ -272,7 +280,7 @@ async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool) -> None:
             "seed": 11,
             "logprobs": 1,
             "ignore_eos": not ends,
-            **answers,
+            "allowed_token_ids": [*letters, *more],
         },
     )
 

@@ -151,9 +151,10 @@ class StepsReadSpecialTokens(Generator):
     """The texts that a step reads still have the special tokens of the answers, which the template adds once more."""
 
     def spoken(self, tokens: list[int], text: str) -> str:
-        whole = tokenizer.decode(tokens, skip_special_tokens=False)
-        self.fired += whole != text
-        return whole
+        if tokenizer.SPECIAL.keys().isdisjoint(tokens):
+            return text
+        self.fired += 1
+        return tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 @seeded("last_turn_dropped", caught_by=["gym.tokens"], corrupts=Fact.ANSWERS)

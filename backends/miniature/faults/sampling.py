@@ -45,7 +45,7 @@ _ignoring("parameter_ignored", "seed", ["tokens.same"], corrupts=Fact.CHANCE, se
 _ignoring("parameter_ignored", "other_seeds", ["tokens.differ"], corrupts=Fact.CHANCE, seed=1)
 _ignoring("parameter_ignored", "max_tokens", ["stopping"], corrupts=Fact.ANSWERS, max_tokens=24)
 _ignoring("parameter_ignored", "min_tokens", ["stopping"], min_tokens=0)
-_ignoring("parameter_ignored", "stop", ["stopping"], stop=[])
+_ignoring("parameter_ignored", "stop", ["stopping"], corrupts=Fact.ANSWERS, stop=[])
 _ignoring("parameter_ignored", "stop_token_ids", ["stopping"], stop_token_ids=[])
 _ignoring("parameter_ignored", "ignore_eos", ["stopping"], ignore_eos=False)
 _ignoring(

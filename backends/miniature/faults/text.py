@@ -34,6 +34,19 @@ class TextOfAnother(Engine):
         return text
 
 
+@seeded("text_runs_past_its_stop", caught_by=["stopping.text"], corrupts=Fact.TEXT)
+class TextRunsPastItsStop(Engine):
+    """A text that is to include its stop string goes on to the end of the last token."""
+
+    def text(self, request: Request) -> str:
+        text = super().text(request)
+        if not request.params.get("include_stop_str_in_output"):
+            return text
+        whole = self.decode(request, request.tokens)
+        self.fired += whole != text
+        return whole
+
+
 @seeded(
     "turns_retokenized",
     caught_by=["turns_keep_tokens"],
