@@ -237,6 +237,7 @@ def _body(fault: HopFault) -> tuple[bytes, bytes]:
         "vllm": (b"application/json", whole),
         "sentence": (b"application/json", json.dumps({"error": BROKEN_HOP_SAYS}).encode()),
         "json": (b"application/json", json.dumps({"detail": BROKEN_HOP_SAYS}).encode()),
+        "string": (b"application/json", json.dumps(BROKEN_HOP_SAYS).encode()),
         "html": (b"text/html; charset=utf-8", page.encode()),
         "text": (b"text/plain", BROKEN_HOP_SAYS.encode()),
         "empty": (b"application/json", b""),

@@ -688,9 +688,9 @@ class HopFault(Message, frozen=True, kw_only=True, omit_defaults=True):
     moment: Literal["before", "after"] = "before"
     """Before: the request goes no further. After: an engine has run it, and its answer is replaced."""
     status: int = 500
-    body: Literal["vllm", "sentence", "json", "html", "text", "empty", "cut"] = "vllm"
-    """The error as vLLM writes it: an object with a message, or a sentence, as of /pause. Another JSON object, a page, plain text,
-    nothing, or half a JSON object."""
+    body: Literal["vllm", "sentence", "json", "string", "html", "text", "empty", "cut"] = "vllm"
+    """The error as vLLM writes it: an object with a message, or a sentence, as of /pause. Another JSON object, a JSON string, a page,
+    plain text, nothing, or half a JSON object."""
     connection: Literal["kept", "closed", "reset", "torn", "hanging", "whole"] = "kept"
     """Closed and reset: before the first byte of an answer. Torn: in the middle of its body. Hanging: the request waits until the
     fault is over, and goes on then. Whole: nothing is replaced, and the message has another legal form."""

@@ -16,7 +16,13 @@ from scenarios.requests import one_by_one, until_idle
 
 SESSION = "6f1c0a52-5d0b-4a3e-9a6e-0d7f5a1b2c3d"
 """A text, or a UUID: callers make sessions of either."""
-PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0, "stop_token_ids": [5], "ignore_eos": False}
+PARAMS: dict[str, Any] = {
+    "max_tokens": 4,
+    "temperature": 0.0,
+    "stop_token_ids": [5],
+    "stop": ["zz"],
+    "ignore_eos": False,
+}
 Ask = Callable[[str], Coroutine[Any, Any, Any]]
 """Label → the call."""
 PROMISE = "an argument means the same in every form that it can have, or is refused by name; the caller's own object stays as it is"

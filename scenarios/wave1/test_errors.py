@@ -66,6 +66,7 @@ async def test_an_empty_prompt(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="a prompt longer than the context is a named error, alone and in a batch",
     checks=[names_error("over_long", "length", "long", "context", "tokens"), AFTER],
+    topologies=["disaggregated", "remote"],
     deadline_s=160,
 )
 async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
@@ -80,6 +81,7 @@ async def test_an_over_long_prompt(stack: Stack, prompts: Prompts) -> None:
     task=0,
     promise="sampling parameters out of range are named errors",
     checks=[names_error("temperature", "temperature"), names_error("max_tokens", "max_tokens"), AFTER],
+    topologies=["disaggregated", "remote"],
     deadline_s=160,
 )
 async def test_sampling_parameters_out_of_range(stack: Stack, prompts: Prompts) -> None:

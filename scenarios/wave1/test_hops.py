@@ -17,7 +17,7 @@ from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
 
 PARAMS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
 STATUSES = (400, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
-BODIES: tuple[Literal["json", "html", "text", "empty", "cut"], ...] = ("json", "html", "text", "empty", "cut")
+BODIES = ("json", "string", "html", "text", "empty", "cut")
 FAULTS: tuple[dict[str, Any], ...] = (
     *({"status": status} for status in STATUSES),
     *({"status": status, "body": body} for status in (400, 422, 500) for body in BODIES),

@@ -47,6 +47,19 @@ async def test_experts_of_every_token(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=10,
+    promise="a sampling parameter that does not exist means nothing to a mixture, or is refused by name",
+    needs=NEEDS,
+    checks=[answered_or_named("misspelt", "max_tokns")],
+    topologies=["moe"],
+)
+async def test_a_misspelt_parameter(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, SamplingParams. A stack may send the requests of a mixture by another way than those of a dense model."""
+    await stack.generate(prompts.unique(2), **ANSWER)
+    await stack.attempt(stack.generate(prompts.unique(2), max_tokns=5, label="misspelt", **ANSWER))
+
+
+@scenario(
+    task=10,
     promise="each sample comes with the experts of each token that was fed to the model",
     needs=NEEDS | {Capability.SAMPLE},
     checks=[routed_experts(), ALL_COMPLETE],

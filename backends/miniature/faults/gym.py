@@ -331,7 +331,7 @@ class DeadServersEndTrajectories(Generator):
             return True, len(made.response)
 
 
-@seeded("environment_reads_special_tokens", caught_by=["gym.rewards"])
+@seeded("environment_reads_special_tokens", caught_by=["gym.rewards"], corrupts=Fact.TEXT)
 class EnvironmentReadsEverything(Generator):
     """The environment reads answers with their special tokens."""
 
