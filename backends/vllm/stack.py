@@ -285,10 +285,12 @@ class VllmStack:
         )
 
     async def kill_server(self, request: messages.KillServerRequest) -> None:
-        """Send SIGKILL to every process of the server. A forked legacy engine keeps its frontend, which is this process."""
+        """Send SIGKILL to every process of the server, or of its engine. A forked legacy engine keeps its frontend, which is this
+        process."""
         assert self._description is not None
         processes = self._description.processes
-        kill_trees([pid for role, pid in processes.items() if role.startswith(f"{request.server}/")])
+        killed = f"{request.server}/" + ("worker" if request.part == "engine" else "")
+        kill_trees([pid for role, pid in processes.items() if role.startswith(killed)])
 
 
 def check_gpu() -> None:

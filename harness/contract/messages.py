@@ -651,7 +651,11 @@ class FormResult(Message, frozen=True, kw_only=True):
 
 
 class KillServerRequest(Message, frozen=True, kw_only=True):
+    """`part`: every process of the server, or those of its engine alone, while what answers HTTP lives. Where one process is both,
+    all."""
+
     server: str
+    part: Literal["server", "engine"] = "server"
 
 
 class DelayRequest(Message, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -395,11 +395,11 @@ class Calls(ABC):
         self._condition.formed = form is not None
         return (await self._call("form", messages.FormRequest(form=form), messages.FormResult)).forms
 
-    async def kill_server(self, server: str) -> None:
-        """Kill a server's processes. The next scenario gets a fresh start of the stack."""
+    async def kill_server(self, server: str, part: Literal["server", "engine"] = "server") -> None:
+        """Kill a server's processes, or its engine's alone. The next scenario gets a fresh start of the stack."""
         self._spoil("kill_server")
         self._killed = True
-        await self._call("kill_server", messages.KillServerRequest(server=server), messages.Empty)
+        await self._call("kill_server", messages.KillServerRequest(server=server, part=part), messages.Empty)
 
     def give_up(self) -> None:
         """The stack no longer answers. The next scenario gets a fresh start of it."""

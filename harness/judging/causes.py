@@ -56,7 +56,7 @@ class Why(StrEnum):
     NO_TOKEN_IDS = "no-token-ids-in-body"
     """One body has the token ids that were asked for; the other leaves them out."""
     SYNC_IN_FLIGHT = "sync-in-flight"
-    """A weight sync reached the request after another token than on the other stack."""
+    """A weight sync, or a load over its adapter, reached the request after another token than on the other stack."""
     CUT_BY_SLEEP = "cut-by-sleep"
     """The engines were put to sleep during the request, after another token than on the other stack."""
     CUT_BY_PAUSE = "cut-by-pause"

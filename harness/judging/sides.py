@@ -258,7 +258,8 @@ def _outputs(
                 stopped="length" not in reasons,
                 aborted="abort" in reasons,
                 tokens=len(ours.get(TOKENS, {}).get(place) or ()),
-                synced=overlaps("sync_weights"),
+                synced=overlaps("sync_weights")
+                or (left.request.get("lora_adapter") is not None and overlaps("load_lora_adapter")),
                 paused=overlaps("pause"),
                 slept=overlaps("sleep"),
                 trained=trained,

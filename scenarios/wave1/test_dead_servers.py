@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTH_FOLLOWS_SERVERS, HEALTHY
@@ -10,7 +11,7 @@ from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.contract.capability import Capability
 from harness.contract.clock import monotonic
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 
 NOTICED_S = 10.0
 """Seconds that a stack may take to notice a dead server."""
@@ -41,7 +42,11 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
     await until_unhealthy(stack)
 
 
-@scenario(
+@variants(
+    {
+        "test_a_dead_server_leaves_no_request_waiting": {"part": "server"},
+        "test_a_dead_engine_leaves_no_request_waiting": {"part": "engine"},
+    },
     task=0,
     promise="when a server dies, every pending call and every later one ends: well, or with an error that has a name",
     needs={Capability.KILL_SERVER, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
@@ -49,7 +54,7 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
     checks=[EVERY_CALL_ENDS],
     deadline_s=120.0,
 )
-async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Prompts) -> None:
+async def every_call_ends(stack: Stack, prompts: Prompts, *, part: Literal["server", "engine"]) -> None:
     """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone. A pause and its resume() reach the living
     servers all the same, or their requests would wait for ever."""
     pending, later, last = prompts.unique(16), prompts.unique(8), prompts.unique(8)
@@ -58,7 +63,7 @@ async def test_a_dead_server_leaves_no_request_waiting(stack: Stack, prompts: Pr
             answer = stack.generate([prompt], max_tokens=200, temperature=0.0, ignore_eos=True)
             callers.create_task(stack.attempt(answer))
         await stack.until_generating(requests=len(pending), tokens=4 * len(pending))
-        await stack.kill_server(stack.servers[0])
+        await stack.kill_server(stack.servers[0], part)
         for prompt in later:
             callers.create_task(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)))
     await stack.attempt(stack.pause("keep"))
