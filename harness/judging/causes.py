@@ -126,7 +126,7 @@ class Why(StrEnum):
     SLEEP_WITHIN = "sleep-by-one-stack"
     """In this control call one stack puts engines to sleep or wakes them."""
     SYNC_STAGES = "stages-of-a-sync"
-    """The stacks transfer weights in different stages."""
+    """The stacks transfer weights, or load or unload an adapter, in different stages."""
     OTHER_ORDER = "other-order-of-steps"
     """The stacks make the same steps of a control call in another order."""
     OTHER_ARGUMENTS = "other-arguments-of-a-step"

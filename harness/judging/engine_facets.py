@@ -420,6 +420,7 @@ _STEPS = {
 }
 """Step that only one stack makes → the cause."""
 _SYNCS = ("prepare_weight_sync", "sync_weights")
+_STAGED = (*_SYNCS, "load_lora_adapter", "unload_lora_adapter")
 _OF_A_RUN = ("start_trainer_run", "trainer_wants", "trainer_goes_on", "end_trainer_run")
 """The stack's own trainer makes its steps whenever it runs, in whichever of these calls."""
 
@@ -532,5 +533,5 @@ def _why_steps(place: str, baseline: list[list[str]], candidate: list[list[str]]
     ops = {step.partition("(")[0] for step in differing}
     if place == "sleep" and ops == {"reset_prefix_cache"}:
         return (Why.CACHE_RESET_AT_SLEEP,)
-    why = {_STEPS.get(op, Why.SYNC_STAGES if place in _SYNCS else None) for op in ops}
+    why = {_STEPS.get(op, Why.SYNC_STAGES if place in _STAGED else None) for op in ops}
     return () if None in why else tuple(sorted(one for one in why if one is not None))

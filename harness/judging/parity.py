@@ -19,7 +19,7 @@ from harness.checks.always import ALWAYS
 from harness.checks.base import EVERY, Evidence
 from harness.checks.training import GAP
 from harness.contract.errors import Blame
-from harness.contract.messages import CHOICES
+from harness.contract.messages import CHOICES, METHODS, Plane
 from harness.judging import census, effects, engine_facets, headers
 from harness.judging.causes import Why
 from harness.judging.consequences import with_causes
@@ -53,6 +53,12 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     def concerns(self) -> frozenset[Concern]:
         """What these checks found wrong."""
         return frozenset(concern for v in self.own if v.status != Conformance.PASS for concern in v.concerns)
+
+    @property
+    def refuses(self) -> bool:
+        """True if every request of the scenario was refused: an engine has nothing to show."""
+        asked = [call for call in self.evidence.calls() if METHODS[call.method].plane is Plane.DATA]
+        return bool(asked) and all(call.error is not None for call in asked)
 
     @property
     def target(self) -> str:
@@ -180,8 +186,9 @@ def _checks(about: _About, baseline: Judged, candidate: Judged) -> list[Verdict]
             told = ours.get(name) or theirs[name]
             if told.status != Conformance.PASS:
                 found.append(_check(about, name, left or _kept(told), right or _kept(told)))
-        elif (baseline if left is None else candidate).conforms:
-            # If the silent side failed one of its checks, that verdict already explains why nothing was found here.
+        elif (silent := baseline if left is None else candidate).conforms and not silent.refuses:
+            # If the silent side failed one of its checks, that verdict already explains why nothing was found here. If it
+            # refused, a cause of the outputs does.
             side = "baseline" if left is not None else "candidate"
             found.append(
                 about(name, Parity.UNTESTABLE, f"{name} found something to judge on the {side} only", Blame.HARNESS)
