@@ -428,6 +428,11 @@ _OF_A_RUN = ("start_trainer_run", "trainer_wants", "trainer_goes_on", "end_train
 def _order(both: _Both) -> Facet:
     facet = Facet()
     twin = both.twin
+    dead = {
+        left.id
+        for left, right in both.pairs
+        if after_a_death(left, both.baseline) and after_a_death(right, both.candidate)
+    }
     found: list[tuple[Call | None, str, list[list[str]], list[list[str]], list[list[str]] | None]] = [
         (None, place, steps(both.baseline), steps(both.candidate), None if twin is None else steps(twin))
         for place, steps in (("between control calls", _between), ("a trainer's run", _of_a_run))
@@ -443,7 +448,8 @@ def _order(both: _Both) -> Facet:
     for call, place, a, b, twins in found:
         if not any(a) and not any(b):
             continue
-        facet.compare(place, (a, b), _why_steps(place, a, b), noisy=twins is not None and twins != a, call=call)
+        why = (Why.SERVER_DIED,) if call is not None and call.id in dead else _why_steps(place, a, b)
+        facet.compare(place, (a, b), why, noisy=twins is not None and twins != a, call=call)
     return facet
 
 

@@ -18,6 +18,7 @@ GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
 NEEDS = {Capability.GYM_GENERATOR}
 CHECKS = (*TRAJECTORIES, ALL_COMPLETE)
+BY_STEP = (*CHECKS, STEPS, LOGPROBS)
 Messages = list[dict[str, str]]
 
 
@@ -255,14 +256,17 @@ async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: boo
 
 @variants(
     {
-        "test_each_turn_a_trajectory": {"ends": False, "special": False},
-        "test_each_turn_a_trajectory_with_an_end_of_sequence": {"ends": True, "special": False},
-        "test_each_turn_a_trajectory_with_special_tokens": {"ends": False, "special": True},
+        "test_each_turn_a_trajectory": {"ends": False, "special": False, "checks": [*BY_STEP, STICKY]},
+        "test_each_turn_a_trajectory_with_an_end_of_sequence": {
+            "ends": True,
+            "special": False,
+            "checks": [*BY_STEP, STICKY],
+        },
+        "test_each_turn_a_trajectory_with_special_tokens": {"ends": False, "special": True, "checks": BY_STEP},
     },
     task=7,
     promise="step by step, each turn is a trajectory that reads the texts before it, and says whose it is and whether it is the last",
     needs=NEEDS,
-    checks=[*CHECKS, STEPS, LOGPROBS, STICKY],
 )
 async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool, special: bool) -> None:
     """SkyRL documentation, Step-Wise Training; SkyRL, GeneratorConfig.step_wise_trajectories. The chat template is applied to the

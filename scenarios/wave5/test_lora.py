@@ -126,12 +126,12 @@ async def test_a_version_that_is_being_written(stack: Stack, prompts: Prompts) -
     asynchronous training rollouts are under way meanwhile."""
     batch = prompts.unique(6)
     await stack.load_lora_adapter("policy", 1)
-    await stack.generate(batch, lora_adapter="policy", **SCORED)
+    await stack.generate(batch, lora_adapter="policy", **ANSWER)
     await stack.write_lora_adapter("policy", 2, half=True)
-    await stack.attempt(stack.generate(prompts.unique(6), lora_adapter="policy", **SCORED))
+    await stack.attempt(stack.generate(prompts.unique(6), lora_adapter="policy", **ANSWER))
     await stack.attempt(stack.load_lora_adapter("policy", 2))
     await stack.attempt(stack.reset_prefix_cache())
-    await stack.attempt(stack.generate(batch, lora_adapter="policy", **SCORED))
+    await stack.attempt(stack.generate(batch, lora_adapter="policy", **ANSWER))
 
 
 @scenario(
