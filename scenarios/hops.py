@@ -6,7 +6,6 @@ from typing import Any
 
 CONTROL_FAULTS: tuple[dict[str, Any], ...] = (
     {},
-    {"body": "sentence"},
     {"status": 503, "body": "html"},
     {"connection": "closed"},
     {"connection": "reset"},

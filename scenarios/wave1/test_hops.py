@@ -184,10 +184,19 @@ async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
 
 @variants(
     {
-        "test_pause_and_resume_at_one_server": {"act": pauses, "needs": {*SERVER, Capability.PAUSE_KEEP}},
-        "test_reset_prefix_cache_at_one_server": {"act": resets, "needs": {*SERVER, Capability.RESET_PREFIX_CACHE}},
+        "test_pause_and_resume_at_one_server": {
+            "act": pauses,
+            "own": ({"body": "sentence"},),
+            "needs": {*SERVER, Capability.PAUSE_KEEP},
+        },
+        "test_reset_prefix_cache_at_one_server": {
+            "act": resets,
+            "own": (),
+            "needs": {*SERVER, Capability.RESET_PREFIX_CACHE},
+        },
         "test_sleep_and_wake_up_at_one_server": {
             "act": sleeps,
+            "own": (),
             "needs": {*SERVER, Capability.SLEEP},
             "topologies": ["colocated"],
         },
@@ -197,8 +206,9 @@ async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
     checks=[BROKEN_CONTROL],
     bulk=True,
 )
-async def every_control_fault(stack: Stack, prompts: Prompts, *, act: Act) -> None:
-    """SkyRL #904, "Control plane (fan-out)"; architecture, uniform fleet. Engines answer after each fault."""
-    for fault in (*CONTROL_FAULTS, *AFTER_THE_ENGINE):
+async def every_control_fault(stack: Stack, prompts: Prompts, *, act: Act, own: tuple[dict[str, Any], ...]) -> None:
+    """SkyRL #904, "Control plane (fan-out)"; architecture, uniform fleet. Engines answer after each fault. vLLM's /pause and
+    /resume have a form of their own for errors."""
+    for fault in (*CONTROL_FAULTS, *own, *AFTER_THE_ENGINE):
         await act(stack, fault)
         await stack.attempt(stack.generate(prompts.unique(PLAIN), **PARAMS))
