@@ -163,6 +163,8 @@ def test_a_check_that_judged_one_side_only_is_untestable_unless_the_other_was_ne
     left = Judged(evidence=Evidence(OLD, BOOK), verdicts=[verdict("pass"), verdict("pass", check="echo")])
     found = {v.check: v for v in compare(SCENARIO, left, side(NEW), None, NOISE)}
     assert (found["echo"].status, found["echo"].blame) == (Parity.UNTESTABLE, Blame.HARNESS)
+    refuses = traces.trace(traces.generate([[1]], error=traces.error()), target="stack:new")
+    assert [v.check for v in compare(SCENARIO, left, side(refuses), None, NOISE) if v.check == "echo"] == []
     dead = traces.trace(target="stack:new", outcome="failed", end_error=traces.error())
     found = {v.check: v for v in compare(SCENARIO, left, side(dead, "fail"), None, NOISE)}
     assert {name: v.status for name, v in found.items()} == {"order": Parity.REGRESSION}

@@ -9,8 +9,10 @@ from harness.checks.pausing import (
     ABORTED,
     ALL_PARTED,
     FROZEN,
+    GIVEN_UP,
     HELD,
     IDLE_SERVER,
+    KEPT,
     NOTHING_PAUSED,
     PAUSED,
     SAME_AS_UNINTERRUPTED,
@@ -92,6 +94,7 @@ class Paused(Scene):
         (FROZEN, "keep"),
         (SAME_AS_UNINTERRUPTED, "keep"),
         (HELD, "keep"),
+        (KEPT, "keep"),
         (FROZEN, "abort"),
         (ABORTED, "abort"),
         (HELD, "abort"),
@@ -319,3 +322,14 @@ def test_a_request_whose_caller_is_gone_is_not_waited_for():
     gone = traces.observation("abort", "server-0", scene.answer.started_ns + 4 * STEP, request_ids=list(unfinished))
     scene.seen.append(gone)
     assert scene.judge(WAITED).status == "pass"
+
+
+def test_a_frozen_request_that_somebody_gives_up():
+    scene = Paused()
+    frozen = next(s for s in scene.seen if s.kind == "request" and s.at_ns >= scene.answer.started_ns)
+    resumed = max(call.started_ns for call in scene.calls if call.method == "resume")
+    for at_ns, reason in ((resumed + 1, ""), (resumed - 1, GIVEN_UP)):
+        scene.seen.append(traces.observation("abort", frozen.server, at_ns, request_ids=[frozen.data["request_id"]]))
+        found = scene.judge(KEPT)
+        assert (found.reason, len(found.evidence)) == (reason, bool(reason))
+    assert Paused("abort").judge(KEPT).reason == NOTHING_PAUSED
