@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from http import HTTPStatus
 from typing import Any
 
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
@@ -92,7 +94,9 @@ GONE = (
     "closed",
     "eof",
 )
-"""Words of an error that says that the other side is gone. A status says so too, or what the caller did wrong."""
+"""Words of an error that says that the other side is gone. A status but 500 says so too, or what the caller did wrong."""
+EMPTY_WORDS = re.compile(r"internal server error|object has no attribute '\w+'|url='[^']*'")
+"""Parts of an error, in lower case, that hold such words and say nothing: 500's own phrase, an attribute's name, an address."""
 
 
 def _bad_error(call: Call) -> str | None:
@@ -105,8 +109,8 @@ def _bad_error(call: Call) -> str | None:
         return "ended only because the whole stack was given up"
     if call.error.kind in NAMELESS or not call.error.message.strip():
         return "failed with an error that has no name or no message"
-    said = f"{call.error.kind} {call.error.message}".lower()
-    tells = call.error.status is not None or any(word in said for word in GONE)
+    said = EMPTY_WORDS.sub("", f"{call.error.kind} {call.error.message}".lower())
+    tells = call.error.status not in (None, HTTPStatus.INTERNAL_SERVER_ERROR) or any(word in said for word in GONE)
     return None if tells else f"failed with an error that does not say that a server is gone: {call.error.said}"
 
 
