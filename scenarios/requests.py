@@ -67,7 +67,7 @@ async def until_idle(stack: Stack, within_s: float = 10.0) -> bool:
 
 
 async def until_settled(stack: Stack) -> None:
-    """Wait until for a second no more requests have reached an engine: what is held back stays there."""
+    """Wait until no more requests reach an engine for a second: what is held back stays there."""
     before, now = 0, -1
     while now != before:
         before = now

@@ -1,6 +1,6 @@
 """What a scenario begins with: the clean room is recorded, and judged like everything else.
 
-Weights are read on every server. That a server is resumed, awake and has an empty cache is told by what reached it: the canary
+Weights are read on every server. What reached a server tells whether it is resumed, awake and has an empty cache: the canary
 needs one server only.
 """
 

@@ -198,15 +198,15 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help="Other prompts, and with them other draws: a right stack is green with any. Runs are compared only with runs of the "
-            "same seed (default 0).",
+            help="Draws other prompts. A correct stack is green with any seed. Runs are compared only with runs of the same seed "
+            "(default 0).",
         ),
     ] = None,
     bulk: Annotated[
         bool,
         typer.Option(
             "--bulk",
-            help="Also drive the scenarios that send hundreds of requests. Otherwise only those that -k chooses are driven.",
+            help="Also drive the scenarios that send hundreds of requests. Without --bulk, only -k can select them.",
         ),
     ] = False,
     repeat: Annotated[int | None, typer.Option(min=1, help="Number of times to drive each scenario.")] = None,
@@ -326,9 +326,9 @@ def up(
       parity run --stack skyrl-0.2.0:http --start fork -k my_scenario
       parity down
 
-    A run uses it if it would start the same, and else says what differs and starts its own. Ctrl-C in the middle of a scenario, a
-    hang, a death, or a scenario that breaks the stack ends it. When an adapter or other code that it has loaded was changed, a run
-    refuses it. `parity doctor` lists what is up.
+    A run that would start the same stack uses this one; any other says what differs and starts its own. Ctrl-C in the middle of a
+    scenario, a hang, a death, or a scenario that breaks the stack ends it. If an adapter or other loaded code changed, a run
+    refuses the stack. `parity doctor` lists what is up.
 
     Exit status: 0 it is up; 2 a named error, or Ctrl-C, and nothing is left running.
     """
@@ -384,7 +384,7 @@ def up(
 
 @app.command()
 def down() -> None:
-    """End all stacks and references of `parity up`. One that a run is driving is refused, and the others end.
+    """End all stacks and references of `parity up`. One that a run is driving stays up, and the others end.
 
     \b
     Example:
@@ -434,7 +434,7 @@ def drive_matrix(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="The matrix's folder (default: a new one in .parity/runs). An existing one goes on."),
+        typer.Option(help="The matrix's folder (default: a new one in .parity/runs). An existing one is resumed."),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Drive finished cells again if the harness or the selection changed.")
@@ -548,7 +548,7 @@ def bench_stacks(
     precision: Annotated[
         float,
         typer.Option(
-            metavar="PERCENT", help="Smaller differences are of no interest. Half of it takes four times as long."
+            metavar="PERCENT", help="Smaller differences are of no interest. Half the value takes 4 times as long."
         ),
     ] = 10.0,
     error: Annotated[
@@ -650,7 +650,7 @@ def shrink(
     seed: Annotated[int, typer.Option(help="As in `parity run`.")] = 0,
     run_dir: RunDir = None,
 ) -> None:
-    """Find the fewest cases with which a check stays red: of the hundreds of requests, or the twenty steps, of one scenario.
+    """Find the fewest cases of one scenario (of its hundreds of requests, or twenty steps) with which a check stays red.
 
     \b
     Which steps of a sequence does it take?
@@ -875,7 +875,7 @@ def prove(
         str,
         typer.Option(
             metavar="K/N",
-            help="Miniatures: the whole suite under every N-th fault only, from the K-th. The others end with their last catch.",
+            help="Miniatures: the whole suite under every N-th fault only, from the K-th. Others end once their checks are red.",
         ),
     ] = "1/1",
     beside_ledger: Annotated[
@@ -1216,7 +1216,7 @@ def track(
         ),
     ] = None,
 ) -> None:
-    """Judge faults that releases really had again, with today's checks: each has to be red where it was and green where it was not.
+    """Judge again the faults that releases really had, with today's checks: each must be red where it was, green where it was not.
 
     \b
     Does today's judge still tell all of them?

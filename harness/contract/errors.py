@@ -17,7 +17,7 @@ from enum import StrEnum
 CANCELLED = "Cancelled"
 """Kind of error of a call that the scenario itself cancelled."""
 NEXT_STEP = "\n  next: "
-"""What leads from an error's message to its next step, where both are one text."""
+"""Separates an error's message from its next step if both are one text."""
 
 
 class Blame(StrEnum):
@@ -85,7 +85,7 @@ class StartFailed(StackError):
 
 
 class NotFree(StackError):
-    """A kept stack that another driver has, or that ends just now."""
+    """Another driver has the kept stack, or it is just ending."""
 
     blame = Blame.SETUP
 

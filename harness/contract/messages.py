@@ -1,4 +1,4 @@
-"""The contract: what every stack is asked, in the words of the field. The one page that an implementer reads.
+"""The contract: what every stack is asked, in the words of the field. An implementer reads this first.
 
 A *stack adapter* translates these calls to one implementation and holds no test logic. It runs inside its host
 process (`harness/driving/host.py`), in the stack's own environment, and may raise whatever the stack raises: the host turns
@@ -372,7 +372,7 @@ class TrainedRequest(Message, frozen=True, kw_only=True):
 
 class TrainerRunRequest(Message, frozen=True, kw_only=True):
     """One epoch of the stack's own fully asynchronous trainer over these prompts, each with what its environment gets (SkyRL,
-    FullyAsyncRayPPOTrainer.train). It begins rollouts by itself, greedy ones; weights and training it asks its caller for.
+    FullyAsyncRayPPOTrainer.train). It begins greedy rollouts by itself, and asks its caller for weights and training.
 
     `mini_batch_size`, `workers`: groups of `samples` rollouts, as `max_staleness_steps` in StalenessRequest."""
 
@@ -651,8 +651,8 @@ class FormResult(Message, frozen=True, kw_only=True):
 
 
 class KillServerRequest(Message, frozen=True, kw_only=True):
-    """`part`: every process of the server, or those of its engine alone, while what answers HTTP lives. Where one process is both,
-    all."""
+    """`part`: every process of the server, or only those of its engine, so that its web server lives. If one process is both, all
+    of them."""
 
     server: str
     part: Literal["server", "engine"] = "server"

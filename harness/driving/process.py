@@ -178,7 +178,7 @@ class Holder:
         if word != YOURS:
             self._connection.close()
             how = f"another driver (pid {self.handed_over.decode()}) has it" if word == TAKEN else "it has just ended"
-            raise NotFree(how, next_step="wait for the other driver's end")
+            raise NotFree(how, next_step="wait for that driver, or start it again")
 
     @classmethod
     def started(cls, job: Job, environment: dict[str, str]) -> Holder:

@@ -77,7 +77,7 @@ def load(path: Path | None = None) -> list[Entry]:
     wrong += [f"{entry.names}: `to` is for one renamed name" for entry in found if _misnamed(entry)]
     wrong += [f"{entry.names}: no scenario" for entry in found if (entry.how is How.MEANING) != bool(entry.scenario)]
     if wrong:
-        raise UsageError(f"{path or 'client_changes.toml'}: {'; '.join(wrong)}", next_step="its head explains an entry")
+        raise UsageError(f"{path or 'client_changes.toml'}: {'; '.join(wrong)}", next_step="see the head of that file")
     return found
 
 

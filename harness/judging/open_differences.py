@@ -46,7 +46,7 @@ def load(path: Path | None = None) -> list[Entry]:
     if wrong := [str(one.cause) for one in found if not SOURCE.fullmatch(one.source)]:
         raise UsageError(
             f"{path or 'open_differences.toml'}: no file and line in the source of {', '.join(wrong)}",
-            next_step="its head explains an entry",
+            next_step="see the head of that file",
         )
     if twice := sorted({f"{cause} of {pair}" for cause, pair in keys if keys.count((cause, pair)) > 1}):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Where rounding makes the outputs of two right stacks part. Pure.
+"""Where rounding makes outputs of two right stacks diverge. Pure.
 
 After the first different token two right answers differ in everything, so only the place where they part can be judged: greedy
 rows by the reference's distance between the two tokens, seeded ones by how seldom noise changes a draw.

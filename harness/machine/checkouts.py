@@ -278,7 +278,7 @@ def _toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}",
-            next_step="an environment is made from it; or name an interpreter with --python, beside --checkout",
+            next_step="make it readable, or name an interpreter with --python, beside --checkout",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}", next_step="correct that line") from error

@@ -220,7 +220,7 @@ class Shrinking:
             self._session.renew(self.seat)
         verdicts = self._session.drive(self.scenario, self.seat, body)
         if (error := self._session.not_started.get(self.seat.name)) is not None:
-            raise UsageError(f"{self.seat.name} did not start: {error.message}", next_step="`parity doctor`")
+            raise UsageError(f"{self.seat.name} did not start: {error.message}", next_step="run `parity doctor`")
         return made, verdicts
 
 

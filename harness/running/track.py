@@ -85,7 +85,7 @@ def load(path: Path | None = None) -> list[ReleasedFault]:
     for number, fault in enumerate(found):
         if wrong := _wrong(fault, [one.id for one in found[:number]]):
             raise UsageError(
-                f"{path or 'track_record.toml'}: fault {fault.id!r}: {wrong}", next_step="its head explains each field"
+                f"{path or 'track_record.toml'}: fault {fault.id!r}: {wrong}", next_step="the file's head explains it"
             )
     return found
 
