@@ -189,14 +189,9 @@ async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
             "own": ({"body": "sentence"},),
             "needs": {*SERVER, Capability.PAUSE_KEEP},
         },
-        "test_reset_prefix_cache_at_one_server": {
-            "act": resets,
-            "own": (),
-            "needs": {*SERVER, Capability.RESET_PREFIX_CACHE},
-        },
+        "test_reset_prefix_cache_at_one_server": {"act": resets, "needs": {*SERVER, Capability.RESET_PREFIX_CACHE}},
         "test_sleep_and_wake_up_at_one_server": {
             "act": sleeps,
-            "own": (),
             "needs": {*SERVER, Capability.SLEEP},
             "topologies": ["colocated"],
         },
@@ -205,6 +200,7 @@ async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
     promise="a control call that meets a broken hop to one server says so and where, and works when it is called again",
     checks=[BROKEN_CONTROL],
     bulk=True,
+    own=(),
 )
 async def every_control_fault(stack: Stack, prompts: Prompts, *, act: Act, own: tuple[dict[str, Any], ...]) -> None:
     """SkyRL #904, "Control plane (fan-out)"; architecture, uniform fleet. Engines answer after each fault. vLLM's /pause and

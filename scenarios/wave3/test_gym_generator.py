@@ -220,7 +220,6 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
     {
         "test_turns_that_a_stop_string_ends": {
             "close": True,
-            "within": False,
             "promise": "an answer that a stop string ends is closed by an end-of-sequence token that takes no part in the loss",
         },
         "test_turns_that_end_within_a_token": {
@@ -230,13 +229,13 @@ async def test_samples_of_each_prompt(stack: Stack, prompts: Prompts) -> None:
         },
         "test_turns_that_a_stop_string_ends_stay_open": {
             "close": False,
-            "within": False,
             "promise": "without append_eos_token_after_stop_str_in_multi_turn nothing follows an answer that a stop string ends",
         },
     },
     task=7,
     needs=NEEDS,
     checks=[*CHECKS, LOGPROBS],
+    within=False,
 )
 async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: bool, within: bool) -> None:
     """SkyRL, GeneratorConfig.append_eos_token_after_stop_str_in_multi_turn. SkyRL always asks for texts with their stop
@@ -256,17 +255,16 @@ async def a_stop_string_ends_turns(stack: Stack, prompts: Prompts, *, close: boo
 
 @variants(
     {
-        "test_each_turn_a_trajectory": {"ends": False, "special": False, "checks": [*BY_STEP, STICKY]},
-        "test_each_turn_a_trajectory_with_an_end_of_sequence": {
-            "ends": True,
-            "special": False,
-            "checks": [*BY_STEP, STICKY],
-        },
-        "test_each_turn_a_trajectory_with_special_tokens": {"ends": False, "special": True, "checks": BY_STEP},
+        "test_each_turn_a_trajectory": {},
+        "test_each_turn_a_trajectory_with_an_end_of_sequence": {"ends": True},
+        "test_each_turn_a_trajectory_with_special_tokens": {"special": True, "checks": BY_STEP},
     },
+    ends=False,
+    special=False,
     task=7,
     promise="step by step, each turn is a trajectory that reads the texts before it, and says whose it is and whether it is the last",
     needs=NEEDS,
+    checks=[*BY_STEP, STICKY],
 )
 async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool, special: bool) -> None:
     """SkyRL documentation, Step-Wise Training; SkyRL, GeneratorConfig.step_wise_trajectories. The chat template is applied to the
