@@ -208,7 +208,14 @@ class Client:
         """SkyRL API reference, InferenceEngineClient.chat_completion. Returns errors as bodies."""
         if any(set(message) != {"role", "content"} for message in body["messages"]):
             return error_body("a message needs a role and a content", 400)
-        return await self._answered(body, [tokenizer.render(body["messages"])], "chat.completion")
+        return await self._answered(body, [tokenizer.render([*map(self.in_text, body["messages"])])], "chat.completion")
+
+    def in_text(self, message: dict[str, Any]) -> dict[str, str]:
+        """The message with its content as a text (vLLM documentation, OpenAI-Compatible Server: --chat-template-content-format)."""
+        content = message["content"]
+        return message | {
+            "content": content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        }
 
     def identified(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """The body with the request's id from the header (vLLM documentation, Extra HTTP Headers)."""

@@ -37,8 +37,18 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def wrong(params: dict[str, Any]) -> str | None:
     """Why the first wrong parameter is refused, with its name; None if all are right."""
     return next(
-        (said for name, value in params.items() if (said := wrong_type(name, value, PARAMETERS.get(name)))), None
+        (said for name, value in params.items() if (said := wrong_type(name, value, PARAMETERS.get(name)))),
+        no_grammar(params.get("response_format")),
     )
+
+
+def no_grammar(response_format: Any) -> str | None:
+    """Why no grammar can be made of a response format's schema; None if one can, as far as the miniature reads it."""
+    match response_format:
+        case {"json_schema": {"schema": {"minLength": int(least)}}} if least < 0:
+            return f"response_format: minLength must be at least 0, not {least}"
+        case _:
+            return None
 
 
 def wrong_type(name: str, value: Any, rule: dict[str, Any] | None) -> str | None:

@@ -118,10 +118,9 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
     request = call.request
     match call.method:
         case "generate":
-            yield from (RenderRequest(messages=m) for m in request.get("prompts") or () if _plain(m))
+            yield from (RenderRequest(messages=m) for p in request.get("prompts") or () if (m := in_texts(p)))
         case "chat_completion":
-            messages = request["body"].get("messages")
-            if _plain(messages):
+            if messages := in_texts(request["body"].get("messages")):
                 yield RenderRequest(messages=messages)
         case "completion":
             special = bool(request["body"].get("add_special_tokens", True))
@@ -132,16 +131,28 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
             pass
 
 
-def _plain(messages: Any) -> bool:
-    """True if the oracle can render the messages: at least one, each with only a role and a text."""
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(m, dict) and set(m) == {"role", "content"} and all(isinstance(v, str) for v in m.values())
-            for m in messages
-        )
-    )
+def in_texts(messages: Any) -> list[dict[str, str]] | None:
+    """The messages with their contents as texts; None if the oracle cannot render them: it knows roles and texts alone.
+
+    Parts of a text are joined by newlines (vLLM documentation, OpenAI-Compatible Server: --chat-template-content-format "string").
+    """
+    if not isinstance(messages, list) or not messages:
+        return None
+    found = [
+        {"role": m["role"], "content": _text_of(m["content"])}
+        for m in messages
+        if isinstance(m, dict) and set(m) == {"role", "content"}
+    ]
+    whole = len(found) == len(messages) and all(isinstance(v, str) for m in found for v in m.values())
+    return found if whole else None
+
+
+def _text_of(content: Any) -> Any:
+    """A content's text, if it is parts of one; what it is otherwise."""
+    if not isinstance(content, list) or not content:
+        return content
+    parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+    return "\n".join(parts) if all(isinstance(part, str) for part in parts) else content  # type: ignore[arg-type]
 
 
 def _prompts(prompt: Any) -> list[Any]:
@@ -182,7 +193,7 @@ def _generate_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
     prompts = (
         [tuple(p) for p in ids]
         if ids is not None
-        else [_asked(lambda m=m: book.render(m)) if _plain(m) else None for m in messages]  # type: ignore[misc]
+        else [_asked(lambda m=m: book.render(m)) if (m := in_texts(p)) else None for p in messages]  # type: ignore[misc]
     )
     sessions = call.request.get("session_ids") or []
     for index, prompt in enumerate(prompts):
@@ -268,8 +279,8 @@ def usual_prompts(call: Call, book: ReferenceBook) -> list[tuple[int, ...] | Non
     asked = call.request["body"]
     prompts: list[tuple[int, ...] | None]
     if call.method == "chat_completion":
-        messages = asked.get("messages")
-        prompts = [_asked(lambda: book.render(messages)) if _plain(messages) else None]
+        messages = in_texts(asked.get("messages"))
+        prompts = [_asked(lambda: book.render(messages)) if messages else None]
     else:
         special = bool(asked.get("add_special_tokens", True))
         prompts = [

@@ -14,7 +14,7 @@ from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import EVERYWHERE
 
 CHAT = {Capability.CHAT_COMPLETION}
@@ -22,7 +22,7 @@ METHODS = ("chat_completion",)
 AFTER = greedy("after", methods=METHODS)
 
 
-def body(stack: Stack, messages: list[dict[str, str]], **changes: Any) -> dict[str, Any]:
+def body(stack: Stack, messages: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     """A greedy request that shows its tokens."""
     common = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
     return {"model": stack.model_name, "messages": messages, **common, **changes}
@@ -56,6 +56,45 @@ async def test_several_choices(stack: Stack, prompts: Prompts) -> None:
     """OpenAI API reference, chat completions: "n". `conservation` counts them, `echo` compares their seeds."""
     for messages in prompts.conversations(2):
         await stack.chat_completion(body(stack, messages, n=3, temperature=1.0, seed=5, return_token_ids=False))
+
+
+def conversation(prompts: Prompts, first: str = "system") -> list[dict[str, Any]]:
+    """One message of each role, and the user's at the end."""
+    texts = prompts.texts(4)
+    return [{"role": r, "content": t} for r, t in zip((first, "user", "assistant", "user"), texts, strict=True)]
+
+
+@variants(
+    {
+        "test_a_users_text_in_parts": {"role": "user"},
+        "test_a_systems_text_in_parts": {"role": "system"},
+        "test_an_answers_text_in_parts": {"role": "assistant"},
+    },
+    task=0,
+    promise="the content of a message may be a list of parts, whatever its role",
+    needs=CHAT,
+    checks=[greedy(methods=METHODS)],
+)
+async def content_in_parts(stack: Stack, prompts: Prompts, *, role: str) -> None:
+    """OpenAI API reference, chat completions: content of system, user and assistant messages, "string or array"; vLLM
+    documentation, OpenAI-Compatible Server: --chat-template-content-format, "string": the texts of the parts."""
+    for _ in range(2):
+        messages = conversation(prompts)
+        for message in messages:
+            if message["role"] == role:
+                message["content"] = [{"type": "text", "text": message["content"]}]
+        await stack.chat_completion(body(stack, messages))
+
+
+@scenario(
+    task=0,
+    promise="a chat may begin with the developer's message",
+    needs=CHAT,
+    checks=[greedy(methods=METHODS)],
+)
+async def test_a_developers_message(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: the developer's message. The template has its say on roles."""
+    await stack.chat_completion(body(stack, conversation(prompts, "developer")))
 
 
 TOOLS = [

@@ -16,6 +16,10 @@ from harness.suite.scenario import scenario, variants
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 """Long enough that not all decisions of a real model are near ties in 16 bits."""
 AFTER = greedy("after")
+NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
+"""A schema that looks right until a grammar is made of it: that is the engine's work."""
+REFUSED = 6
+"""Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 
 
 async def still_works(stack: Stack, prompts: Prompts) -> None:
@@ -114,6 +118,27 @@ async def test_several_answers_of_a_prompt(stack: Stack, prompts: Prompts) -> No
     reference, InferenceEngineInterface.generate: one output for each prompt."""
     several = stack.generate(prompts.unique(2), n=2, temperature=1.0, max_tokens=8, label="several_answers")
     await stack.attempt(several)
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="an engine that refuses some requests goes on serving the others",
+    needs={Capability.CHAT_COMPLETION},
+    checks=[names_error("refused", "response_format", "schema", "grammar", "minlength"), AFTER],
+    topologies=["disaggregated", "remote"],
+    deadline_s=160,
+    spoils=True,
+)
+async def test_many_requests_that_an_engine_refuses(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Structured Outputs: response_format; RFC 9110, 15.5 and 15.6: an error that the request has caused says
+    nothing of the server.
+
+    It spoils the stack: what takes a server for dead does so for a while."""
+    wrong = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NO_TEXT_IS_SO_SHORT}}
+    for _ in range(REFUSED * stack.topology.engines):
+        asked = {"model": stack.model_name, "messages": prompts.conversations(1)[0], "response_format": wrong}
+        await stack.attempt(stack.chat_completion(asked, label="refused"))
     await still_works(stack, prompts)
 
 

@@ -8,10 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from backends.miniature.client import Client
-from backends.miniature.engine import Output
-from backends.miniature.faults.registry import seeded
+from backends.miniature.client import Client, error_body
+from backends.miniature.engine import EngineDead, Output
+from backends.miniature.faults.registry import REFUSED, seeded
+from harness.contract.faults import Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
+
+FAILURES = 10
+"""Refused chats in a row by which a server is taken for dead: vllm-router's default."""
 
 
 @seeded("header_dropped", "request_id", caught_by=["request_ids"])
@@ -22,6 +26,46 @@ class RequestIdDropped(Client):
         known = super().identified(body, headers)
         self.fired += known != body
         return body
+
+
+@seeded("message_read_otherwise", "parts_dropped", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class PartsDropped(Client):
+    """Of a content in parts nothing is read, unless the message is the user's."""
+
+    def in_text(self, message: dict[str, Any]) -> dict[str, str]:
+        if isinstance(message["content"], str) or message["role"] == "user":
+            return super().in_text(message)
+        self.fired += 1
+        return message | {"content": ""}
+
+
+@seeded("message_read_otherwise", "unknown_role", caught_by=["tokens.greedy"])
+class RoleUnknown(Client):
+    """A developer's message is refused."""
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if all(message.get("role") != "developer" for message in body["messages"]):
+            return await super().chat_completion(body)
+        self.fired += 1
+        return error_body("unknown role: developer", 400)
+
+
+@seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], changes=REFUSED)
+class RefusalsShutAServer(Client):
+    """After ten refused chats in a row no server counts as healthy, until a chat is answered."""
+
+    refused = 0
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().chat_completion(body)
+        self.refused = self.refused + 1 if "error" in answer else 0
+        return answer
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if self.refused < FAILURES:
+            return await super().row(session, prompt, params, **more)
+        self.fired += 1
+        raise EngineDead("no server is healthy")
 
 
 class _Crowd(Client):
