@@ -26,6 +26,8 @@ from harness.contract.messages import (
     SampleRequest,
     Scalar,
     SessionId,
+    Unfit,
+    unfitting,
 )
 from harness.records.wire import REQUEST_ID, header
 
@@ -336,6 +338,10 @@ class Client:
         """A sync of every second parameter."""
         (whole,) = self.pieces(version, 1)
         await self.send([{name: whole[name] for name in list(whole)[::2]}])
+
+    async def send_unfit(self, version: int, unfit: Unfit) -> None:
+        """A sync with a parameter that no engine has. Raises BadRequest."""
+        await self.send([unfitting(piece, unfit) for piece in self.pieces(version, 1)])
 
     async def give_up(self, version: int, chunks: int, layout: Layout, after: int) -> None:
         """A sync in which the trainer fails after it has sent `after` pieces. Raises TrainerFailed."""

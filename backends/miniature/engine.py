@@ -643,9 +643,18 @@ class Engine:
         self._staged = {}
 
     async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
-        """Stage one chunk of a sync until the last one has arrived. Only the tensors under `names` count."""
+        """Stage one chunk of a sync until the last one has arrived. Only the tensors under `names` count. Raises BadRequest for a
+        tensor that the model does not have, or has in another shape."""
         assert self._staged is not None, "start_weight_update comes first"
+        self.fitting(tensors)
         self._staged.update({name: tensors[name] for name in names})
+
+    def fitting(self, tensors: dict[str, model.Array]) -> None:
+        """Raise BadRequest unless the model has these tensors."""
+        for name, tensor in tensors.items():
+            held = self.held_parameters.get(name)
+            if held is None or held.shape != tensor.shape:
+                raise BadRequest(f"no parameter {name} of shape {tensor.shape}")
 
     async def finish_weight_update(self) -> None:
         """All chunks have arrived: make them the weights."""

@@ -250,6 +250,8 @@ class Miniature:
         if request.sparse:
             await self.client.send_sparse(request.version)
             self.client.synced(request.weight_label)
+        elif request.unfit is not None:
+            await self.client.send_unfit(request.version, request.unfit)
         elif request.fail_after_chunks is None:
             await self.interface.update_named_weights(request)
             self.client.synced(request.weight_label)

@@ -518,6 +518,7 @@ class SkyRLStack(VllmStack):
             request.layout,
             fail_after_chunks=request.fail_after_chunks,
             sparse=request.sparse,
+            unfit=request.unfit,
             label=request.weight_label,
         )
         if self.release.counts_syncs:  # as SkyRL's trainer does (WorkerDispatch.save_weights_for_sampler)

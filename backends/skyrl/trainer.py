@@ -14,7 +14,7 @@ from backends.policies import ranks
 from backends.policies import versions as policy
 from backends.policies.trainer import PolicyTrainer
 from backends.skyrl.senders import ByEngine, ByStrategy, Sender, TrainerFailed
-from harness.contract.messages import Layout, TrainRequest, TrainResult
+from harness.contract.messages import Layout, TrainRequest, TrainResult, Unfit, unfitting
 from harness.driving import allowance
 
 HELD: Mapping[Layout, Callable[[str, int, str], dict[str, Any]]] = {
@@ -64,10 +64,12 @@ class Trainer:
         *,
         fail_after_chunks: int | None = None,
         sparse: bool = False,
+        unfit: Unfit | None = None,
         label: str | None = None,
     ) -> None:
         """Send policy version `version`, held in this layout, in `chunks` pieces of about equal numbers of parameters. `sparse`: every
-        second parameter only. `label`: name of the weights for the servers, None unless the release takes one.
+        second parameter only. `unfit`: as in `SyncWeightsRequest`. `label`: name of the weights for the servers, None unless the
+        release takes one.
 
         A trainer whose sync fails leaves the group, as its process does when it ends: waiting peers get an error, and `join`
         creates a new group. Raises TrainerFailed for a requested failure, TimeoutError for a broadcast that hangs, NotJoined
@@ -79,6 +81,8 @@ class Trainer:
         tensors = await asyncio.to_thread(HELD[layout], self._model_path, version, self._policies)
         if sparse:
             tensors = {name: tensors[name] for name in list(tensors)[::2]}
+        if unfit is not None:
+            tensors = unfitting(tensors, unfit)
         try:
             async with asyncio.timeout(self._deadline_s):
                 await sender.send(tensors, chunks, fail_after_chunks, label)

@@ -24,6 +24,11 @@ def given_up(call: Call) -> bool:
     return call.method == "sync_weights" and call.request.get("fail_after_chunks") is not None
 
 
+def unfit(call: Call) -> bool:
+    """True if the trainer sent in this sync what the engines' model does not have. `errors.named` judges its error."""
+    return call.method == "sync_weights" and call.request.get("unfit") is not None
+
+
 def as_planned(call: Call) -> bool:
     """True if the call failed because the trainer was asked to."""
     return call.error is not None and call.error.kind == PLANNED
@@ -31,7 +36,7 @@ def as_planned(call: Call) -> bool:
 
 def _judge(evidence: Evidence) -> Finding:
     calls = evidence.calls()
-    broken = [call for call in calls if given_up(call)]
+    broken = [call for call in calls if given_up(call) or unfit(call)]
     if not broken or broken[-1] is calls[-1]:
         return untestable("no sync was given up in the middle, or nothing came after it")
     wrong: list[tuple[str, dict[str, Any]]] = []
@@ -46,7 +51,7 @@ def _judge(evidence: Evidence) -> Finding:
                 wrong.append((ENDLESS, shown))
             elif not as_planned(call):
                 wrong.append((OTHERWISE, shown))
-        elif call.error is not None:
+        elif call.error is not None and not unfit(call):
             wrong.append((f"after a sync that failed, {call.method}() fails as well", shown))
     found = rows(evidence)
     cut = [row for row in found if row.finish_reason not in {"stop", "length"} or row.tokens == ()]

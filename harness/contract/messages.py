@@ -280,6 +280,23 @@ class WorldSizeResult(Message, frozen=True, kw_only=True):
 # --- weight sync ----------------------------------------------------------------------------------------------------
 
 
+Unfit = Literal["name", "shape"]
+"""What of a sent parameter does not fit the engines' model."""
+UNKNOWN = "parity_unknown"
+"""Part of a parameter's name that no model has."""
+
+
+def unfitting(tensors: Mapping[str, Any], unfit: Unfit) -> dict[str, Any]:
+    """The tensors with the middle one under a name that no model has, or without its first row."""
+    middle = list(tensors)[len(tensors) // 2]
+    return {
+        f"{name}.{UNKNOWN}" if name == middle and unfit == "name" else name: tensor[1:]
+        if name == middle and unfit == "shape"
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
@@ -287,7 +304,7 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     FSDP2's shards in two, or in the GPTModels of Megatron-core's four ranks (TP2×PP2). The sync gathers the parts. With
     `fail_after_chunks` the trainer fails after sending that many: the call fails with the error TrainerFailed. The next
     `prepare_weight_sync` joins the trainer again. `sparse`: it sends every second parameter only, and the engines have all others of
-    this version already.
+    this version already. `unfit`: it sends a parameter that the engines' model does not have (`unfitting`).
     """
 
     version: int
@@ -295,6 +312,7 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     layout: Layout = "single"
     fail_after_chunks: int | None = None
     sparse: bool = False
+    unfit: Unfit | None = None
     weight_label: str | None = None
     """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
 

@@ -217,6 +217,7 @@ class Calls(ABC):
         layout: messages.Layout = "single",
         fail_after_chunks: int | None = None,
         sparse: bool = False,
+        unfit: messages.Unfit | None = None,
         weight_label: str | None = None,
         label: str | None = None,
     ) -> messages.Empty:
@@ -224,10 +225,10 @@ class Calls(ABC):
         afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
         (`Stack.attempt`).
 
-        With `fail_after_chunks` the trainer fails in the middle, and the call must fail. The next scenario gets a fresh start of
-        the stack.
+        With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with `unfit` the engines cannot take what it
+        sends. The next scenario gets a fresh start of the stack.
         """
-        if fail_after_chunks is not None:
+        if fail_after_chunks is not None or unfit is not None:
             self._spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
         request = messages.SyncWeightsRequest(
@@ -236,6 +237,7 @@ class Calls(ABC):
             layout=layout,
             fail_after_chunks=fail_after_chunks,
             sparse=sparse,
+            unfit=unfit,
             weight_label=weight_label,
         )
         done = await self._call("sync_weights", request, messages.Empty, label)

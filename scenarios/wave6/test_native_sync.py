@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
+from harness.checks.errors import names_error
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
@@ -11,8 +12,9 @@ from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
+from harness.contract.messages import UNKNOWN, Unfit
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, SPREAD, long, sync_and_answer
 
@@ -97,6 +99,35 @@ async def test_answers_after_a_failed_sync(stack: Stack, prompts: Prompts) -> No
     await stack.attempt(stack.sync_weights(1))
     await stack.attempt(stack.digests())
     await stack.attempt(stack.generate(batch, **ANSWER))
+
+
+@variants(
+    {
+        "test_a_parameter_of_another_name": {
+            "unfit": "name",
+            "checks": [names_error("unfit", UNKNOWN), FAILED_SYNC, HEALTHY, EVERY_PARAMETER],
+        },
+        "test_a_parameter_of_another_shape": {
+            "unfit": "shape",
+            "checks": [names_error("unfit", "shape", "size"), FAILED_SYNC, HEALTHY, EVERY_PARAMETER],
+        },
+    },
+    task=14,
+    promise="a sync of a parameter that the model does not have is a named error, and the next sync is a good one",
+    needs={*SYNC, Capability.HEALTH},
+    topologies=["disaggregated"],
+    deadline_s=150.0,
+    spoils=True,
+)
+async def unfit_parameter(stack: Stack, prompts: Prompts, *, unfit: Unfit) -> None:
+    """vLLM documentation, Weight Transfer: the trainer names each parameter with its shape; PyTorch documentation,
+    Module.load_state_dict: unexpected keys and other shapes are errors. Who trains a model with another head meets it."""
+    await stack.attempt(stack.sync_weights(2, unfit=unfit, label="unfit"))
+    await stack.attempt(stack.health())
+    await stack.attempt(stack.prepare_weight_sync())
+    await stack.attempt(stack.sync_weights(1))
+    await stack.attempt(stack.digests())
+    await stack.attempt(stack.generate(prompts.unique(SPREAD), **ANSWER))
 
 
 @scenario(

@@ -45,6 +45,17 @@ class _Syncing(Engine):
         return super().quantized(self.changed(dict(tensors)))
 
 
+@seeded("unfit_parameter_left_out", caught_by=["errors.named"], corrupts=Fact.POLICY)
+class UnfitParameterLeftOut(Engine):
+    """What a sync brings and the model does not have is left out, and nobody is told."""
+
+    async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
+        held = self.held_parameters
+        fits = [name for name in names if name in held and held[name].shape == tensors[name].shape]
+        self.fired += len(fits) < len(names)
+        await super().update_weights(names=fits, tensors={name: tensors[name] for name in fits})
+
+
 @seeded("sparse_sync_clears", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class SparseSyncClears(_Syncing):
     """A sync of some parameters leaves all others empty."""
