@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import httpx
 
@@ -597,7 +598,8 @@ class HttpStack(SkyRLStack):
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        client = self._client_of(experiment)
+        with mock.patch.dict(os.environ, request.variables):
+            client = self._client_of(experiment)
         self._beside.append(experiment._inference_router)
         return client
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import gc
+import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -348,7 +349,8 @@ class LegacyStack(SkyRLStack):
         configured = self.configuration_of(request)
         configured.generator.inference_engine = engine_cfg
         experiment = entry.experiment(configured, entry.no_group)
-        with mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines):
+        made = mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines)
+        with made, mock.patch.dict(os.environ, request.variables):
             return experiment.get_inference_client()
 
     def engine_arguments_of(self, cfg: Any) -> Any:

@@ -344,7 +344,7 @@ class Calls(ABC):
     async def pickle_client(self) -> None:
         await self._call("pickle_client", messages.Empty(), messages.Empty)
 
-    async def client_life(self, life: str, **about: bool | int | str) -> list[str]:
+    async def client_life(self, life: str, **about: bool | int | str | dict[str, str]) -> list[str]:
         """Make the stack's client again, close it, drop it, or use it in other loops (`ClientLifeRequest`). Returns what is left."""
         request = msgspec.convert({"life": life, **about}, messages.ClientLifeRequest)
         return (await self._call("client_life", request, messages.ClientLifeResult)).left

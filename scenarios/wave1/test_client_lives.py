@@ -23,6 +23,8 @@ ROWS = 8
 AGAIN = "again"
 """Label of the answers of a client that is not closed."""
 SESSIONS = sessions(ROWS)
+PROXIES = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), "http://127.0.0.1:9")
+"""Variables that curl, reqwest, httpx and others read. Nothing listens at the port (RFC 863)."""
 LIMIT_S = 4
 """Seconds that the configured proxy waits for an answer; a pause takes twice as long."""
 CHECKS: list[Any] = [CLIENT_LIVES, greedy()]
@@ -209,6 +211,22 @@ async def test_the_proxy_alone_is_configured(stack: Stack, prompts: Prompts) -> 
     await stack.attempt(stack.reset_prefix_cache())
     await stack.client_life("made again")
     await stack.resume()
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a client reaches its servers where the environment names a proxy for HTTP",
+    needs={Capability.CLIENT_LIVES, Capability.RESET_PREFIX_CACHE},
+    checks=[*CHECKS, FAN_OUT],
+)
+async def test_made_behind_an_http_proxy(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904: the new client's requests replace calls of Ray's actors, which reach each other where HTTP_PROXY is set, as on many
+    clusters. This proxy takes no connection."""
+    await stack.attempt(stack.client_life("as configured", names="servers", variables=PROXIES))
+    await answers(stack, prompts)
+    await stack.attempt(stack.reset_prefix_cache())
+    await stack.client_life("made again")
     await answers(stack, prompts)
 
 

@@ -41,6 +41,23 @@ class ConfiguredByOneAddress(Client):
             self.engines = self.engines[:1]
 
 
+@seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)
+class AsksAnHttpProxy(Client):
+    """A client sends its requests to the proxy that the environment names."""
+
+    _proxy = ""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        self._proxy = request.variables.get("HTTP_PROXY", "")
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if not self._proxy:
+            return await super().row(session, prompt, params, **more)
+        self.fired += 1
+        raise ConnectionError(f"cannot connect to {self._proxy}")
+
+
 @seeded(
     "client_lives",
     "given_up_by_the_proxy",
