@@ -26,7 +26,7 @@ def given_up(call: Call) -> bool:
 
 def unfit(call: Call) -> bool:
     """True if the trainer sent in this sync what the engines' model does not have. `errors.named` judges its error."""
-    return call.method == "sync_weights" and call.request.get("unfit") is not None
+    return call.method == "sync_weights" and call.request.get("unfit") in ("name", "shape")
 
 
 def as_planned(call: Call) -> bool:

@@ -280,21 +280,18 @@ class WorldSizeResult(Message, frozen=True, kw_only=True):
 # --- weight sync ----------------------------------------------------------------------------------------------------
 
 
-Unfit = Literal["name", "shape"]
-"""What of a sent parameter does not fit the engines' model."""
+Unfit = Literal["name", "shape", "numbers"]
+"""What of a sent parameter does not fit the engines' model. Numbers: none of it is one, as after a training that diverged."""
 UNKNOWN = "parity_unknown"
 """Part of a parameter's name that no model has."""
 
 
 def unfitting(tensors: Mapping[str, Any], unfit: Unfit) -> dict[str, Any]:
-    """The tensors with the middle one under a name that no model has, or without its first row."""
+    """The tensors with the middle one under a name that no model has, without its first row, or with NaN in place of numbers."""
     middle = list(tensors)[len(tensors) // 2]
-    return {
-        f"{name}.{UNKNOWN}" if name == middle and unfit == "name" else name: tensor[1:]
-        if name == middle and unfit == "shape"
-        else tensor
-        for name, tensor in tensors.items()
-    }
+    changed = {"name": tensors[middle], "shape": tensors[middle][1:], "numbers": tensors[middle] * float("nan")}[unfit]
+    known = f"{middle}.{UNKNOWN}" if unfit == "name" else middle
+    return {known if name == middle else name: changed if name == middle else kept for name, kept in tensors.items()}
 
 
 class SyncWeightsRequest(Message, frozen=True, kw_only=True):

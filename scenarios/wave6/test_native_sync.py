@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fixtures.prompts import Prompts
 from harness.checks.control_plane import HEALTHY, PAUSE_STATES
-from harness.checks.errors import names_error
+from harness.checks.errors import answered_or_named, names_error
 from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
@@ -128,6 +128,26 @@ async def unfit_parameter(stack: Stack, prompts: Prompts, *, unfit: Unfit) -> No
     await stack.attempt(stack.sync_weights(1))
     await stack.attempt(stack.digests())
     await stack.attempt(stack.generate(prompts.unique(SPREAD), **ANSWER))
+
+
+@scenario(
+    task=14,
+    promise="engines whose policy has diverged to NaN answer or say so, and the next sync is a good one",
+    needs={*SYNC, Capability.HEALTH},
+    checks=[answered_or_named("diverged", "nan", "finite", "float"), HEALTHY, EVERY_PARAMETER],
+    topologies=["disaggregated"],
+    spoils=True,
+)
+async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 14; RFC 8259, 6: JSON has no NaN. A training that diverges sends such weights, and returns to a checkpoint."""
+    batch = prompts.unique(SPREAD)
+    await stack.sync_weights(2, unfit="numbers")
+    await stack.attempt(stack.generate(batch, label="diverged", **ANSWER))
+    await stack.attempt(stack.generate(batch, label="diverged", temperature=1.0, max_tokens=4, logprobs=0))
+    await stack.health()
+    await stack.sync_weights(1)
+    await stack.digests()
+    await stack.generate(batch, **ANSWER)
 
 
 @scenario(

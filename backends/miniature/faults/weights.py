@@ -56,6 +56,17 @@ class UnfitParameterLeftOut(Engine):
         await super().update_weights(names=fits, tensors={name: tensors[name] for name in fits})
 
 
+@seeded("diverged_policy_untold", caught_by=["errors.refused"], corrupts=Fact.ERRORS | Fact.ANSWERS)
+class DivergedPolicyUntold(Engine):
+    """Requests to a policy of NaN fail, and nobody is told why."""
+
+    async def generate(self, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if not any(np.isnan(tensor).any() for tensor in self.held_parameters.values()):
+            return await super().generate(prompt, params, **more)
+        self.fired += 1
+        raise RuntimeError("Internal Server Error")
+
+
 @seeded("sparse_sync_clears", caught_by=["every_parameter"], corrupts=Fact.POLICY)
 class SparseSyncClears(_Syncing):
     """A sync of some parameters leaves all others empty."""
