@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.miniature import model
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine, Request
+from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
 from harness.contract.messages import Layout
