@@ -47,6 +47,8 @@ def no_grammar(response_format: Any) -> str | None:
     match response_format:
         case {"json_schema": {"schema": {"minLength": int(least)}}} if least < 0:
             return f"response_format: minLength must be at least 0, not {least}"
+        case {"type": "structural_tag", "format": tag} if not isinstance(tag, dict):
+            return "response_format: the format of a structural tag must be an object"
         case _:
             return None
 

@@ -225,10 +225,10 @@ class Calls(ABC):
         afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
         (`Stack.attempt`).
 
-        With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with `unfit` the engines cannot take what it
-        sends. The next scenario gets a fresh start of the stack.
+        With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with an `unfit` name or shape the engines
+        cannot take what it sends. The next scenario gets a fresh start of the stack.
         """
-        if fail_after_chunks is not None or unfit is not None:
+        if fail_after_chunks is not None or unfit in ("name", "shape"):
             self._spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
         request = messages.SyncWeightsRequest(

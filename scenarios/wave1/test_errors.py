@@ -121,24 +121,43 @@ async def test_several_answers_of_a_prompt(stack: Stack, prompts: Prompts) -> No
     await still_works(stack, prompts)
 
 
+def a_completion(stack: Stack, prompts: Prompts, response_format: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    asked = {"model": stack.model_name, "prompt": prompts.one(), "max_tokens": 4, "response_format": response_format}
+    return stack.completion(asked, label="refused")
+
+
 @scenario(
     task=0,
-    promise="an engine that refuses some requests goes on serving the others",
-    needs={Capability.CHAT_COMPLETION},
-    checks=[names_error("refused", "response_format", "schema", "grammar", "minlength"), AFTER],
+    promise="requests that are refused again and again leave their server to the others",
+    needs={Capability.COMPLETION},
+    checks=[names_error("refused", "response_format", "structural", "format"), AFTER],
     topologies=["disaggregated", "remote"],
     deadline_s=160,
     spoils=True,
 )
-async def test_many_requests_that_an_engine_refuses(stack: Stack, prompts: Prompts) -> None:
+async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Structured Outputs: response_format; RFC 9110, 15.5 and 15.6: an error that the request has caused says
     nothing of the server.
 
     It spoils the stack: what takes a server for dead does so for a while."""
-    wrong = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NO_TEXT_IS_SO_SHORT}}
     for _ in range(REFUSED * stack.topology.engines):
-        asked = {"model": stack.model_name, "messages": prompts.conversations(1)[0], "response_format": wrong}
-        await stack.attempt(stack.chat_completion(asked, label="refused"))
+        await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a response format that an engine can make no grammar of is a named error, and ends no engine",
+    needs={Capability.COMPLETION},
+    checks=[names_error("refused", "response_format", "schema", "grammar", "minlength"), AFTER],
+    topologies=["disaggregated", "remote"],
+    deadline_s=100,
+    spoils=True,
+)
+async def test_a_format_without_a_grammar(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Structured Outputs: response_format with a JSON schema. It spoils a stack whose engine ends by it."""
+    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NO_TEXT_IS_SO_SHORT}}
+    await stack.attempt(a_completion(stack, prompts, shape))
     await still_works(stack, prompts)
 
 

@@ -9,6 +9,7 @@ from harness.checks.failed_sync import FAILED_SYNC
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
+from harness.checks.tokens import greedy
 from harness.checks.transfer import NATIVE_TRANSFER, NO_EXTENSION
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
@@ -134,9 +135,8 @@ async def unfit_parameter(stack: Stack, prompts: Prompts, *, unfit: Unfit) -> No
     task=14,
     promise="engines whose policy has diverged to NaN answer or say so, and the next sync is a good one",
     needs={*SYNC, Capability.HEALTH},
-    checks=[answered_or_named("diverged", "nan", "finite", "float"), HEALTHY, EVERY_PARAMETER],
+    checks=[answered_or_named("diverged", "nan", "finite", "float"), HEALTHY, EVERY_PARAMETER, greedy("after")],
     topologies=["disaggregated"],
-    spoils=True,
 )
 async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 14; RFC 8259, 6: JSON has no NaN. A training that diverges sends such weights, and returns to a checkpoint."""
@@ -147,7 +147,7 @@ async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
     await stack.health()
     await stack.sync_weights(1)
     await stack.digests()
-    await stack.generate(batch, **ANSWER)
+    await stack.generate(batch, label="after", logprobs=0, **ANSWER)
 
 
 @scenario(

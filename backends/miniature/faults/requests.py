@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import EngineDead, Output
 from backends.miniature.faults.registry import REFUSED, seeded
-from harness.contract.faults import Fact
+from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
 FAILURES = 10
-"""Refused chats in a row by which a server is taken for dead: vllm-router's default."""
+"""Refused requests in a row by which a server is taken for dead: vllm-router's default."""
 
 
 @seeded("header_dropped", "request_id", caught_by=["request_ids"])
@@ -52,12 +52,12 @@ class RoleUnknown(Client):
 
 @seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], changes=REFUSED)
 class RefusalsShutAServer(Client):
-    """After ten refused chats in a row no server counts as healthy, until a chat is answered."""
+    """After ten refused completions in a row no server counts as healthy, until one is answered."""
 
     refused = 0
 
-    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer = await super().chat_completion(body)
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().completion(body)
         self.refused = self.refused + 1 if "error" in answer else 0
         return answer
 
@@ -66,6 +66,18 @@ class RefusalsShutAServer(Client):
             return await super().row(session, prompt, params, **more)
         self.fired += 1
         raise EngineDead("no server is healthy")
+
+
+@seeded("refused_format_ends_an_engine", caught_by=["tokens.greedy", "errors.named"], corrupts=ROWS, changes=REFUSED)
+class RefusedFormatEndsAnEngine(Client):
+    """Engines end at a schema that no grammar can be made of."""
+
+    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if (body.get("response_format") or {}).get("type") == "json_schema":
+            self.fired += 1
+            for engine in self.engines:
+                engine.die(None)
+        return await super().completion(body)
 
 
 class _Crowd(Client):
