@@ -11,8 +11,8 @@ import os
 import pickle
 import re
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,8 @@ TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 
 NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
 
+HEALTHY_S = 15.0
+"""Seconds that the entry point waits for a router that it starts in an environment of a scenario's. SkyRL waits for 600."""
 KEEP_ALIVE_S = 75
 KEEP_ALIVE_PATCH = {
     "name": "keep-alive",
@@ -598,10 +600,22 @@ class HttpStack(SkyRLStack):
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        with mock.patch.dict(os.environ, request.variables):
+        with self._environment(request.variables):
             client = self._client_of(experiment)
         self._beside.append(experiment._inference_router)
         return client
+
+    @contextmanager
+    def _environment(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """An environment of a scenario's, in which the entry point waits `HEALTHY_S` for its router."""
+        with ExitStack() as changed:
+            changed.enter_context(mock.patch.dict(os.environ, variables))
+            if variables and not self.release.own_router:
+                from skyrl.backends.skyrl_train.inference_servers.vllm_router import VLLMRouter
+
+                waits = functools.partialmethod(VLLMRouter._wait_until_healthy, timeout=HEALTHY_S)
+                changed.enter_context(mock.patch.object(VLLMRouter, "_wait_until_healthy", waits))
+            yield
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         """As the actor of a server makes them of its command line (VLLMServerActor)."""
