@@ -18,7 +18,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True
 AFTER = greedy("after")
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
-REFUSED = 6
+REFUSED = 2
 """Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 
 

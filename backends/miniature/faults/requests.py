@@ -14,8 +14,8 @@ from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
-FAILURES = 10
-"""Refused requests in a row by which a server is taken for dead: vllm-router's default."""
+FAILURES = 3
+"""Refused requests in a row by which servers are taken for dead."""
 
 
 @seeded("header_dropped", "request_id", caught_by=["request_ids"])
@@ -52,7 +52,7 @@ class RoleUnknown(Client):
 
 @seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], changes=REFUSED)
 class RefusalsShutAServer(Client):
-    """After ten refused completions in a row no server counts as healthy, until one is answered."""
+    """After three refused completions in a row no server counts as healthy, until one is answered."""
 
     refused = 0
 
