@@ -71,6 +71,8 @@ def test_what_follows_from_tokens_to_which_another_request_was_bound():
     assert why("outputs.stop_reasons", "length", "stop", allowed_to_another=True) == bound
     for field in ("text", "message.content", "finish_reason", "stop_reason"):
         assert why("outputs.bodies", "a", "b", place=f"choices[0].{field}", allowed_to_another=True) == bound
+    assert why("outputs.bodies", 1, 392, place="choices[0].token_ids[0]", allowed_to_another=True) == bound
+    assert why("outputs.bodies", 1, 392, place="choices[0].prompt_token_ids[0]", allowed_to_another=True) == []
     assert why("outputs.bodies", 3, 1, place="usage.completion_tokens", allowed_to_another=True) == bound
     assert why("outputs.bodies", "a", "b", place="model", allowed_to_another=True) == []
     assert why("outputs.tokens", [3, 4], [1, 4]) == []

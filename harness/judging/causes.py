@@ -242,7 +242,7 @@ def of_place(facet: str, place: str, baseline: Any, candidate: Any, asked: Asked
     one_sided = len(there) == 1
     found: tuple[str, ...] = ()
     if asked.allowed_to_another and (
-        facet in {TOKENS, STOP_REASONS} or (facet == BODIES and place.endswith(FOLLOWING))
+        facet in {TOKENS, STOP_REASONS} or (facet == BODIES and (place.endswith(FOLLOWING) or ".token_ids[" in place))
     ):
         return (Why.ALLOWED_TO_ANOTHER,)
     if asked.trained:
