@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from harness.checks.answers import unexpected
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
 from harness.records.recording import Call
@@ -27,6 +28,12 @@ experts are split like all other parameters."""
 
 def _read(evidence: Evidence) -> list[Call]:
     return [call for call in evidence.calls("digests") if call.result is not None]
+
+
+def _unread(evidence: Evidence) -> Finding:
+    """Why nothing was read: the stack failed at it, or nobody asked."""
+    failed = (call for call in evidence.calls("digests") if call.error is not None)
+    return next(map(unexpected, failed), untestable(NOT_READ))
 
 
 def _versions(evidence: Evidence) -> list[int]:
@@ -100,7 +107,7 @@ def shown_whole(evidence: Evidence, versions: Iterable[int]) -> Iterator[tuple[C
 
 def _judge_every_parameter(evidence: Evidence) -> Finding:
     if not _read(evidence):
-        return untestable(NOT_READ)
+        return _unread(evidence)
     return hold_their_version(
         evidence, [(call, evidence.version_at(call.started_ns)) for call in _read(evidence)], _versions(evidence)
     )
@@ -197,7 +204,7 @@ EVERY_PARAMETER = Check(
 
 def _judge_uniform(evidence: Evidence) -> Finding:
     if not _read(evidence):
-        return untestable(NOT_READ)
+        return _unread(evidence)
     if len(evidence.header.servers) < 2:
         return untestable("there is one server: no other to compare it with")
     facts = 0

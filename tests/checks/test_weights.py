@@ -11,7 +11,9 @@ from harness.checks.weights import (
     SAME_VERSION_SAME_PARAMETERS,
     UNIFORM_SERVERS,
 )
+from harness.contract.errors import Blame
 from harness.contract.topology import Topology
+from harness.records.recording import CallError
 from harness.records.reference import ExpectedDigests, ExpectedDigestsRequest, ExpertShard
 from tests.checks.scene import SERVERS, Scene
 
@@ -49,6 +51,16 @@ def test_every_server_holds_every_parameter(scene, check):
     assert scene.judge(check).status == "untestable"
     if check is not SAME_VERSION_SAME_PARAMETERS:
         assert scene.judge(check).reason == NOT_READ
+
+
+@pytest.mark.parametrize("check", [EVERY_PARAMETER, UNIFORM_SERVERS])
+def test_digests_that_cannot_be_read_are_a_failure(scene, check):
+    """Of the stack, not of the scenario that asked for them."""
+    scene.calls = [c for c in scene.calls if c.method != "digests"]
+    dead = CallError(kind="HTTPStatusError", message="500", blame=Blame.STACK)
+    scene.change(scene.call("digests"), result=None, error=dead)
+    assert scene.judge(check).status == "fail"
+    assert scene.judge(check).reason.startswith("digests() failed with HTTPStatusError")
 
 
 @pytest.mark.parametrize(
