@@ -106,7 +106,7 @@ async def test_answers_after_a_failed_sync(stack: Stack, prompts: Prompts) -> No
     {
         "test_a_parameter_of_another_name": {
             "unfit": "name",
-            "checks": [names_error("unfit", UNKNOWN), FAILED_SYNC, HEALTHY, EVERY_PARAMETER],
+            "checks": [names_error("unfit", UNKNOWN), FAILED_SYNC, HEALTHY, EVERY_PARAMETER, EXPLAINED],
         },
         "test_a_parameter_of_another_shape": {
             "unfit": "shape",
