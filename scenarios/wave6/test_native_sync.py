@@ -137,9 +137,12 @@ async def unfit_parameter(stack: Stack, prompts: Prompts, *, unfit: Unfit) -> No
     needs={*SYNC, Capability.HEALTH},
     checks=[answered_or_named("diverged", "nan", "finite", "float"), HEALTHY, EVERY_PARAMETER, greedy("after")],
     topologies=["disaggregated"],
+    spoils=True,
 )
 async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
-    """SkyRL #1014, task 14; RFC 8259, 6: JSON has no NaN. A training that diverges sends such weights, and returns to a checkpoint."""
+    """SkyRL #1014, task 14; RFC 8259, 6: JSON has no NaN. A training that diverges sends such weights, and returns to a checkpoint.
+
+    It spoils the stack: keys and values of NaN stay in an engine's memory."""
     batch = prompts.unique(SPREAD)
     await stack.sync_weights(2, unfit="numbers")
     await stack.attempt(stack.generate(batch, label="diverged", **ANSWER))
@@ -147,7 +150,7 @@ async def test_a_policy_of_no_numbers(stack: Stack, prompts: Prompts) -> None:
     await stack.health()
     await stack.sync_weights(1)
     await stack.digests()
-    await stack.generate(batch, label="after", logprobs=0, **ANSWER)
+    await stack.attempt(stack.generate(prompts.unique(SPREAD), label="after", logprobs=0, **ANSWER))
 
 
 @scenario(
