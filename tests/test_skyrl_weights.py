@@ -34,7 +34,9 @@ class Trainer:
     def __init__(self) -> None:
         self.labels: list[str | None] = []
 
-    async def send(self, *_version: object, fail_after_chunks: int | None, sparse: bool, label: str | None) -> None:
+    async def send(
+        self, *_version: object, fail_after_chunks: int | None, sparse: bool, unfit: str | None, label: str | None
+    ) -> None:
         if fail_after_chunks is not None:
             raise TrainerFailed("as requested")
         self.labels.append(label)
