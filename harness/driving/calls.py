@@ -228,8 +228,8 @@ class Calls(ABC):
         With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with an `unfit` name or shape the engines
         cannot take what it sends. The next scenario gets a fresh start of the stack.
         """
-        if fail_after_chunks is not None or unfit in ("name", "shape"):
-            self._spoil("a sync that fails")
+        if fail_after_chunks is not None or unfit is not None:
+            self.spoil("a sync that fails")
         self._condition.version, self._condition.left = None, True  # until it is done
         request = messages.SyncWeightsRequest(
             version=version,
@@ -399,7 +399,7 @@ class Calls(ABC):
 
     async def kill_server(self, server: str, part: Literal["server", "engine"] = "server") -> None:
         """Kill a server's processes, or its engine's alone. The next scenario gets a fresh start of the stack."""
-        self._spoil("kill_server")
+        self.spoil("kill_server")
         self._killed = True
         await self._call("kill_server", messages.KillServerRequest(server=server, part=part), messages.Empty)
 
@@ -407,7 +407,7 @@ class Calls(ABC):
         """The stack no longer answers. The next scenario gets a fresh start of it."""
         self._spoiled = True
 
-    def _spoil(self, how: str) -> None:
+    def spoil(self, how: str) -> None:
         """Mark the stack as unusable for the next scenario. Raises ValueError if the scenario does not declare spoils=True."""
         if not self._may_spoil:
             raise ValueError(f"{how} breaks the stack, and the scenario does not declare it: spoils=True")

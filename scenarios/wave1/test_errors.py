@@ -140,6 +140,7 @@ async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) ->
     nothing of the server.
 
     It spoils the stack: what takes a server for dead does so for a while."""
+    stack.spoil("a router that counts refusals")
     for _ in range(REFUSED * stack.topology.engines):
         await stack.attempt(a_completion(stack, prompts, {"type": "structural_tag", "format": 37}))
     await still_works(stack, prompts)
@@ -156,6 +157,7 @@ async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) ->
 )
 async def test_a_format_without_a_grammar(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Structured Outputs: response_format with a JSON schema. It spoils a stack whose engine ends by it."""
+    stack.spoil("a schema that no grammar fits")
     shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NO_TEXT_IS_SO_SHORT}}
     await stack.attempt(a_completion(stack, prompts, shape))
     await still_works(stack, prompts)

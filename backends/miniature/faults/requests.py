@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import EngineDead, Output
-from backends.miniature.faults.registry import REFUSED, seeded
+from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
@@ -50,7 +50,7 @@ class RoleUnknown(Client):
         return error_body("unknown role: developer", 400)
 
 
-@seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], changes=REFUSED)
+@seeded("refusals_shut_a_server", caught_by=["tokens.greedy"], corrupts=ROWS | Fact.ERRORS)
 class RefusalsShutAServer(Client):
     """After three refused completions in a row no server counts as healthy, until one is answered."""
 
@@ -66,18 +66,6 @@ class RefusalsShutAServer(Client):
             return await super().row(session, prompt, params, **more)
         self.fired += 1
         raise EngineDead("no server is healthy")
-
-
-@seeded("refused_format_ends_an_engine", caught_by=["tokens.greedy", "errors.named"], corrupts=ROWS, changes=REFUSED)
-class RefusedFormatEndsAnEngine(Client):
-    """Engines end at a schema that no grammar can be made of."""
-
-    async def completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        if (body.get("response_format") or {}).get("type") == "json_schema":
-            self.fired += 1
-            for engine in self.engines:
-                engine.die(None)
-        return await super().completion(body)
 
 
 class _Crowd(Client):
