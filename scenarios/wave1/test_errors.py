@@ -131,7 +131,6 @@ def a_completion(stack: Stack, prompts: Prompts, response_format: dict[str, Any]
     promise="requests that are refused again and again leave their server to the others",
     needs={Capability.COMPLETION},
     checks=[names_error("refused", "response_format", "structural", "format"), AFTER],
-    topologies=["disaggregated", "remote"],
     deadline_s=160,
     spoils=True,
 )
@@ -151,7 +150,6 @@ async def test_many_requests_that_are_refused(stack: Stack, prompts: Prompts) ->
     promise="a response format that an engine can make no grammar of is a named error, and ends no engine",
     needs={Capability.COMPLETION},
     checks=[names_error("refused", "response_format", "schema", "grammar", "minlength"), AFTER],
-    topologies=["disaggregated", "remote"],
     deadline_s=100,
     spoils=True,
 )
