@@ -646,15 +646,15 @@ class Engine:
         """Stage one chunk of a sync until the last one has arrived. Only the tensors under `names` count. Raises BadRequest for a
         tensor that the model does not have, or has in another shape."""
         assert self._staged is not None, "start_weight_update comes first"
-        self.fitting(tensors)
+        for name, tensor in tensors.items():
+            if not self.fits(name, tensor):
+                raise BadRequest(f"no parameter {name} of shape {tensor.shape}")
         self._staged.update({name: tensors[name] for name in names})
 
-    def fitting(self, tensors: dict[str, model.Array]) -> None:
-        """Raise BadRequest unless the model has these tensors."""
-        for name, tensor in tensors.items():
-            held = self.held_parameters.get(name)
-            if held is None or held.shape != tensor.shape:
-                raise BadRequest(f"no parameter {name} of shape {tensor.shape}")
+    def fits(self, name: str, tensor: model.Array) -> bool:
+        """True if the model has a parameter of this name and shape."""
+        held = self.held_parameters.get(name)
+        return held is not None and held.shape == tensor.shape
 
     async def finish_weight_update(self) -> None:
         """All chunks have arrived: make them the weights."""

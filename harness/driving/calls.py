@@ -225,11 +225,11 @@ class Calls(ABC):
         afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
         (`Stack.attempt`).
 
-        With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with an `unfit` name or shape the engines
-        cannot take what it sends. The next scenario gets a fresh start of the stack.
+        With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with `unfit` it sends what does not fit the
+        engines' model. The next scenario gets a fresh start of the stack.
         """
         if fail_after_chunks is not None or unfit is not None:
-            self.spoil("a sync that fails")
+            self.spoil("a sync that fails, or of what does not fit")
         self._condition.version, self._condition.left = None, True  # until it is done
         request = messages.SyncWeightsRequest(
             version=version,

@@ -50,10 +50,9 @@ class UnfitParameterLeftOut(Engine):
     """What a sync brings and the model does not have is left out, and nobody is told."""
 
     async def update_weights(self, *, names: list[str], tensors: dict[str, model.Array]) -> None:
-        held = self.held_parameters
-        fits = [name for name in names if name in held and held[name].shape == tensors[name].shape]
-        self.fired += len(fits) < len(names)
-        await super().update_weights(names=fits, tensors={name: tensors[name] for name in fits})
+        fitting = {name: tensors[name] for name in names if self.fits(name, tensors[name])}
+        self.fired += len(fitting) < len(names)
+        await super().update_weights(names=list(fitting), tensors=fitting)
 
 
 @seeded("diverged_policy_untold", caught_by=["errors.refused"], corrupts=Fact.ERRORS | Fact.ANSWERS)
