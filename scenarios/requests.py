@@ -51,6 +51,20 @@ async def ask_as_configured(stack: Stack, prompts: Prompts) -> None:
     await stack.attempt(stack.chat_completion({**body, "messages": conversation}, label=CONFIGURED))
 
 
+def in_a_shape(stack: Stack) -> dict[str, Any]:
+    """A body's fields for a JSON object of two truth values, not in alphabetical order, written without spaces."""
+    truth = {"type": "boolean"}
+    schema = {
+        "type": "object",
+        "properties": {"verdict": truth, "because": truth},
+        "required": ["verdict", "because"],
+        "additionalProperties": False,
+    }
+    shape = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
+    written = {str(token): 100.0 for token in stack.vocabulary.plain}
+    return {"response_format": shape, "logit_bias": written, "max_tokens": 64, "ignore_eos": False}
+
+
 def sessions(n: int) -> list[SessionId]:
     """One session per row, so that a prompt that is sent again meets the same server and its cache."""
     return [f"conversation-{number}" for number in range(n)]

@@ -130,7 +130,8 @@ class Oracle(Toy):
 
     async def render(self, request):
         prompted = request.add_generation_prompt
-        return Tokens(tokens=self.reference.render(request.messages, add_generation_prompt=prompted))
+        found = self.reference.render(request.messages, tools=request.tools, add_generation_prompt=prompted)
+        return Tokens(tokens=found)
 
     async def decode(self, request):
         return Text(text=self.reference.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))

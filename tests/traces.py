@@ -408,11 +408,18 @@ class FakeReference:
         found = self._set.get(key(request))
         return found if isinstance(found, Noise) else NOISE
 
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        found = self._set.get(self._name("render", messages=messages, add_generation_prompt=add_generation_prompt))
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        asked = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        found = self._set.get(self._name("render", **asked))
         if found is not None:
             return list(found.tokens)  # type: ignore[union-attr]
-        return encode(TINY.rendered(messages, add_generation_prompt=add_generation_prompt))
+        return encode(TINY.rendered(messages, tools=tools, add_generation_prompt=add_generation_prompt))
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
         found = self._set.get(self._name("decode", tokens=tokens, skip_special_tokens=skip_special_tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -208,16 +209,37 @@ class Client:
 
     async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
         """SkyRL API reference, InferenceEngineClient.chat_completion. Returns errors as bodies."""
-        if any(set(message) != {"role", "content"} for message in body["messages"]):
-            return error_body("a message needs a role and a content", 400)
-        return await self._answered(body, [tokenizer.render([*map(self.in_text, body["messages"])])], "chat.completion")
+        said = body["messages"]
+        if any("role" not in message or not {"content", "tool_calls"} & {*message} for message in said):
+            return error_body("a message needs a role, and a content or calls of tools", 400)
+        if unread := next((kind for message in said if (kind := self.unread(message)) is not None), None):
+            return error_body(f"the model reads no parts of the type {unread}", 400)
+        prompt = tokenizer.render([*map(self.as_rendered, said)], tools=self.tools(body))
+        return await self._answered(body, [prompt], "chat.completion")
 
-    def in_text(self, message: dict[str, Any]) -> dict[str, str]:
-        """The message with its content as a text (vLLM documentation, OpenAI-Compatible Server: --chat-template-content-format)."""
-        content = message["content"]
+    def unread(self, message: dict[str, Any]) -> str | None:
+        """The type of the first part that is no text; None if there is none."""
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        return next((str(part.get("type")) for part in parts if part.get("type") != "text"), None)
+
+    def as_rendered(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message as templates read it: its content as a text (vLLM documentation, OpenAI-Compatible Server:
+        --chat-template-content-format), the arguments of its calls as objects, its reasoning by its earlier name."""
+        content = message.get("content") or ""
+        calls = [
+            call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+            for call in message.get("tool_calls") or []
+        ]
         return message | {
-            "content": content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+            "content": content if isinstance(content, str) else "\n".join(part["text"] for part in content),
+            "tool_calls": calls,
+            "reasoning_content": message.get("reasoning"),
         }
+
+    def tools(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The tools that a chat offers, as the template shows them."""
+        return body.get("tools") or []
 
     def identified(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """The body with the request's id from the header (vLLM documentation, Extra HTTP Headers)."""

@@ -413,6 +413,8 @@ class Engine:
         """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
         params = request.params
+        if (shape := parameters.in_shape(params.get("response_format"))) is not None:
+            return [*tokenizer.VOCABULARY.spelled(shape), tokenizer.EOS][len(request.tokens)]
         if self._dice is None and params.get("temperature", 1.0) == 0 and not any(map(params.get, RESHAPING)):
             return request.node.best
         row = self.row(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from backends.miniature.model import VOCABULARY
@@ -49,6 +50,15 @@ def no_grammar(response_format: Any) -> str | None:
             return f"response_format: minLength must be at least 0, not {least}"
         case {"type": "structural_tag", "format": tag} if not isinstance(tag, dict):
             return "response_format: the format of a structural tag must be an object"
+        case _:
+            return None
+
+
+def in_shape(response_format: Any) -> str | None:
+    """The one answer that a schema of truth values has here; None for other formats, which change nothing."""
+    match response_format:
+        case {"json_schema": {"schema": {"properties": dict(fields)}}}:
+            return json.dumps(dict.fromkeys(fields, True), separators=(",", ":"))
         case _:
             return None
 

@@ -169,7 +169,9 @@ class MiniatureReference:
         return tokenizer.VOCABULARY
 
     async def render(self, request: reference.RenderRequest) -> reference.Tokens:
-        tokens = tokenizer.render(request.messages, add_generation_prompt=request.add_generation_prompt)
+        tokens = tokenizer.render(
+            request.messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt
+        )
         return reference.Tokens(tokens=tokens)
 
     async def decode(self, request: reference.DecodeRequest) -> reference.Text:

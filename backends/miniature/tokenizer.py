@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from harness.contract import vocabulary
 from harness.contract.vocabulary import TINY_SAMPLING, TINY_TEMPLATE
@@ -70,6 +71,8 @@ VOCABULARY = vocabulary.read(
 EOS = VOCABULARY.eos
 
 
-def render(messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+def render(
+    messages: list[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = (), add_generation_prompt: bool = True
+) -> list[int]:
     """The tiny models' chat template."""
-    return encode(VOCABULARY.rendered(messages, add_generation_prompt=add_generation_prompt))
+    return encode(VOCABULARY.rendered(messages, tools=tools, add_generation_prompt=add_generation_prompt))

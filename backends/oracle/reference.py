@@ -159,6 +159,7 @@ class Reference:
     async def render(self, request: RenderRequest) -> Tokens:
         ids = self._tokenizer.apply_chat_template(
             request.messages,
+            tools=request.tools or None,
             add_generation_prompt=request.add_generation_prompt,
             tokenize=True,
             return_dict=False,

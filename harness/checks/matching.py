@@ -7,6 +7,7 @@ id does not survive every hop. Rows with one prompt and one answer are interchan
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -31,7 +32,6 @@ SHAPING = frozenset(
         "chat_template_kwargs",
         "continue_final_message",
         "documents",
-        "tools",
         "truncate_prompt_tokens",
     }
 )
@@ -118,10 +118,10 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
     request = call.request
     match call.method:
         case "generate":
-            yield from (RenderRequest(messages=m) for p in request.get("prompts") or () if (m := in_texts(p)))
+            yield from (asked for p in request.get("prompts") or () if (asked := conversation(p)))
         case "chat_completion":
-            if messages := in_texts(request["body"].get("messages")):
-                yield RenderRequest(messages=messages)
+            if asked := conversation(request["body"].get("messages"), request["body"].get("tools")):
+                yield asked
         case "completion":
             special = bool(request["body"].get("add_special_tokens", True))
             for prompt in _prompts(request["body"].get("prompt")):
@@ -131,20 +131,69 @@ def _text_queries(call: Call) -> Iterator[RenderRequest | EncodeRequest]:
             pass
 
 
-def in_texts(messages: Any) -> list[dict[str, str]] | None:
-    """The messages with their contents as texts; None if the oracle cannot render them: it knows roles and texts alone.
+def conversation(messages: Any, tools: Any = None) -> RenderRequest | None:
+    """What the oracle is asked to render; None for what it cannot: a message with another field, or another kind of content or tool.
 
     Parts of a text are joined by newlines (vLLM documentation, OpenAI-Compatible Server: --chat-template-content-format "string").
     """
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list) or not messages or not (tools is None or isinstance(tools, list)):
         return None
-    found = [
-        {"role": m["role"], "content": _text_of(m["content"])}
-        for m in messages
-        if isinstance(m, dict) and set(m) == {"role", "content"}
-    ]
-    whole = len(found) == len(messages) and all(isinstance(v, str) for m in found for v in m.values())
-    return found if whole else None
+    said = [found for message in messages if (found := _message(message)) is not None]
+    offered = tuple(tool for tool in tools or () if _is_whole(tool))
+    whole = len(said) == len(messages) and len(offered) == len(tools or ())
+    return RenderRequest(messages=said, tools=offered) if whole else None
+
+
+def _message(message: Any) -> dict[str, Any] | None:
+    """The message as a template reads it; None if the oracle cannot tell."""
+    match message:
+        case {"role": str(role), **others} if {*others} <= {"content", *OF_ROLE.get(role, ())}:
+            content = _text_of(others.get("content"))
+            calls = _calls(others.get("tool_calls") or [])
+        case _:
+            return None
+    if calls is None or not (isinstance(content, str) or (content is None and calls)):
+        return None
+    found: dict[str, Any] = {"role": role, "content": content or ""}
+    if calls:
+        found["tool_calls"] = calls
+    if reasoning := others.get("reasoning"):
+        found["reasoning_content"] = reasoning
+    if tool := others.get("tool_call_id"):
+        found["tool_call_id"] = tool
+    return found
+
+
+OF_ROLE = {"assistant": ("tool_calls", "reasoning"), "tool": ("tool_call_id",)}
+"""Role → what its messages may have beside a content (OpenAI API reference, chat completions; vLLM documentation, Reasoning Outputs).
+Templates know earlier reasoning by the name that it had before, `reasoning_content`."""
+
+
+def _calls(calls: Any) -> list[dict[str, Any]] | None:
+    """An assistant's calls of tools with their arguments as objects, as templates read them (Transformers documentation, Tool use);
+    None if the oracle cannot tell."""
+    try:
+        return [
+            call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def _is_whole(tool: Any) -> bool:
+    """True for a tool that a template sees as the caller wrote it: with each of its fields, in the order of the API reference. Servers
+    may fill in others."""
+    match tool:
+        case {"type": "function", "function": {"name": str(), "description": str(), "parameters": dict(), **others}}:
+            in_order = [*tool] == ["type", "function"] and [*tool["function"]][:3] == [
+                "name",
+                "description",
+                "parameters",
+            ]
+            return in_order and {*others} <= {"strict"}
+        case _:
+            return False
 
 
 def _text_of(content: Any) -> Any:
@@ -169,6 +218,11 @@ def _asked(ask: Callable[[], list[int]]) -> tuple[int, ...] | None:
         return None
 
 
+def _rendered(messages: Any, tools: Any, book: ReferenceBook) -> tuple[int, ...] | None:
+    said = conversation(messages, tools)
+    return None if said is None else _asked(lambda: book.render(said.messages, tools=said.tools))
+
+
 @kept
 def rows(evidence: Evidence) -> tuple[Row, ...]:
     """Every row that the scenario asked for, in order of its calls' start. Shared by the checks of one scenario."""
@@ -189,12 +243,8 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
 
 
 def _generate_rows(call: Call, book: ReferenceBook) -> Iterable[Row]:
-    ids, messages = call.request.get("prompt_token_ids"), call.request.get("prompts") or []
-    prompts = (
-        [tuple(p) for p in ids]
-        if ids is not None
-        else [_asked(lambda m=m: book.render(m)) if (m := in_texts(p)) else None for p in messages]  # type: ignore[misc]
-    )
+    ids, said = call.request.get("prompt_token_ids"), call.request.get("prompts") or []
+    prompts = [_rendered(messages, None, book) for messages in said] if ids is None else [tuple(p) for p in ids]
     sessions = call.request.get("session_ids") or []
     for index, prompt in enumerate(prompts):
         session = sessions[index] if index < len(sessions) else None
@@ -279,8 +329,7 @@ def usual_prompts(call: Call, book: ReferenceBook) -> list[tuple[int, ...] | Non
     asked = call.request["body"]
     prompts: list[tuple[int, ...] | None]
     if call.method == "chat_completion":
-        messages = in_texts(asked.get("messages"))
-        prompts = [_asked(lambda: book.render(messages)) if messages else None]
+        prompts = [_rendered(asked.get("messages"), asked.get("tools"), book)]
     else:
         special = bool(asked.get("add_special_tokens", True))
         prompts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -120,6 +121,50 @@ REQUEST_IDS = Check(
     judge=_request_ids,
 )
 """The id of an answer ends in the id that the header X-Request-Id gave to its request."""
+
+
+def _fields(call: Call) -> list[str]:
+    """The names of the fields of the JSON object that the call asks for; empty if it asks for none."""
+    match call.request["body"].get("response_format"):
+        case {"type": "json_schema", "json_schema": {"schema": {"properties": dict(fields)}}}:
+            return [*fields]
+        case _:
+            return []
+
+
+def _schema_order(evidence: Evidence) -> Finding:
+    methods = ("completion", "chat_completion")
+    calls = [call for call in select(evidence, (), methods) if _fields(call)]
+    found, facts, wrong = trouble(calls, (), methods), 0, list[tuple[str, dict[str, Any]]]()
+    for call in answered(calls):
+        asked = _fields(call)
+        for choice in choices(call):
+            facts += 1
+            text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
+            try:
+                got = [*json.loads(str(text))]
+            except (TypeError, ValueError):
+                wrong.append((f"{call.method}() gave no JSON object for a schema", _shown(call)))
+                continue
+            if got != asked:
+                said = (
+                    "in another order than those of its schema" if sorted(got) == sorted(asked) else "not its schema's"
+                )
+                wrong.append((f"the fields of an answer of {call.method}() are {said}", _shown(call) | {"fields": got}))
+    return together([*([found] if found else []), concluded(facts, wrong)])
+
+
+SCHEMA_ORDER = Check(
+    name="schema_order",
+    fault="the schema of a structured answer is sorted or changed on its way to the engine",
+    next_step="find the hop that reads the body into a map without an order, and writes it anew",
+    source="OpenAI documentation, Structured Outputs, Key ordering: "
+    '"outputs will be produced in the same order as the ordering of keys in the schema"',
+    reads=Fact.TEXT,
+    judge=_schema_order,
+    queries=matching.queries,
+)
+"""The fields of a structured answer are those of its schema, in its order. A reason before its verdict makes another answer."""
 
 
 def _check(

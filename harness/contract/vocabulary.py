@@ -5,7 +5,8 @@ The oracle reads it once per model (`read`). Every recording's header keeps it. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,10 +18,14 @@ from harness.contract.messages import Message
 TINY_SIZE = 512
 """Number of ids of the tiny models (`fixtures/models.py`)."""
 TINY_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{t | tojson}}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{m['role']}}\n"
+    "{% if m['reasoning_content'] %}<think>{{m['reasoning_content']}}</think>{% endif %}{{m['content'] or ''}}"
+    "{% for c in m['tool_calls'] or [] %}<call>{{c['function']['name']}} {{c['function']['arguments'] | tojson}}</call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Chat template of the tiny models."""
+"""Chat template of the tiny models. It shows tools, their calls and earlier reasoning, as templates of models for agents do."""
 TINY_SAMPLING = {"temperature": 0.7}
 """Sampling parameters that the tiny models recommend, as checkpoints for chats do. Others would reshape requests that are not about
 them: a caller who names the temperature rarely names the rest."""
@@ -124,9 +129,15 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
             raise ModelLacks(f"tokens of one character each for {' '.join(sorted(lacking))}")
         return [self.characters[character] for character in text]
 
-    def rendered(self, conversation: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The conversation rendered by the chat template."""
-        asked = {"messages": conversation, "add_generation_prompt": add_generation_prompt}
+    def rendered(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The conversation, and the tools that it offers, rendered by the chat template."""
+        asked = {"messages": conversation, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return str(_compiled(self.template).render(**asked, **self.named))
 
     @cached_property
@@ -139,7 +150,9 @@ def _compiled(template: str) -> Any:
     """Compile a template as Transformers does."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)  # keys keep their order
+    return environment.from_string(template)
 
 
 def read(

@@ -242,8 +242,14 @@ class Book:
     def noise(self, request: reference.NoiseRequest) -> reference.Noise:
         return self._answer(request, reference.Noise)
 
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        asked = reference.RenderRequest(messages=messages, add_generation_prompt=add_generation_prompt)
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        asked = reference.RenderRequest(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
         return self._answer(asked, reference.Tokens).tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:

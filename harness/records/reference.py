@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -189,9 +190,10 @@ class Noise(Message, frozen=True, kw_only=True):
 
 
 class RenderRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Chat messages to token ids, by the model's own template and tokenizer."""
+    """Chat messages, and the tools that they may call, to token ids, by the model's own template and tokenizer."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
     add_generation_prompt: bool = True
 
 
@@ -271,7 +273,13 @@ class ReferenceBook(Protocol):
 
     def noise(self, request: NoiseRequest) -> Noise: ...
 
-    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]: ...
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> list[int]: ...
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str: ...
 

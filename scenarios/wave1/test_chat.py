@@ -8,14 +8,14 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.errors import names_error, returns_error
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.openai import REQUEST_IDS, envelope, usage
+from harness.checks.openai import REQUEST_IDS, SCHEMA_ORDER, envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import EVERYWHERE
+from scenarios.requests import EVERYWHERE, in_a_shape
 
 CHAT = {Capability.CHAT_COMPLETION}
 METHODS = ("chat_completion",)
@@ -69,6 +69,7 @@ def conversation(prompts: Prompts, first: str = "system") -> list[dict[str, Any]
         "test_a_users_text_in_parts": {"role": "user"},
         "test_a_systems_text_in_parts": {"role": "system"},
         "test_an_answers_text_in_parts": {"role": "assistant"},
+        "test_a_tools_text_in_parts": {"role": "tool"},
     },
     task=0,
     promise="the content of a message may be a list of parts, whatever its role",
@@ -79,7 +80,7 @@ async def content_in_parts(stack: Stack, prompts: Prompts, *, role: str) -> None
     """OpenAI API reference, chat completions: content of system, user and assistant messages, "string or array"; vLLM
     documentation, OpenAI-Compatible Server: --chat-template-content-format, "string": the texts of the parts."""
     for _ in range(2):
-        messages = conversation(prompts)
+        messages = conversation(prompts) if role != "tool" else with_a_call(prompts)
         for message in messages:
             if message["role"] == role:
                 message["content"] = [{"type": "text", "text": message["content"]}]
@@ -97,16 +98,13 @@ async def test_a_developers_message(stack: Stack, prompts: Prompts) -> None:
     await stack.chat_completion(body(stack, conversation(prompts, "developer")))
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "count",
-            "description": "Counts the words of a text.",
-            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-        },
-    }
-]
+PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+COUNT = {"name": "count", "description": "Counts the words of a text.", "parameters": PARAMETERS}
+NOW = {"name": "now", "description": "The time of day."}
+
+
+def tool(function: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {**function, **more}}
 
 
 @scenario(
@@ -120,7 +118,105 @@ async def test_a_chat_that_offers_tools(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, Tool Calling: --enable-auto-tool-choice and --tool-call-parser. SkyRL #322 takes them in
     engine_init_kwargs."""
     for messages in prompts.conversations(2):
-        await stack.chat_completion(body(stack, messages, tools=TOOLS, tool_choice="auto", return_token_ids=False))
+        asked = body(stack, messages, tools=[tool(COUNT)], tool_choice="auto", return_token_ids=False)
+        await stack.chat_completion(asked)
+
+
+@variants(
+    {
+        "test_a_tool_as_the_template_shows_it": {"offered": tool(COUNT)},
+        "test_a_strict_tool_as_the_template_shows_it": {"offered": tool(COUNT, strict=True)},
+    },
+    task=0,
+    promise="the template shows the tools of a chat as the caller wrote them",
+    needs=CHAT,
+    checks=[greedy(methods=METHODS)],
+)
+async def tools_in_the_prompt(stack: Stack, prompts: Prompts, *, offered: dict[str, Any]) -> None:
+    """OpenAI API reference, chat completions: tools, "strict"; vLLM documentation, Tool Calling: with tool_choice="none" the prompt
+    has the tools as well."""
+    for messages in prompts.conversations(2):
+        await stack.chat_completion(body(stack, messages, tools=[offered], tool_choice="none"))
+
+
+@scenario(
+    task=0,
+    promise="a tool needs no parameters",
+    needs=CHAT,
+    checks=[ALL_COMPLETE],
+)
+async def test_a_tool_without_parameters(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions, tools: "Omitting parameters defines a function with an empty parameter list." """
+    for messages in prompts.conversations(2):
+        asked = body(stack, messages, tools=[tool(NOW)], tool_choice="none", return_token_ids=False)
+        await stack.chat_completion(asked)
+
+
+def with_a_call(prompts: Prompts) -> list[dict[str, Any]]:
+    """The model has called a tool, which has answered."""
+    asked, got = prompts.texts(2)
+    call = {"id": "call_1", "type": "function", "function": {"name": "count", "arguments": '{"text": "a b", "at": 0}'}}
+    return [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": got},
+    ]
+
+
+@scenario(
+    task=0,
+    promise="the template shows the calls of tools and their answers",
+    needs=CHAT,
+    checks=[greedy(methods=METHODS)],
+)
+async def test_a_call_of_a_tool_and_its_answer(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI API reference, chat completions: assistant messages with tool_calls, tool messages; Transformers documentation, Tool use:
+    the arguments of a call are an object."""
+    for _ in range(2):
+        await stack.chat_completion(body(stack, with_a_call(prompts)))
+
+
+@scenario(
+    task=0,
+    promise="the template shows the reasoning of earlier answers",
+    needs=CHAT,
+    checks=[greedy(methods=METHODS)],
+)
+async def test_an_answers_reasoning(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Reasoning Outputs, interleaved thinking: the field "reasoning" of an assistant's message."""
+    for _ in range(2):
+        messages = conversation(prompts)
+        messages[2]["reasoning"] = prompts.texts(1)[0]
+        await stack.chat_completion(body(stack, messages))
+
+
+@scenario(
+    task=0,
+    promise="a part of a message that the model cannot read is a named error",
+    needs=CHAT,
+    checks=[names_error("unread", "audio", "multimodal", "modal"), returns_error("unread"), AFTER],
+    deadline_s=100,
+)
+async def test_a_part_that_the_model_cannot_read(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Multimodal Inputs: the models that read audio."""
+    text, last = prompts.texts(1)[0], prompts.conversations(1)[0]
+    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": text}, sound]}]
+    await stack.attempt(stack.chat_completion(body(stack, messages), label="unread"))
+    await stack.chat_completion(body(stack, last), label="after")
+
+
+@scenario(
+    task=0,
+    promise="the fields of a structured answer come in the order of its schema",
+    needs=CHAT,
+    checks=[SCHEMA_ORDER],
+)
+async def test_fields_in_the_order_of_the_schema(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI documentation, Structured Outputs; vLLM documentation, Structured Outputs: response_format."""
+    for messages in prompts.conversations(2):
+        asked = body(stack, messages, **in_a_shape(stack))
+        await stack.chat_completion(asked)
 
 
 @scenario(

@@ -7,13 +7,14 @@ from typing import Any
 from fixtures.prompts import Prompts
 from harness.checks.base import Check
 from harness.checks.errors import names_error, returns_error
-from harness.checks.openai import envelope, usage
+from harness.checks.openai import SCHEMA_ORDER, envelope, usage
 from harness.checks.stopping import ends_as_asked
 from harness.checks.text import text_of_tokens
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
+from scenarios.requests import in_a_shape
 
 COMPLETION = {Capability.COMPLETION}
 METHODS = ("completion",)
@@ -141,3 +142,15 @@ async def test_no_partial_success(stack: Stack, prompts: Prompts) -> None:
     batch = [*prompts.unique(5), prompts.over_long(), *prompts.unique(2)]
     await stack.attempt(stack.completion(body(stack, batch), label="over_long"))
     await stack.completion(body(stack, prompts.unique(4)), label="after")
+
+
+@scenario(
+    task=0,
+    promise="the fields of a structured completion come in the order of its schema",
+    needs=COMPLETION,
+    checks=[SCHEMA_ORDER],
+)
+async def test_fields_in_the_order_of_the_schema(stack: Stack, prompts: Prompts) -> None:
+    """OpenAI documentation, Structured Outputs; vLLM documentation, Structured Outputs: response_format."""
+    for prompt in prompts.unique(2):
+        await stack.completion(body(stack, prompt, **in_a_shape(stack)))

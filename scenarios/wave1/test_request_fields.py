@@ -22,7 +22,7 @@ from scenarios.requests import one_by_one
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
 INPUT = frozenset({"model", "messages", "prompt", "use_beam_search"})
 """Left out: what is continued, which other scenarios vary, and the search that runs many requests in place of one."""
-ALONE = SHAPING | {"logprobs", "top_logprobs", "prompt_logprobs"}
+ALONE = SHAPING | {"tools", "logprobs", "top_logprobs", "prompt_logprobs"}
 """Pairs with one of these fields are asked for one after the other: they make another prompt, by which a request is known at its
 engine, or they show numbers, whose last digits depend on what else its engine computes."""
 STREAMS = frozenset({"stream", "stream_options"})

@@ -1,4 +1,4 @@
-"""Requests that lose a header on their way, or that are too many at once."""
+"""Requests that lose a header or a part of their body on their way, or that are too many at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+from backends.miniature import parameters, tokenizer
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import EngineDead, Output
+from backends.miniature.engine import Engine, EngineDead, Output, Request
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
@@ -32,11 +33,96 @@ class RequestIdDropped(Client):
 class PartsDropped(Client):
     """Of a content in parts nothing is read, unless the message is the user's."""
 
-    def in_text(self, message: dict[str, Any]) -> dict[str, str]:
-        if isinstance(message["content"], str) or message["role"] == "user":
-            return super().in_text(message)
+    def as_rendered(self, message: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(message.get("content"), list) or message["role"] == "user":
+            return super().as_rendered(message)
         self.fired += 1
-        return message | {"content": ""}
+        return super().as_rendered(message | {"content": ""})
+
+
+@seeded("message_read_otherwise", "reasoning_dropped", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class ReasoningDropped(Client):
+    """The template does not see an answer's reasoning."""
+
+    def as_rendered(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.fired += "reasoning" in message
+        return super().as_rendered({key: value for key, value in message.items() if key != "reasoning"})
+
+
+@seeded("message_read_otherwise", "calls_dropped", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class CallsDropped(Client):
+    """The template does not see the calls of tools."""
+
+    def as_rendered(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.fired += bool(message.get("tool_calls"))
+        return super().as_rendered(message) | {"tool_calls": []}
+
+
+@seeded("message_read_otherwise", "other_parts", caught_by=["errors.named"], corrupts=Fact.ERRORS)
+class OtherPartsLeftOut(Client):
+    """A part that is no text is left out, and the rest is answered."""
+
+    def unread(self, message: dict[str, Any]) -> str | None:
+        return None
+
+    def as_rendered(self, message: dict[str, Any]) -> dict[str, Any]:
+        if super().unread(message) is None:
+            return super().as_rendered(message)
+        self.fired += 1
+        return super().as_rendered(message | {"content": [p for p in message["content"] if p["type"] == "text"]})
+
+
+@seeded("tools_read_otherwise", "sorted", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class ToolsSorted(Client):
+    """The fields of a tool's parameters are sorted."""
+
+    def tools(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        offered = super().tools(body)
+        self.fired += bool(offered)
+        return [
+            tool | {"function": tool["function"] | {"parameters": dict(sorted(tool["function"]["parameters"].items()))}}
+            for tool in offered
+            if "parameters" in tool["function"]
+        ]
+
+
+@seeded("tools_read_otherwise", "strict_dropped", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
+class StrictDropped(Client):
+    """What a tool says beside its name, description and parameters is dropped."""
+
+    def tools(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        offered = super().tools(body)
+        self.fired += any("strict" in tool["function"] for tool in offered)
+        known = ("name", "description", "parameters")
+        return [
+            tool | {"function": {name: value for name, value in tool["function"].items() if name in known}}
+            for tool in offered
+        ]
+
+
+@seeded("tools_read_otherwise", "no_parameters", caught_by=["all_complete"])
+class ParametersDemanded(Client):
+    """A tool without parameters is refused."""
+
+    async def chat_completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        if all("parameters" in tool["function"] for tool in body.get("tools") or []):
+            return await super().chat_completion(body)
+        self.fired += 1
+        return error_body("a tool needs parameters", 422)
+
+
+@seeded("schema_sorted", caught_by=["schema_order"], corrupts=Fact.TEXT)
+class SchemaSorted(Engine):
+    """The fields of a structured answer come in alphabetical order."""
+
+    def choose(self, request: Request) -> int:
+        match request.params.get("response_format"):
+            case {"json_schema": {"schema": {"properties": dict(fields)}}} if [*fields] != sorted(fields):
+                self.fired += not request.tokens
+                shape = parameters.in_shape({"json_schema": {"schema": {"properties": dict(sorted(fields.items()))}}})
+                return [*tokenizer.VOCABULARY.spelled(shape or ""), tokenizer.EOS][len(request.tokens)]
+            case _:
+                return super().choose(request)
 
 
 @seeded("message_read_otherwise", "unknown_role", caught_by=["tokens.greedy"])
