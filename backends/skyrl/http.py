@@ -618,18 +618,32 @@ class HttpStack(SkyRLStack):
             yield
 
     def engine_arguments_of(self, cfg: Any) -> Any:
-        """As the actor of a server makes them of its command line (VLLMServerActor)."""
-        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+        """As a server makes them of its command line."""
         from vllm import AsyncEngineArgs
 
-        return AsyncEngineArgs.from_cli_args(build_vllm_cli_args(cfg))
+        return AsyncEngineArgs.from_cli_args(self._command_line(cfg))
 
     def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
         """The names that a server's command line has. A server reads no others."""
-        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+        known = vars(self._command_line(self.cfg))
+        return {name: value for name, value in vars(self._command_line(cfg)).items() if name in known}
 
-        known = vars(build_vllm_cli_args(self.cfg))
-        return {name: value for name, value in vars(build_vllm_cli_args(cfg)).items() if name in known}
+    def _command_line(self, cfg: Any) -> Any:
+        """A server's, as its actor changes it before it starts. Nothing starts: the actor looks for no address and no port."""
+        import skyrl.backends.skyrl_train.inference_servers.vllm_server_actor as shipped
+        from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
+        from skyrl.train.utils import ray_logging
+
+        executor = {"distributed_executor_backend": cfg.generator.inference_engine.distributed_executor_backend}
+        with ExitStack() as replaced:
+            for where, name, ours in (
+                (shipped, "get_node_ip", lambda: "127.0.0.1"),
+                (shipped, "find_and_reserve_port", lambda port: (port, None)),
+                (ray_logging, "redirect_actor_output_to_file", lambda: None),
+            ):
+                replaced.enter_context(mock.patch.object(where, name, ours))
+            replaced.enter_context(mock.patch.dict(os.environ))  # an actor sets variables of its own process
+            return shipped.VLLMServerActor(build_vllm_cli_args(cfg), **executor)._cli_args
 
     def _made_again(self) -> Any:
         """A new client of the same servers, by the constructor."""

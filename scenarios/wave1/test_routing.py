@@ -172,6 +172,7 @@ IDS: dict[str, tuple[Any, ...]] = {
     "test_empty_session_sticks": ("", "the session whose id is the empty string sticks"),
     "test_session_beyond_ascii_sticks": ("Gespräch-対話-🙂", "a session whose id is not ASCII sticks", ALL_COMPLETE),
     "test_session_with_spaces_sticks": ("turn one of two", "a session whose id has spaces sticks", ALL_COMPLETE),
+    "test_session_of_two_lines_sticks": ("row 7\nof 9", "a session whose id has a line break sticks", ALL_COMPLETE),
     "test_long_session_sticks": ("trajectory/" * 100, "a session with a long id sticks", ALL_COMPLETE),
 }
 """Scenario → the session's id, the promise, and checks beside `STICKY`."""

@@ -477,6 +477,29 @@ async def test_requests_beside_a_load(stack: Stack, prompts: Prompts) -> None:
 
 @scenario(
     task=11,
+    promise="requests of two adapters go on unharmed while a third one is loaded",
+    needs=SEVERAL,
+    checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],
+    topologies=LORA,
+)
+async def test_a_load_beside_requests_of_two_adapters(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters: --max-loras, --max-cpu-loras. Where an engine has two places, the third adapter takes one,
+    and gives it back."""
+    batch = prompts.unique(4)
+    adapters = {"one": 1, "two": 2, "three": 3}
+    for adapter in ("one", "two"):
+        await stack.load_lora_adapter(adapter, adapters[adapter])
+    async with asyncio.TaskGroup() as callers:
+        for adapter in ("one", "two"):
+            callers.create_task(stack.generate(batch, lora_adapter=adapter, **long(stack)))
+        await stack.until_generating(requests=2 * len(batch), tokens=2 * len(batch))
+        await stack.load_lora_adapter("three", adapters["three"])
+    for adapter in adapters:
+        await stack.generate(batch, lora_adapter=adapter, **SCORED)
+
+
+@scenario(
+    task=11,
     promise="requests in flight go on unharmed while another adapter is unloaded",
     needs={*SEVERAL, Capability.UNLOAD_ADAPTER},
     checks=[ADAPTER_UNDISTURBED, greedy(), ALL_COMPLETE],

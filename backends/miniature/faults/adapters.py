@@ -246,6 +246,21 @@ class LoadDisturbs(Engine):
                 request.adapter = lora_request.name
 
 
+@seeded("adapter_disturbs", "by_a_third", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
+class ThirdDisturbs(Engine):
+    """When a third adapter is loaded, the running requests of two others change places."""
+
+    async def add_lora(self, *, lora_request: model.Adapter) -> None:
+        await super().add_lora(lora_request=lora_request)
+        running = sorted({r.adapter for r in self.running if r.adapter not in (None, lora_request.name)}, key=str)
+        if len(running) < 2:
+            return
+        self.fired += 1
+        for request in self.running:
+            if request.adapter in running:
+                request.adapter = running[running.index(request.adapter) - 1]
+
+
 @seeded("adapter_disturbs", "by_an_unload", caught_by=["adapter_undisturbed"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)
 class UnloadDisturbs(Engine):
     """When an adapter is unloaded, the base model goes on with the running requests of the others."""

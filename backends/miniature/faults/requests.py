@@ -29,6 +29,17 @@ class RequestIdDropped(Client):
         return body
 
 
+@seeded("session_refused", caught_by=["driven"], corrupts=ROWS)
+class SessionRefused(Client):
+    """A request fails whose session has a control character: it goes into a header as it is."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if str(session).isprintable():
+            return await super().row(session, prompt, params, **more)
+        self.fired += 1
+        raise ValueError("a header has no control characters")
+
+
 @seeded("message_read_otherwise", "parts_dropped", caught_by=["tokens.greedy"], corrupts=Fact.ANSWERS)
 class PartsDropped(Client):
     """Of a content in parts nothing is read, unless the message is the user's."""
