@@ -28,6 +28,8 @@ SMOLLM2 = "smollm2"
 NAMED = (SMOLLM2,)
 """Models that `--model` takes by name. The project makes them."""
 RECIPES = PROJECT / "fixtures"
+TEMPLATE = PROJECT / "harness" / "contract" / "vocabulary.py"
+"""What the recipe of the tiny models takes their chat template and sampling parameters from."""
 SMOLLM2_LOCK = environments.REQUIREMENTS / "smollm2.txt"
 MAKE_DEADLINE_S = 600.0
 
@@ -41,7 +43,7 @@ class Config(msgspec.Struct, frozen=True):
 def tiny_model(python: Path, progress: Progress, architecture: Architecture = "qwen2") -> Path:
     """A tiny checkpoint, made on first use by `python`. Raises UsageError if that fails."""
     recipe = RECIPES / "models.py"
-    folder = _folder(f"tiny-{architecture}", [recipe])
+    folder = _folder(f"tiny-{architecture}", [recipe, TEMPLATE])
     if not folder.exists():
         with progress(f"making the tiny model ({architecture})"):
             _make(python, recipe, [str(folder), "--architecture", architecture], folder)
