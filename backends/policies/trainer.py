@@ -7,8 +7,10 @@ only through the stack's own weight sync.
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from backends.policies import versions as policy
@@ -24,6 +26,8 @@ are random, learns only by steps of several nats."""
 MOST_KL_OF_TRAINED = 0.3
 """The same for a trained model, which larger steps would ruin: SmolLM2 learns by these, its reward doubles in two steps."""
 MOST_HALVINGS = 12
+TOGETHER = 8
+"""Responses in one pass of the model: for 64 of a real model's at once, their logits and gradients take 10 GB."""
 
 
 class PolicyTrainer:
@@ -48,13 +52,15 @@ class PolicyTrainer:
         tensors = policy.version(self._model_path, request.base_version, self._policies)
         model = self._at(tensors)
         model.zero_grad(set_to_none=True)
-        logprobs = self._logprobs(request)
         masks = request.loss_masks or [[1] * len(row) for row in request.response_ids]
         count = max(1, sum(map(sum, masks)))
-        loss = torch.zeros(())
-        for row, mask, advantage in zip(logprobs, masks, request.advantages, strict=True):
-            loss = loss - advantage * (row * torch.tensor(mask, dtype=row.dtype)).sum() / count
-        loss.backward()
+        loss, logprobs = torch.zeros(()), list[Any]()
+        asked = zip(self._logprobs(request), masks, request.advantages, strict=True)
+        for together in iter(lambda: list(itertools.islice(asked, TOGETHER)), []):
+            losses = [-a * (row * torch.tensor(mask, dtype=row.dtype)).sum() / count for row, mask, a in together]
+            torch.stack(losses).sum().backward()
+            loss += torch.stack(losses).detach().sum()
+            logprobs += [row.detach() for row, _, _ in together]
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         step = request.learning_rate / norm if norm > NO_GRADIENT else 0.0
         gradient = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -86,7 +92,7 @@ class PolicyTrainer:
 
         self._at(trained)
         with torch.no_grad():
-            moved = torch.cat(self._logprobs(request)) - torch.cat(logprobs)
+            moved = torch.cat([*self._logprobs(request)]) - torch.cat(logprobs)
         return float((moved.expm1() - moved).mean())
 
     def _at(self, tensors: dict[str, Any]) -> Any:
@@ -101,20 +107,18 @@ class PolicyTrainer:
         self._model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=False)
         return self._model
 
-    def _logprobs(self, request: TrainRequest) -> list[Any]:
+    def _logprobs(self, request: TrainRequest) -> Iterator[Any]:
         """One row of log-probabilities per response, at temperature 1. Shorter sequences are padded at the end: causal attention
         hides the padding."""
         import torch
 
         both = list(zip(request.prompt_token_ids, request.response_ids, strict=True))
         longest = max(len(prompt) + len(response) for prompt, response in both)
-        ids = torch.zeros((len(both), longest), dtype=torch.long)
-        for row, (prompt, response) in enumerate(both):
-            ids[row, : len(prompt) + len(response)] = torch.tensor([*prompt, *response])
-        rows = self._model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
-        return [
-            rows[row, len(prompt) - 1 : len(prompt) + len(response) - 1].gather(1, torch.tensor(response)[:, None])[
-                :, 0
-            ]
-            for row, (prompt, response) in enumerate(both)
-        ]
+        for group in (both[at : at + TOGETHER] for at in range(0, len(both), TOGETHER)):
+            ids = torch.zeros((len(group), longest), dtype=torch.long)
+            for row, (prompt, response) in enumerate(group):
+                ids[row, : len(prompt) + len(response)] = torch.tensor([*prompt, *response])
+            rows = self._model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+            for row, (prompt, response) in enumerate(group):
+                chosen = rows[row, len(prompt) - 1 : len(prompt) + len(response) - 1]
+                yield chosen.gather(1, torch.tensor(response)[:, None])[:, 0]

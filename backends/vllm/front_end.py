@@ -10,16 +10,12 @@ from harness.contract.messages import Scalar
 
 PLACES = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 """Where the class of these options lies, the latest release first."""
-CLASSES = ("BaseFrontendArgs", "FrontendArgs")
-ADDRESS = frozenset({"host", "port", "uds"})
-"""Where it listens, which whoever starts the servers chooses."""
 
 
 def options() -> dict[str, Scalar]:
     """Name → default of each option that is a number, a switch, a text or None."""
     place = next(found for found in map(_module, PLACES) if found is not None)
-    kind = next(getattr(place, name) for name in CLASSES if hasattr(place, name))
-    defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.name not in ADDRESS}
+    defaults = {field.name: field.default for field in dataclasses.fields(place.FrontendArgs)}
     return {name: default for name, default in defaults.items() if isinstance(default, Scalar)}
 
 

@@ -265,7 +265,10 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
                 outside[name] += max(0.0, 1.0 - inside)
                 dropped[name] += math.log(min(inside, 1.0))
             behind = model.max() - model
-            choices.add(float(behind[token]), float(probabilities[kept & (behind > choices.far)].sum()) / mass)
+            left = allowed(
+                probabilities, row.params
+            )  # without tolerance: one that is far too wide leaves what sampling never takes
+            choices.add(float(behind[token]), float(probabilities[left & (behind > choices.far)].sum()) / mass)
     if wrong:
         return concluded(facts, wrong.values())
     if filtered and not choices.refute_greedy:

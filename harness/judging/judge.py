@@ -13,7 +13,7 @@ from harness.checks.always import ALWAYS
 from harness.checks.base import Check, Evidence, Finding, untestable
 from harness.checks.instruments import blind
 from harness.contract.capability import Capability
-from harness.contract.errors import Blame
+from harness.contract.errors import Blame, ModelLacks
 from harness.judging.consequences import with_causes
 from harness.records.recording import ENUMERATED, CallError, ScenarioTrace
 from harness.records.reference import Query, ReferenceBook, UnansweredQuery
@@ -65,6 +65,8 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
     """As `judge`, on evidence that other code uses too: results stay cached in it."""
     trace = evidence.trace
     if trace.end.outcome == "failed":
+        if trace.end.error is not None and trace.end.error.kind == ModelLacks.__name__:
+            return _not_here(scenario, trace, trace.end.error)
         finding = _not_driven(trace)
         return with_causes([(check, _verdict(scenario, trace, check, finding)) for check in scenario.checks])
     found = [(check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
@@ -115,6 +117,28 @@ def missing(
         ]
     )
     return [msgspec.structs.replace(verdict, cause=cause) for verdict in verdicts]
+
+
+def _not_here(scenario: Scenario, trace: ScenarioTrace, error: CallError) -> list[Verdict]:
+    """The verdicts on a scenario for which the model lacks something: the stack has not been asked."""
+    said = f"is {Cause.NOT_HERE}: {error.message}"
+    verdicts = with_causes(
+        [
+            (
+                check,
+                _about(
+                    scenario,
+                    check,
+                    trace.header.target,
+                    trace.header.topology.name,
+                    status=Conformance.MISSING,
+                    reason=said,
+                ),
+            )
+            for check in scenario.checks
+        ]
+    )
+    return [msgspec.structs.replace(verdict, cause=Cause.NOT_HERE) for verdict in verdicts]
 
 
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:

@@ -49,7 +49,7 @@ async def test_requests_that_come_during_pause_keep_wait(stack: Stack, prompts: 
 )
 async def test_pause_abort_returns_partial_answers(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". New requests wait."""
-    batch, late = prompts.unique(SPREAD), prompts.unique(2)
+    batch, late = prompts.unique(SPREAD), prompts.unique(SPREAD)
     async with with_and_without(stack, "abort", batch, **long(stack)) as tasks:
         tasks.create_task(stack.generate(late, label="late", **ANSWER))
 

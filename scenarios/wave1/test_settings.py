@@ -75,9 +75,10 @@ SERVING: list[dict[str, Any]] = [
     TOOLS | {"reasoning_parser": "qwen3"},
     {"chat_template": "{{ messages[0]['content'] }}"},
     {"default_chat_template_kwargs": {"enable_thinking": False}},
+    {"host": "127.0.0.2"},
 ]
 """Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
-the path of a file (vLLM documentation, --chat-template). The last one switches off thinking of a Qwen3 (vLLM documentation,
+the path of a file (vLLM documentation, --chat-template). The last but one switches off thinking of a Qwen3 (vLLM documentation,
 --default-chat-template-kwargs)."""
 
 
