@@ -116,18 +116,18 @@ def left(probabilities, params, tolerance=0.0):
     return set(np.flatnonzero(allowed(np.asarray(probabilities), params, tolerance)).tolist())
 
 
-def filtered(pick, **params):
-    """Sixteen prompts of four tokens each, every token drawn by `pick(probabilities, rng)`."""
+def filtered(pick, length=4, **params):
+    """Sixteen prompts of `length` tokens each, every token drawn by `pick(probabilities, rng)`."""
     rng = random.Random(3)
     answers = []
     for prompt in PROMPTS:
         tokens = []
-        for _ in range(4):
+        for _ in range(length):
             tokens.append(
                 pick(tempered(REFERENCE.next(NextRequest(version=0, prompt=prompt + tokens)).logprobs, 1.0), rng)
             )
         answers.append(tokens)
-    return generate(PROMPTS, answers, params={"temperature": 1.0, "max_tokens": 4} | params)
+    return generate(PROMPTS, answers, params={"temperature": 1.0, "max_tokens": length} | params)
 
 
 def freely(probabilities, rng):
@@ -169,11 +169,19 @@ def nearly_greedily(probabilities, rng):
 def test_filters_in_16_bits(params):
     reference = FakeReference(vocab_size=64)
     reference.set(NoiseRequest(), IN_16_BITS)
-    right = judge(within_filters(), filtered(under(**params), **params), reference=reference)
+    right = judge(within_filters(), filtered(under(**params), length=12, **params), reference=reference)
     assert right.status == "pass", "tokens that could be near ties are sampled all the same"
     for greedy in (greedily, nearly_greedily):
-        wrong = found(within_filters(), filtered(greedy, **params), reference=reference)
+        wrong = found(within_filters(), filtered(greedy, length=12, **params), reference=reference)
         assert wrong == ("fail", "sampling under a filter always took the most probable token")
+
+
+def test_noise_that_widens_a_filter_makes_no_greedy_engine_of_it():
+    """With noise of two nats nobody knows what a small top_p leaves, and a right engine takes the most probable token alone."""
+    reference = FakeReference(vocab_size=64)
+    reference.set(NoiseRequest(), Noise(numbers=1000, largest=1.0, rms=0.08))
+    sure = filtered(greedily, length=12, top_p=1e-6)
+    assert found(within_filters(), sure, reference=reference)[0] == "untestable"
 
 
 def test_a_few_tokens_under_a_filter_do_not_tell_sampling_from_greedy_choices():
