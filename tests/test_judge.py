@@ -20,7 +20,7 @@ from harness.records.reference import (
     Tokens,
     UnansweredQuery,
 )
-from harness.records.verdict import Conformance, Verdict
+from harness.records.verdict import Cause, Conformance, Verdict
 from tests import recordings, traces
 
 CALL = traces.generate([[1, 2]], [[3]])
@@ -115,6 +115,14 @@ def test_a_scenario_that_was_not_driven_to_its_end_passes_nothing(blame, status)
     assert {v.reason for v in verdicts} == {"could not be driven: StackDied: engine … is gone"}
     assert {v.blame for v in verdicts} == {Blame(blame) if blame in set(Blame) else Blame.HARNESS}
     assert verdicts[0].evidence[0]["message"] == "engine 1 is gone"
+
+
+def test_what_the_model_lacks_is_no_red_of_the_stack():
+    error = CallError(kind="ModelLacks", message="the model has not tokens of one byte each", blame="setup")
+    trace = traces.trace(CALL, outcome="failed", end_error=error)
+    verdicts = judge.judge(recordings.declared(), trace, EMPTY)
+    said = {(v.status, v.cause, v.reason, v.red) for v in verdicts}
+    assert said == {("missing", Cause.NOT_HERE, "is untestable here: the model has not tokens of one byte each", False)}
 
 
 def test_what_to_ask_depends_on_what_was_answered(monkeypatch):
