@@ -94,6 +94,8 @@ class Endpoint:
         route = urlsplit(request.path)
         if (request.method, route.path) == ("GET", "/openapi.json"):
             return self.json(200, described())
+        if (request.method, route.path) == ("GET", "/metrics"):
+            return self.metrics(engine)
         if route.path not in SERVER_ROUTES or request.method != "POST":
             return self.json(404, {"detail": "Not Found"})
         op, query, fields = SERVER_ROUTES[route.path]
@@ -107,6 +109,16 @@ class Endpoint:
             return self.json(422, {"detail": refused})
         values = {name: value for name, (_, value) in read.items()}
         return await self.run(engine, op, {name: DEFAULTS[name] for name in query} | values, route.path)
+
+    def metrics(self, engine: Engine) -> HttpResponse:
+        """Three series of a server (vLLM documentation, Production Metrics)."""
+        counted = {
+            "vllm:num_requests_running": len(engine.running),
+            "vllm:num_requests_waiting": len(engine.waiting),
+            "vllm:generation_tokens_total": engine.made,
+        }
+        text = "".join(f'{series}{{engine="0"}} {float(value)}\n' for series, value in counted.items())
+        return HttpResponse(status=200, headers={"content-type": "text/plain; version=0.0.4"}, body=text)
 
     def parameter(self, name: str, given: Any, schema: Json) -> tuple[str, Any]:
         """Why it is refused (empty if it is not), and its value. A query holds texts."""

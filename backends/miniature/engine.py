@@ -154,6 +154,8 @@ class Engine:
         self.asleep: set[str] = set()
         self.frozen = False
         self.closed = False
+        self.made = 0
+        """Tokens since the start."""
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.held: list[Request] = []
@@ -341,6 +343,7 @@ class Engine:
             request.tokens.append(token)
             request.reason = self.ended(request)
         if made:
+            self.made += len(made)
             self.tell("step", tokens=made)
         for request in [r for r in self.running if r.reason is not None]:
             self.running.remove(request)

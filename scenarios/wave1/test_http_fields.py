@@ -11,6 +11,8 @@ from urllib.parse import urlencode
 from fixtures.prompts import Prompts
 from fixtures.request_fields import VALID, Case, of_its_type, of_other_types
 from harness.checks.http_fields import HTTP_FIELDS
+from harness.checks.http_metrics import HTTP_METRICS
+from harness.checks.http_metrics import PATH as METRICS
 from harness.checks.http_routes import HTTP_ROUTES, NOWHERE
 from harness.checks.request_fields import AS_IT_IS
 from harness.contract.capability import Capability
@@ -145,6 +147,19 @@ async def test_routes(stack: Stack, prompts: Prompts) -> None:
         request = HttpRequest(method=method, path=path, **body)  # type: ignore[arg-type]
         await stack.attempt(stack.http(request, label=f"{method} {path}"))
     await stack.generate(prompts.unique(SPREAD), **ANSWER)
+
+
+@scenario(
+    task=0,
+    promise="each server tells at its own address how many requests it runs and how many tokens it has made",
+    needs={Capability.SERVER_ADDRESSES},
+    checks=[HTTP_METRICS],
+)
+async def test_metrics(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Production Metrics."""
+    await stack.generate(prompts.unique(SPREAD), **ANSWER)
+    for server in stack.servers:
+        await stack.attempt(stack.http(HttpRequest(method="GET", path=METRICS, server=server)))
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {

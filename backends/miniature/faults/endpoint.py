@@ -8,6 +8,7 @@ from typing import Any
 
 from backends.miniature.client import error_body
 from backends.miniature.endpoint import Endpoint
+from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
@@ -20,6 +21,16 @@ class ErrorsAreEmpty(Endpoint):
     def refused(self, body: dict[str, Any]) -> HttpResponse:
         self.fired += 1
         return self.json(200, {})
+
+
+@seeded("metrics_gone", caught_by=["http_metrics"])
+class MetricsGone(Endpoint):
+    """A server's metrics lack the series about its engine: they went elsewhere."""
+
+    def metrics(self, engine: Engine) -> HttpResponse:
+        self.fired += 1
+        whole = super().metrics(engine)
+        return HttpResponse(status=whole.status, headers=whole.headers, body="process_cpu_seconds_total 1.0\n")
 
 
 @seeded("endpoint_lacks_a_route", "server_error", caught_by=["http_routes", "errors.named"])
