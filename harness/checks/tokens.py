@@ -94,7 +94,10 @@ def same_output(first: str, second: str) -> Check:
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
         if all(one.tokens == other.tokens for one, other in drawn):
             return passed(3 * len(pairs))
-        margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], evidence.noise.rms)
+        coldest = min(
+            one.params.get("temperature", 1.0) for one, _ in drawn
+        )  # a temperature divides logits, and their noise
+        margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], evidence.noise.rms / coldest)
         if margin.measured > margin.bound:
             one, other = next(pair for pair in drawn if pair[0].tokens != pair[1].tokens)
             both = _both("tokens", {first: one, second: other})
