@@ -13,12 +13,12 @@ from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
 from harness.checks.gym import TRAJECTORIES
 from harness.checks.history import EXPLAINED
 from harness.checks.liveness import ALL_COMPLETE
-from harness.checks.pausing import SAME_AS_UNINTERRUPTED
+from harness.checks.pausing import ABORTED, SAME_AS_UNINTERRUPTED
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
 from harness.checks.tokens import greedy, same_output
 from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS, UNIFORM_SERVERS
 from harness.contract.capability import Capability
-from harness.contract.messages import GymRequest, PauseMode
+from harness.contract.messages import ENGINE_PLACES, GymRequest, PauseMode
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
 from scenarios.cancellation import OTHERS, by_generate, caller_goes
@@ -230,6 +230,21 @@ async def test_a_caller_goes(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, with_cancellation: a client that disconnects ends its request. A stack may have a route of its own for
     requests that return experts."""
     await caller_goes(stack, prompts, by_generate, tokens=20)
+
+
+@scenario(
+    task=10,
+    promise="pause(abort) returns every answer of a mixture: what was made of it, or nothing of one that still waits for a place",
+    needs={*NEEDS, Capability.PAUSE_KEEP, Capability.PAUSE_ABORT, Capability.PARTIAL_ANSWERS},
+    checks=[ABORTED],
+    topologies=["moe"],
+)
+async def test_a_pause_over_a_mixtures_queue(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #904, PauseMode.ABORT: "Clients receive partial tokens with finish_reason="abort"". A request without a place has no
+    tokens, and no experts."""
+    batch = prompts.unique((ENGINE_PLACES + SPREAD) * stack.topology.engines)
+    async with with_and_without(stack, "abort", batch, **{**LONG, "max_tokens": 64}):
+        pass
 
 
 @scenario(

@@ -536,3 +536,15 @@ class ResumeRefused(Engine):
             self.fired += 1
             raise RuntimeError(f"{self.name} is not paused")
         await super().resume_generation()
+
+
+@seeded("aborted_without_a_token", caught_by=["driven"])
+class AbortedWithoutAToken(Client):
+    """One row that a pause ends before its first token makes an error of the whole batch."""
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        done = await super().row(session, prompt, params, **more)
+        if done.reason != "abort" or done.tokens:
+            return done
+        self.fired += 1
+        raise ValueError("a row has no experts")
