@@ -110,8 +110,6 @@ class ForkedServers:
         if installed().own_groups:
             return {}
         options: dict[str, Any] = {"distributed_executor_backend": self._executor}
-        if installed().ray_statistics:
-            options["enable_ray_prometheus_stats"] = False  # there is no Ray here
         if self._ranks > 1:
             from skyrl.env_vars import SKYRL_VLLM_DP_PORT_OFFSET
 
