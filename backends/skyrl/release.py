@@ -63,8 +63,6 @@ class Release:
     """Module of the standalone server."""
     extension: str = "skyrl.backends.skyrl_train.inference_servers.vllm_worker.WorkerWrap"
     """SkyRL's worker extension for external servers."""
-    ray_statistics: bool = False
-    """True if a server's actor reports statistics to Ray unless it is told not to."""
     trainer_engine: bool = False
     """True if vLLM's trainer engine sends weights. Otherwise SkyRL's transfer strategy does."""
     trainers_code: tuple[str, ...] = (
@@ -139,7 +137,6 @@ RELEASES.append(
         counts_syncs=True,
         server="skyrl.backends.skyrl_train.inference_servers.vllm_server_actor",
         extension="skyrl.backends.skyrl_train.inference_servers.new_inference_worker_wrap.NewInferenceWorkerWrap",
-        ray_statistics=True,
     )
 )
 RELEASES.append(
