@@ -112,11 +112,10 @@ async def one_by_one(stack: Stack, calls: Iterable[Coroutine[Any, Any, Any]], at
 
 
 def meets_a_stop_string(stack: Stack, *, within_a_token: bool = False) -> dict[str, Any]:
-    """Answers of two tokens only, which sooner or later spell the stop string. It ends with the second, or in its middle. The penalty
-    makes each likely in its turn, also to a model that is sure of one."""
+    """Answers of two tokens only, which sooner or later spell the stop string. It ends with the second, or in its middle."""
     two = stack.vocabulary.plain[:2]
     stop = stack.vocabulary.text(two)
     if within_a_token:
         two[1], stop = stack.vocabulary.two_letters, stop[0] + PAIR[0]
     spelled: dict[str, Any] = {"allowed_token_ids": two, "stop": [stop]}
-    return {"temperature": 1.0, "seed": 4, "max_tokens": 32, "frequency_penalty": 2.0, **spelled}
+    return {"temperature": 1.0, "seed": 4, "max_tokens": 32, **spelled}

@@ -79,29 +79,35 @@ def _both(facet: str, rows: dict[str, Answer]) -> dict[str, Any]:
 def same_output(first: str, second: str) -> Check:
     """Call(s) `second` returned the rows of call(s) `first` again, to the token, with the same end and text."""
 
+    def told(facet: str, one: Answer, other: Answer) -> list[tuple[str, dict[str, Any]]]:
+        """What is wrong with two rows, once of each: one of them is at fault, and nobody knows which."""
+        both = _both(facet, {first: one, second: other})
+        return [(f"{facet} differ between {first} and {second}", row.shown(**both)) for row in (one, other)]
+
     def judge(evidence: Evidence) -> Finding:
         pairs = _pairs(evidence, first, second)
         if isinstance(pairs, Finding):
             return pairs
-        wrong: list[tuple[str, dict[str, Any]]] = []
-        for one, other in pairs:
-            differ = [f for f in ("tokens", "finish_reason", "text") if getattr(one, f) != getattr(other, f)]
-            for facet in differ[:1] if not _rounding_parts(evidence, one, other) else ():
-                both = _both(facet, {first: one, second: other})
-                wrong.append((f"{facet} differ between {first} and {second}", one.shown(**both)))
+        wrong = [
+            piece
+            for pair in pairs
+            if not _rounding_parts(evidence, *pair)
+            for facet in [f for f in ("tokens", "finish_reason", "text") if getattr(pair[0], f) != getattr(pair[1], f)][
+                :1
+            ]
+            for piece in told(facet, *pair)
+        ]
         if wrong:
             return concluded(3 * len(pairs), wrong)
         drawn = [pair for pair in pairs if not is_greedy(pair[0])]
-        if all(one.tokens == other.tokens for one, other in drawn):
+        parted = [pair for pair in drawn if pair[0].tokens != pair[1].tokens]
+        if not parted:
             return passed(3 * len(pairs))
-        coldest = min(
-            one.params.get("temperature", 1.0) for one, _ in drawn
-        )  # a temperature divides logits, and their noise
+        # A temperature divides logits, and with them their noise.
+        coldest = min(one.params.get("temperature", 1.0) for one, _ in drawn)
         margin = draws_repeat([(one.tokens, other.tokens) for one, other in drawn], evidence.noise.rms / coldest)
         if margin.measured > margin.bound:
-            one, other = next(pair for pair in drawn if pair[0].tokens != pair[1].tokens)
-            both = _both("tokens", {first: one, second: other})
-            return failed(len(pairs), f"tokens differ between {first} and {second}", [one.shown(**both)])
+            return concluded(len(pairs), [piece for pair in parted for piece in told("tokens", *pair)])
         return passed(3 * len(pairs), margin=margin)
 
     return Check(
