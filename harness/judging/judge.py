@@ -65,8 +65,10 @@ def judge_evidence(scenario: Scenario, evidence: Evidence) -> list[Verdict]:
     """As `judge`, on evidence that other code uses too: results stay cached in it."""
     trace = evidence.trace
     if trace.end.outcome == "failed":
-        if trace.end.error is not None and trace.end.error.kind == ModelLacks.__name__:
-            return _not_here(scenario, trace, trace.end.error)
+        error, header = trace.end.error, trace.header
+        if error is not None and error.kind == ModelLacks.__name__:  # the stack has not been asked
+            said = f"is {Cause.NOT_HERE}: {error.message}"
+            return _missing(scenario, header.target, header.topology.name, Cause.NOT_HERE, said)
         finding = _not_driven(trace)
         return with_causes([(check, _verdict(scenario, trace, check, finding)) for check in scenario.checks])
     found = [(check, run(check, evidence) or _nothing(check)) for check in scenario.checks]
@@ -110,35 +112,13 @@ def missing(
     cause, reason = Cause.NOT_OFFERED, f"does not declare {', '.join(lacks)}"
     if set(lacks) <= set(declared):
         cause, reason = Cause.NOT_HERE, f"is {Cause.NOT_HERE}: needs {', '.join(lacks)}"
-    verdicts = with_causes(
-        [
-            (check, _about(scenario, check, target, topology, status=Conformance.MISSING, reason=reason))
-            for check in scenario.checks
-        ]
-    )
+    return _missing(scenario, target, topology, cause, reason)
+
+
+def _missing(scenario: Scenario, target: str, topology: str, cause: Cause, reason: str) -> list[Verdict]:
+    why: dict[str, Any] = {"status": Conformance.MISSING, "reason": reason}
+    verdicts = with_causes([(check, _about(scenario, check, target, topology, **why)) for check in scenario.checks])
     return [msgspec.structs.replace(verdict, cause=cause) for verdict in verdicts]
-
-
-def _not_here(scenario: Scenario, trace: ScenarioTrace, error: CallError) -> list[Verdict]:
-    """The verdicts on a scenario for which the model lacks something: the stack has not been asked."""
-    said = f"is {Cause.NOT_HERE}: {error.message}"
-    verdicts = with_causes(
-        [
-            (
-                check,
-                _about(
-                    scenario,
-                    check,
-                    trace.header.target,
-                    trace.header.topology.name,
-                    status=Conformance.MISSING,
-                    reason=said,
-                ),
-            )
-            for check in scenario.checks
-        ]
-    )
-    return [msgspec.structs.replace(verdict, cause=Cause.NOT_HERE) for verdict in verdicts]
 
 
 def absent(scenario: Scenario, target: str, topology: str, reason: str, blame: Blame) -> list[Verdict]:
