@@ -369,21 +369,25 @@ class SkyRLStack(VllmStack):
     async def list_what_lacks(self, servers: RemoteServers, endpoints: tuple[str, ...]) -> None:
         """Note in the description the endpoints that this stack's client calls and an external server lacks."""
         lacking = await servers.lacks((*ENDPOINTS, *endpoints))
+        of = "vllm serve" if self.request.topology.plain else "SkyRL's vllm_server"
         self.notes.append(
-            f"external servers (SkyRL's vllm_server, vLLM's dev mode on) lack of what the client calls: "
+            f"external servers ({of}, vLLM's dev mode on) lack of what the client calls: "
             f"{', '.join(lacking) or 'nothing'}"
         )
 
     def not_here(self) -> frozenset[Capability]:
         """Capabilities that this start lacks. External servers do not sleep: SkyRL #1014, task 3, "This path does not support
-        colocation". Engines that take adapters take no full weights. Quantized engines take them only if the stack declares it.
-        Only a mixture has experts, and only an environment with Megatron holds weights in Megatron's layout."""
+        colocation". Engines that take adapters take no full weights, and servers of vLLM's own command no sync. Quantized engines
+        take weights only if the stack declares it. Only a mixture has experts, and only an environment with Megatron holds weights in
+        Megatron's layout."""
         topology = self.request.topology
         lacking = frozenset() if topology.lora else lora.OF_ADAPTERS
         lacking |= {Capability.CONFIGURED_ADDRESS} if self.request.start == "fork" else frozenset()
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
         synced = Capability.QUANTIZED_SYNC in self.request.capabilities
         if topology.lora or (topology.quantization is not None and not synced):
+            lacking |= NEEDS_A_SYNC
+        if topology.plain:
             lacking |= NEEDS_A_SYNC
         if self.on_cpu or not self.colocated:
             lacking |= {Capability.CUDA_IPC, Capability.DEVICE_MEMORY}

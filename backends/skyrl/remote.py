@@ -1,4 +1,4 @@
-"""The remote placement: plain vLLM servers, each started on its own by SkyRL's standalone server module.
+"""The remote placement: vLLM servers, each started on its own by SkyRL's standalone server module, or by `vllm serve`.
 
 Both stacks connect to the same kind of server (SkyRL #1014, task 3). It has vLLM's native weight transfer, which the new stack
 uses. It carries SkyRL's worker extension only if the stack's weight sync needs it: legacy, and both stacks of 0.1.0.
@@ -20,6 +20,11 @@ from backends.skyrl.release import CPU_WORKER, TOOLS, installed
 from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
+
+SERVE = ("vllm.entrypoints.cli.main", "serve")
+"""vLLM's own command, as a module and its first argument (vLLM documentation, vllm serve)."""
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
+"""With it a server has /collective_rpc, /sleep and /reset_prefix_cache. SkyRL's module sets it by itself."""
 
 
 class PortTaken(StartFailed):
@@ -47,7 +52,11 @@ class RemoteServers:
             with (Path(self._request.logs) / f"server-{index}.log").open("ab") as log:
                 self._servers.append(
                     subprocess.Popen(
-                        self._command(port), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **own}
+                        self._command(port),
+                        stdout=log,
+                        stderr=log,
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, **DEV_MODE, **own},
                     )
                 )
         self.urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -70,24 +79,17 @@ class RemoteServers:
 
     def _command(self, port: int) -> list[str]:
         request = self._request
-        command = [
-            sys.executable,
-            "-m",
-            installed().server,
-            "--model",
-            request.model_path,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
+        plain = request.topology.plain
+        command = [sys.executable, "-m", *([*SERVE, request.model_path] if plain else [installed().server])]
+        command += [] if plain else ["--model", request.model_path]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len)]
         command += [] if request.cuda_graphs else ["--enforce-eager"]
         command += ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--seed", str(request.seed)]
         command += ["--tensor-parallel-size", str(request.topology.tensor_parallel)]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", str(TOOLS["tool_call_parser"])]
-        command += ["--worker-extension-cls", installed().extension] if self._extended else []
-        if not installed().sync_by_extension:
+        command += ["--worker-extension-cls", installed().extension] if self._extended and not plain else []
+        if not installed().sync_by_extension and not plain:
             backend = "skyrl_nccl" if installed().trainer_engine else "nccl"
             command += ["--weight-transfer-config", json.dumps({"backend": backend})]
         command += ["--uvicorn-log-level", "warning"]

@@ -55,3 +55,25 @@ async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts)
         await stack.resume()
         await stack.digests()
     await stack.generate(prompts.unique(SPREAD), max_tokens=8, temperature=0.0)
+
+
+@scenario(
+    task=3,
+    promise="servers of vLLM's own command serve every call of the data plane",
+    needs={Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=[
+        greedy("tokens"),
+        greedy("completion", methods=("completion",)),
+        greedy("chat", methods=("chat_completion",)),
+        ALL_COMPLETE,
+    ],
+    topologies=["remote-plain"],
+)
+async def test_servers_of_vllms_own_command(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 3: "standalone vLLM". vLLM documentation, vllm serve."""
+    body = {"model": stack.model_name, "temperature": 0, "max_tokens": 16, "return_token_ids": True}
+    await stack.attempt(stack.generate(prompts.unique(SPREAD), label="tokens", **ANSWER))
+    await stack.attempt(stack.sample(prompts.one(), 2, label="tokens", temperature=0.0, max_tokens=16))
+    await stack.attempt(stack.completion({**body, "prompt": prompts.unique(4)}, label="completion"))
+    for messages in prompts.conversations(2):
+        await stack.attempt(stack.chat_completion({**body, "messages": messages}, label="chat"))
