@@ -12,7 +12,7 @@ import pickle
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -594,13 +594,21 @@ class HttpStack(SkyRLStack):
         """A client as SkyRL's entry point makes it, told what of its router and servers is there already."""
         configured = self.configuration_of(request)
         engine = configured.generator.inference_engine
-        if request.names != "servers":
+        started: Any = nullcontext()
+        if request.names == "another's":
+            from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
+
+            addresses = [url.removeprefix("http://") for url in self._servers_of_client]
+            entry.with_addresses(configured, {"run_engines_locally": False, "remote_urls": addresses})
+            started = mock.patch.object(ServerGroup, "start", entry.OwnEnginesError)
+        if request.names in ("proxy and servers", "proxy"):
             engine.external_proxy_url = self._proxy
-        engine.external_server_urls = None if request.names == "proxy" else list(self._servers_of_client)
+        if request.names in ("proxy and servers", "servers"):
+            engine.external_server_urls = list(self._servers_of_client)
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        with self._environment(request.variables):
+        with self._environment(request.variables), started:
             client = self._client_of(experiment)
         self._beside.append(experiment._inference_router)
         return client

@@ -32,6 +32,8 @@ ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/dest
 """Endpoints that RemoteInferenceEngine calls in addition to those of both clients."""
 
 
+NOBODY = "http://127.0.0.1:9"
+"""An address at which no server is."""
 ABORT_GRACE_S = 0.1
 ABORT_GRACE_PATCH = {
     "name": "short-abort-grace",
@@ -335,11 +337,12 @@ class LegacyStack(SkyRLStack):
         if request.life in ("made again", "collected", "as configured"):
             engine_cfg = copy.copy(self.cfg.generator.inference_engine)
             engine_cfg.enable_http_endpoint = False
-            self._left_behind += [] if request.life == "collected" else [self.client]
             as_configured = functools.partial(self._client_as_configured, request)
             make = as_configured if request.life == "as configured" else self._make_client
             made = functools.partial(make, self.client.engines, engine_cfg)
-            self.client = made() if request.in_loop else await asyncio.to_thread(made)
+            client = made() if request.in_loop else await asyncio.to_thread(made)
+            self._left_behind += [] if request.life == "collected" else [self.client]
+            self.client = client
         elif request.life == "alone":
             gc.collect()
         return messages.ClientLifeResult(left=self._leftovers.take())
@@ -348,8 +351,12 @@ class LegacyStack(SkyRLStack):
         """A client as SkyRL's entry point makes it, over engines that are there already."""
         configured = self.configuration_of(request)
         configured.generator.inference_engine = engine_cfg
+        create = f"{ENTRY}.create_ray_wrapped_inference_engines_from_config"
+        made: Any = mock.patch(create, return_value=engines)
+        if request.names == "another's":
+            entry.with_addresses(configured, {"external_proxy_url": NOBODY, "external_server_urls": [NOBODY]})
+            made = mock.patch(create, side_effect=entry.OwnEnginesError)
         experiment = entry.experiment(configured, entry.no_group)
-        made = mock.patch(f"{ENTRY}.create_ray_wrapped_inference_engines_from_config", return_value=engines)
         with made, mock.patch.dict(os.environ, request.variables):
             return experiment.get_inference_client()
 

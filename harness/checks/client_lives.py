@@ -60,3 +60,31 @@ CLIENT_LIVES = Check(
     "loop.call_exception_handler",
     judge=_judge,
 )
+
+
+ADDRESS_KEYS = ("remote_urls", "run_engines_locally", "external_proxy_url", "external_server_urls")
+"""Keys of the configuration under which implementations have the addresses of servers."""
+
+
+def _judge_addresses(evidence: Evidence) -> Finding:
+    asked = [call for call in evidence.calls("client_life") if call.request["names"] == ANOTHERS]
+    wrong = []
+    for call in asked:
+        kind, message, status = error_of(call)
+        if kind is not None and not any(key in message for key in ADDRESS_KEYS):
+            shown = {"call": call.id, "said": saying(kind, message, status)}
+            wrong.append(("addresses under another implementation's keys are neither used nor refused by name", shown))
+    return concluded(len(asked), wrong)
+
+
+ANOTHERS = "another's"
+"""`ClientLifeRequest.names` of addresses under the keys of another implementation."""
+ADDRESSES = Check(
+    name="addresses",
+    fault="the addresses of a user's servers are ignored without a word, and engines are started beside them",
+    next_step="look at who compares the keys of the configuration with those that this implementation reads",
+    reads=Fact.ERRORS,
+    errors_of=EVERY,
+    source="SkyRL documentation, Configuration Overview: remote_urls, run_engines_locally, external_proxy_url, external_server_urls",
+    judge=_judge_addresses,
+)

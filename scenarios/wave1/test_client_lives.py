@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 from fixtures.prompts import Prompts
-from harness.checks.client_lives import CLIENT_LIVES, CLOSED
+from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import KEPT
@@ -211,6 +211,20 @@ async def test_the_proxy_alone_is_configured(stack: Stack, prompts: Prompts) -> 
     await stack.attempt(stack.reset_prefix_cache())
     await stack.client_life("made again")
     await stack.resume()
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=3,
+    promise="the addresses of servers under the keys of another implementation are used, or refused by name",
+    needs={Capability.CLIENT_LIVES},
+    checks=[ADDRESSES],
+)
+async def test_the_addresses_of_another_implementation(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 3: remote servers. SkyRL documentation, Configuration Overview: remote_urls and run_engines_locally, and
+    external_proxy_url and external_server_urls; a user who changes the implementation still has the other keys."""
+    await stack.attempt(stack.client_life("as configured", names=ANOTHERS))
+    await stack.client_life("made again")
     await answers(stack, prompts)
 
 

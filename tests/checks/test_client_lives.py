@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.client_lives import CLIENT_LIVES, CLOSED, CONFIGURED
+from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, CONFIGURED
 from harness.contract.messages import ClientLifeRequest, ClientLifeResult
 from tests import traces
 from tests.checks.scene import Scene
@@ -65,3 +65,25 @@ def test_a_client_that_cannot_be_made():
     made = scene()
     made.change(made.calls[-1], result=None, error=error("RuntimeError", "no loop may run"))
     assert made.judge(CLIENT_LIVES).reason == "no client is made looked at: RuntimeError: no loop may run"
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        (None, ""),
+        (error("ValueError", "remote_urls is not supported"), ""),
+        (
+            error("OwnEngines", "engines are started"),
+            "addresses under another implementation's keys are neither used nor refused by name",
+        ),
+    ],
+)
+def test_addresses_under_anothers_keys(failed, reason):
+    made = Scene()
+    times = {"started_ns": made.pass_time(), "ended_ns": made.pass_time()}
+    request = ClientLifeRequest(life="as configured", names=ANOTHERS)
+    made.calls.append(traces.call("client_life", request, ClientLifeResult(), **times))
+    if failed is not None:
+        made.change(made.calls[-1], result=None, error=failed)
+    found = made.judge(ADDRESSES)
+    assert (found.status, found.reason) == ("fail" if reason else "pass", reason)

@@ -41,6 +41,17 @@ class ConfiguredByOneAddress(Client):
             self.engines = self.engines[:1]
 
 
+@seeded("client_lives", "another_implementations_addresses", caught_by=["addresses"])
+class AnothersAddressesIgnored(Client):
+    """Addresses under the keys of another implementation are passed over, and engines are started."""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
+        if request.names == "another's":
+            self.fired += 1
+            raise RuntimeError("engines are started")
+
+
 @seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)
 class AsksAnHttpProxy(Client):
     """A client sends its requests to the proxy that the environment names."""
