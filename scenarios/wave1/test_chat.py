@@ -77,7 +77,7 @@ def conversation(prompts: Prompts, first: str = "system") -> list[dict[str, Any]
     checks=[greedy(methods=METHODS)],
 )
 async def content_in_parts(stack: Stack, prompts: Prompts, *, role: str) -> None:
-    """OpenAI API reference, chat completions: content of system, user and assistant messages, "string or array"; vLLM
+    """OpenAI API reference, chat completions: content of system, user, assistant and tool messages, "string or array"; vLLM
     documentation, OpenAI-Compatible Server: --chat-template-content-format, "string": the texts of the parts."""
     for _ in range(2):
         messages = conversation(prompts) if role != "tool" else with_a_call(prompts)
