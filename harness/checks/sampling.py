@@ -265,9 +265,7 @@ def _within_filters(evidence: Evidence, rows: list[Answer]) -> Finding:
                 outside[name] += max(0.0, 1.0 - inside)
                 dropped[name] += math.log(min(inside, 1.0))
             behind = model.max() - model
-            left = allowed(
-                probabilities, row.params
-            )  # without tolerance: one that is far too wide leaves what sampling never takes
+            left = allowed(probabilities, row.params)  # a wide tolerance would keep tokens that sampling never takes
             choices.add(float(behind[token]), float(probabilities[left & (behind > choices.far)].sum()) / mass)
     if wrong:
         return concluded(facts, wrong.values())
