@@ -160,7 +160,7 @@ SCHEMA_ORDER = Check(
     next_step="find the hop that reads the body into a map without an order, and writes it anew",
     source="OpenAI documentation, Structured Outputs, Key ordering: "
     '"outputs will be produced in the same order as the ordering of keys in the schema"',
-    reads=Fact.TEXT,
+    reads=Fact.ANSWERS | Fact.TEXT,
     judge=_schema_order,
     queries=matching.queries,
 )
