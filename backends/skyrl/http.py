@@ -600,7 +600,7 @@ class HttpStack(SkyRLStack):
 
             addresses = [url.removeprefix("http://") for url in self._servers_of_client]
             entry.with_addresses(configured, {"run_engines_locally": False, "remote_urls": addresses})
-            started = mock.patch.object(ServerGroup, "start", entry.OwnEnginesError)
+            started = mock.patch.object(ServerGroup, "start", side_effect=entry.OwnEnginesError)
         if request.names in ("proxy and servers", "proxy"):
             engine.external_proxy_url = self._proxy
         if request.names in ("proxy and servers", "servers"):
