@@ -72,7 +72,7 @@ async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts)
 async def test_servers_of_vllms_own_command(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 3: "standalone vLLM". vLLM documentation, vllm serve."""
     body = {"model": stack.model_name, "temperature": 0, "max_tokens": 16, "return_token_ids": True}
-    await stack.attempt(stack.generate(prompts.unique(SPREAD), label="tokens", **ANSWER))
+    await stack.attempt(stack.generate(prompts.unique(SPREAD), label="tokens", temperature=0.0, max_tokens=16))
     await stack.attempt(stack.sample(prompts.one(), 1, label="tokens", temperature=0.0, max_tokens=16))
     await stack.attempt(stack.completion({**body, "prompt": prompts.unique(4)}, label="completion"))
     for messages in prompts.conversations(2):
