@@ -596,11 +596,11 @@ class HttpStack(SkyRLStack):
         engine = configured.generator.inference_engine
         started: Any = nullcontext()
         if request.names == "another's":
-            from skyrl.backends.skyrl_train.inference_servers.server_group import ServerGroup
+            import skyrl.backends.skyrl_train.inference_servers.setup as shipped
 
             addresses = [url.removeprefix("http://") for url in self._servers_of_client]
             entry.with_addresses(configured, {"run_engines_locally": False, "remote_urls": addresses})
-            started = mock.patch.object(ServerGroup, "start", side_effect=entry.OwnEnginesError)
+            started = mock.patch.object(shipped, "ray_placement_group", side_effect=entry.OwnEnginesError)
         if request.names in ("proxy and servers", "proxy"):
             engine.external_proxy_url = self._proxy
         if request.names in ("proxy and servers", "servers"):
