@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -596,15 +597,17 @@ class HttpStack(SkyRLStack):
         engine = configured.generator.inference_engine
         started: Any = nullcontext()
         if request.names == "another's":
-            import skyrl.backends.skyrl_train.inference_servers.setup as shipped
-
             addresses = [url.removeprefix("http://") for url in self._servers_of_client]
             entry.with_addresses(configured, {"run_engines_locally": False, "remote_urls": addresses})
-            started = mock.patch.object(shipped, "ray_placement_group", side_effect=entry.OwnEnginesError)
+            # Engines begin with a placement group, which 0.1.0 asks for elsewhere.
+            first = self.release.own_router
+            where, name = ("server_group", "placement_group") if first else ("setup", "ray_placement_group")
+            shipped = import_module(f"{self.package()}.{where}")
+            started = mock.patch.object(shipped, name, side_effect=entry.OwnEnginesError)
         if request.names in ("proxy and servers", "proxy"):
             engine.external_proxy_url = self._proxy
-        if request.names in ("proxy and servers", "servers"):
-            engine.external_server_urls = list(self._servers_of_client)
+        named = request.names in ("proxy and servers", "servers")
+        engine.external_server_urls = list(self._servers_of_client) if named else None
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
