@@ -416,7 +416,7 @@ class Engine:
         """The next token of a request under its sampling parameters (vLLM documentation, SamplingParams)."""
         assert request.node is not None
         params = request.params
-        if (shape := parameters.in_shape(params.get("response_format"))) is not None:
+        if (shape := self.in_shape(params.get("response_format"))) is not None:
             return [*tokenizer.VOCABULARY.spelled(shape), tokenizer.EOS][len(request.tokens)]
         if self._dice is None and params.get("temperature", 1.0) == 0 and not any(map(params.get, RESHAPING)):
             return request.node.best
@@ -433,6 +433,10 @@ class Engine:
         if temperature == 0:
             return int(row.argmax())
         return self.draw(request, row / temperature)
+
+    def in_shape(self, response_format: Any) -> str | None:
+        """The one answer that a response format allows; None if it allows any."""
+        return parameters.in_shape(response_format)
 
     def draw(self, request: Request, row: Any) -> int:
         """A random token from those that top_k, top_p and min_p leave."""

@@ -56,10 +56,12 @@ class PolicyTrainer:
         count = max(1, sum(map(sum, masks)))
         loss, logprobs = torch.zeros(()), list[Any]()
         asked = zip(self._logprobs(request), masks, request.advantages, strict=True)
+        # One pass of the model at a time: backward() frees its graph.
         for together in iter(lambda: list(itertools.islice(asked, TOGETHER)), []):
             losses = [-a * (row * torch.tensor(mask, dtype=row.dtype)).sum() / count for row, mask, a in together]
-            torch.stack(losses).sum().backward()
-            loss += torch.stack(losses).detach().sum()
+            part = torch.stack(losses).sum()
+            part.backward()
+            loss += part.detach()
             logprobs += [row.detach() for row, _, _ in together]
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         step = request.learning_rate / norm if norm > NO_GRADIENT else 0.0

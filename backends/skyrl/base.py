@@ -385,9 +385,7 @@ class SkyRLStack(VllmStack):
         lacking |= {Capability.CONFIGURED_ADDRESS} if self.request.start == "fork" else frozenset()
         lacking |= ONLY_QUANTIZED if topology.quantization is None else frozenset()
         synced = Capability.QUANTIZED_SYNC in self.request.capabilities
-        if topology.lora or (topology.quantization is not None and not synced):
-            lacking |= NEEDS_A_SYNC
-        if topology.plain:
+        if topology.lora or topology.plain or (topology.quantization is not None and not synced):
             lacking |= NEEDS_A_SYNC
         if self.on_cpu or not self.colocated:
             lacking |= {Capability.CUDA_IPC, Capability.DEVICE_MEMORY}

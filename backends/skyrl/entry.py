@@ -37,19 +37,18 @@ def experiment(cfg: Any, group: Callable[[], Any] | None = None) -> Any:
 class OwnEnginesError(RuntimeError):
     """The entry point starts engines although its configuration has the addresses of servers. They are not started."""
 
-    def __init__(self, *_arguments: Any, **_named: Any) -> None:
+    def __init__(self) -> None:
         super().__init__("the entry point starts engines of its own beside the servers that it is told of")
 
 
-def with_addresses(cfg: Any, addresses: dict[str, Any]) -> Any:
-    """The configuration with these keys of its inference engines. Raises what SkyRL raises about one."""
+def name_servers(cfg: Any, addresses: dict[str, Any]) -> None:
+    """Give the configuration's inference engines these keys. Raises what SkyRL raises about one."""
     from skyrl.train.config import SkyRLTrainConfig
 
     prefix = "generator.inference_engine"
     SkyRLTrainConfig.from_cli_overrides({f"{prefix}.{key}": value for key, value in addresses.items()})
     for key, value in addresses.items():
         setattr(cfg.generator.inference_engine, key, value)
-    return cfg
 
 
 def no_group() -> None:

@@ -598,7 +598,7 @@ class HttpStack(SkyRLStack):
         started: Any = nullcontext()
         if request.names == "another's":
             addresses = [url.removeprefix("http://") for url in self._servers_of_client]
-            entry.with_addresses(configured, {"run_engines_locally": False, "remote_urls": addresses})
+            entry.name_servers(configured, {"run_engines_locally": False, "remote_urls": addresses})
             # Engines begin with a placement group, which 0.1.0 asks for elsewhere.
             first = self.release.own_router
             where, name = ("server_group", "placement_group") if first else ("setup", "ray_placement_group")

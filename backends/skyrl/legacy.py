@@ -354,7 +354,7 @@ class LegacyStack(SkyRLStack):
         create = f"{ENTRY}.create_ray_wrapped_inference_engines_from_config"
         made: Any = mock.patch(create, return_value=engines)
         if request.names == "another's":
-            entry.with_addresses(configured, {"external_proxy_url": NOBODY, "external_server_urls": [NOBODY]})
+            entry.name_servers(configured, {"external_proxy_url": NOBODY, "external_server_urls": [NOBODY]})
             made = mock.patch(create, side_effect=entry.OwnEnginesError)
         experiment = entry.experiment(configured, entry.no_group)
         with made, mock.patch.dict(os.environ, request.variables):

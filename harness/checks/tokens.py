@@ -91,10 +91,7 @@ def same_output(first: str, second: str) -> Check:
         wrong = [
             piece
             for pair in pairs
-            if not _rounding_parts(evidence, *pair)
-            for facet in [f for f in ("tokens", "finish_reason", "text") if getattr(pair[0], f) != getattr(pair[1], f)][
-                :1
-            ]
+            if (facet := _first_other(*pair)) is not None and not _rounding_parts(evidence, *pair)
             for piece in told(facet, *pair)
         ]
         if wrong:
@@ -119,6 +116,11 @@ def same_output(first: str, second: str) -> Check:
         judge=judge,
         queries=lambda evidence: _queries_of_same(evidence, first, second),
     )
+
+
+def _first_other(one: Answer, other: Answer) -> str | None:
+    """The first facet in which two rows differ; None if they are the same."""
+    return next((f for f in ("tokens", "finish_reason", "text") if getattr(one, f) != getattr(other, f)), None)
 
 
 def _rounding_parts(evidence: Evidence, one: Answer, other: Answer) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from backends.miniature import parameters, tokenizer
 from backends.miniature.client import Client, error_body
-from backends.miniature.engine import Engine, EngineDead, Output, Request
+from backends.miniature.engine import Engine, EngineDead, Output
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
@@ -126,14 +126,13 @@ class ParametersDemanded(Client):
 class SchemaSorted(Engine):
     """The fields of a structured answer come in alphabetical order."""
 
-    def choose(self, request: Request) -> int:
-        match request.params.get("response_format"):
-            case {"json_schema": {"schema": {"properties": dict(fields)}}} if [*fields] != sorted(fields):
-                self.fired += not request.tokens
-                shape = parameters.in_shape({"json_schema": {"schema": {"properties": dict(sorted(fields.items()))}}})
-                return [*tokenizer.VOCABULARY.spelled(shape or ""), tokenizer.EOS][len(request.tokens)]
-            case _:
-                return super().choose(request)
+    def in_shape(self, response_format: Any) -> str | None:
+        shape = super().in_shape(response_format)
+        if shape is None:
+            return None
+        ordered = json.dumps(json.loads(shape), sort_keys=True, separators=(",", ":"))
+        self.fired += ordered != shape
+        return ordered
 
 
 @seeded("message_read_otherwise", "unknown_role", caught_by=["tokens.greedy"])
