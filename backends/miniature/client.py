@@ -27,6 +27,7 @@ from harness.contract.messages import (
     SampleRequest,
     Scalar,
     SessionId,
+    Training,
     Unfit,
     unfitting,
 )
@@ -391,6 +392,10 @@ class Client:
             await self.everywhere("update_weights", names=list(piece), tensors=piece)
         if whole:
             await self.everywhere("finish_weight_update")
+
+    async def sent_by_worker(self, _training: Training) -> None:
+        """The worker of any kind of training drops the prefix cache once it has sent the parameters."""
+        await self.everywhere("reset_prefix_cache", reset_running_requests=False)
 
     def synced(self, label: str | None) -> None:
         """After a completed sync: count it, and name every server's weights."""

@@ -254,6 +254,8 @@ class Miniature:
             await self.client.send_unfit(request.version, request.unfit)
         elif request.fail_after_chunks is None:
             await self.interface.update_named_weights(request)
+            if request.training is not None:
+                await self.client.sent_by_worker(request.training)
             self.client.synced(request.weight_label)
         else:
             await self.client.give_up(request.version, request.chunks, request.layout, request.fail_after_chunks)

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs
+from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs, workers
 from backends.skyrl.actors import shipped_hosts
 from backends.skyrl.release import CPU_WORKER, EXPERTS, TOOLS
 from backends.skyrl.remote import RemoteServers
@@ -514,7 +514,8 @@ class SkyRLStack(VllmStack):
 
     async def sync_weights(self, request: messages.SyncWeightsRequest) -> None:
         self._synced = True
-        await self._trainer.send(
+        send = functools.partial(
+            self._trainer.send,
             request.version,
             request.chunks,
             request.layout,
@@ -523,6 +524,10 @@ class SkyRLStack(VllmStack):
             unfit=request.unfit,
             label=request.weight_label,
         )
+        if request.training is None:
+            await send()
+        else:
+            await workers.send(send, self._trainer.engine, self.client, self.cfg, request.training)
         if self.release.counts_syncs:  # as SkyRL's trainer does (WorkerDispatch.save_weights_for_sampler)
             self.client.increment_weight_version()
 

@@ -22,6 +22,9 @@ class TrainerFailed(RuntimeError):
 class Sender(Protocol):
     """A trainer in a group of workers."""
 
+    engine: Any
+    """vLLM's trainer engine, or None."""
+
     async def send(
         self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None, label: str | None = None
     ) -> None:
@@ -58,6 +61,8 @@ def _on_device(device: str, function: Callable[..., Any], **arguments: Any) -> A
 
 class ByStrategy:
     """SkyRL's transfer strategy (`get_transfer_strategy_cls`). On a CPU the configuration asks for gloo."""
+
+    engine = None
 
     def __init__(self, sender: Any, dtype: str, device: str, packed: bool) -> None:
         self._sender = sender
@@ -129,7 +134,7 @@ class ByEngine:
     def __init__(self, dtype: str, device: str) -> None:
         self._dtype = dtype
         self._device = device
-        self._engine: Any = None
+        self.engine: Any = None
         self._next: tuple[dict[str, Any], int, int | None]
         """What the engine reads when it sends: tensors, number of chunks, number of chunks until a requested failure."""
         self._label: str | None = None
@@ -143,7 +148,7 @@ class ByEngine:
 
         made = cls(cfg.generator.inference_engine.model_dtype, device)
         source = made._source()
-        made._engine = await asyncio.to_thread(
+        made.engine = await asyncio.to_thread(
             _on_device,
             device,
             build_trainer_engine,
@@ -157,7 +162,7 @@ class ByEngine:
             data_parallel_size=int(client.data_parallel_size),
             base_model_path=model_path,
         )
-        made._watch(made._engine.client)
+        made._watch(made.engine.client)
         return made
 
     def _source(self) -> Any:
@@ -200,10 +205,10 @@ class ByEngine:
         self, tensors: dict[str, Any], chunks: int, fail_after_chunks: int | None, label: str | None = None
     ) -> None:
         self._next, self._label = (tensors, chunks, fail_after_chunks), label
-        await asyncio.to_thread(_on_device, self._device, self._engine.send_weights)
+        await asyncio.to_thread(_on_device, self._device, self.engine.send_weights)
 
     def leave(self) -> None:
-        group, self._engine.model_update_group = self._engine.model_update_group, None
+        group, self.engine.model_update_group = self.engine.model_update_group, None
         if hasattr(group, "close"):
             group.close()
 

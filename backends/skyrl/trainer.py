@@ -46,6 +46,11 @@ class Trainer:
         self._device = device
         self._sender: Sender | None = None
 
+    @property
+    def engine(self) -> Any:
+        """vLLM's trainer engine; None if SkyRL's transfer strategy sends, or before the trainer has joined."""
+        return self._sender.engine if self._sender is not None else None
+
     async def join(self, client: Any, cfg: Any, world_size: int | None) -> None:
         """Create the group of trainer and workers. Does nothing if the trainer is in a group already."""
         if self._sender is not None:

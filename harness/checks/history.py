@@ -125,7 +125,8 @@ def writes_of(evidence: Evidence) -> Writes:
 
 def _cleared(evidence: Evidence) -> list[Call]:
     """Calls that emptied the prefix cache."""
-    found = [*evidence.calls("reset_prefix_cache"), *evidence.calls("sleep"), *_clearing_pauses(evidence)]
+    by_workers = (call for call in evidence.calls("sync_weights") if call.request.get("training"))
+    found = [*evidence.calls("reset_prefix_cache"), *evidence.calls("sleep"), *_clearing_pauses(evidence), *by_workers]
     return [call for call in found if call.error is None]
 
 

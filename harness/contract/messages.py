@@ -294,6 +294,10 @@ def unfitting(tensors: Mapping[str, Any], unfit: Unfit) -> dict[str, Any]:
     return {known if name == middle else name: changed if name == middle else kept for name, kept in tensors.items()}
 
 
+Training = Literal["synchronous", "asynchronous"]
+"""Synchronous: no rollout runs while weights move. Asynchronous: rollouts go on (SkyRL documentation, Fully Async Training)."""
+
+
 class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     """Load policy version `version` into every engine through the stack's own weight sync.
 
@@ -312,6 +316,9 @@ class SyncWeightsRequest(Message, frozen=True, kw_only=True):
     unfit: Unfit | None = None
     weight_label: str | None = None
     """Name of the sent weights, which every server reports once the sync is complete (`weight_labels`)."""
+    training: Training | None = None
+    """Kind of training whose worker of the stack's own sends the parameters, and drops the prefix cache with them as it does then
+    (SkyRL, broadcast_to_inference_engines). None: the parameters are sent, and the cache is the caller's business."""
 
 
 class FinishSessionRequest(Message, frozen=True, kw_only=True):

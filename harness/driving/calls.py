@@ -219,11 +219,12 @@ class Calls(ABC):
         sparse: bool = False,
         unfit: messages.Unfit | None = None,
         weight_label: str | None = None,
+        training: messages.Training | None = None,
         label: str | None = None,
     ) -> messages.Empty:
         """Load a policy version into every engine through the stack's own weight sync. Every server reports `weight_label`
-        afterwards, if one is given. The result has nothing in it: it tells a sync that is done from one that failed
-        (`Stack.attempt`).
+        afterwards, if one is given. With `training`, the stack's own worker of that kind sends the parameters. The result has
+        nothing in it: it tells a sync that is done from one that failed (`Stack.attempt`).
 
         With `fail_after_chunks` the trainer fails in the middle, and the call must fail; with `unfit` it sends what does not fit the
         engines' model. The next scenario gets a fresh start of the stack.
@@ -239,6 +240,7 @@ class Calls(ABC):
             sparse=sparse,
             unfit=unfit,
             weight_label=weight_label,
+            training=training,
         )
         done = await self._call("sync_weights", request, messages.Empty, label)
         self._condition.version, self._condition.left = version, False

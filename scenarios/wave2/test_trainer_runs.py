@@ -1,18 +1,22 @@
-"""The stack's own fully asynchronous trainer, whose loop begins rollouts, pauses the engines and asks for weights."""
+"""The stack's own trainers: the loop of the fully asynchronous one begins rollouts, pauses the engines and asks for weights; the
+workers of all send them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.history import explained
+from harness.checks.history import answered, cached, explained
+from harness.checks.liveness import ALL_COMPLETE
+from harness.checks.staleness import FORCED_EFFECT
+from harness.checks.tokens import greedy
 from harness.checks.trainer_runs import FAILS, SYNC_FAILS, TRAINER_RUN
 from harness.checks.weights import EVERY_PARAMETER
 from harness.contract.capability import Capability
-from harness.contract.messages import TrainerRunRequest
+from harness.contract.messages import TrainerRunRequest, Training
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
-from scenarios.requests import until_settled
+from harness.suite.scenario import scenario, variants
+from scenarios.requests import ANSWER, sessions, until_settled
 
 MINI_BATCH = 2
 STEPS = 4
@@ -84,3 +88,24 @@ async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) ->
     await run(stack, prompts, [{"turns": 1 + row % 4} for row in range(MINI_BATCH * STEPS)], SYNC_FAILS)
     await stack.resume()
     await until_settled(stack)
+
+
+@variants(
+    {
+        "test_the_cache_after_a_synchronous_sync": {"training": "synchronous"},
+        "test_the_cache_after_an_asynchronous_sync": {"training": "asynchronous"},
+    },
+    task=5,
+    promise="after a sync by the trainer's own worker no answer reads keys and values of earlier weights",
+    needs={Capability.WEIGHT_SYNC},
+    checks=[explained(cached, answered), FORCED_EFFECT, greedy(), ALL_COMPLETE],
+)
+async def the_cache_after_a_sync(stack: Stack, prompts: Prompts, *, training: Training) -> None:
+    """SkyRL API reference, reset_prefix_cache: SkyRL's worker calls it with each sync (broadcast_to_inference_engines). Prompts
+    fill a block and are answered twice, so the cache holds them before a sync. None has a salt, as a user's own has none."""
+    batch = prompts.long(4)
+    for version in range(3):
+        if version:
+            await stack.sync_weights(version, training=training)
+        for _ in range(2):
+            await stack.generate(batch, session_ids=sessions(4), **ANSWER)

@@ -13,7 +13,7 @@ from backends.miniature.client import Client
 from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from harness.contract.faults import Fact
-from harness.contract.messages import Layout
+from harness.contract.messages import Layout, Training
 
 
 @seeded("stale_prefix_cache", "every_server", caught_by=["weight_history"], corrupts=Fact.POLICY)
@@ -33,6 +33,26 @@ class CacheOfOneNeverForgotten(Engine):
             self.fired += bool(self.cache)
         else:
             super().forget()
+
+
+@seeded("stale_prefix_cache", "synchronous_worker", caught_by=["weight_history"], corrupts=Fact.POLICY)
+class SynchronousWorkerKeepsTheCache(Client):
+    """The worker of synchronous training sends parameters and drops no cache."""
+
+    keeps: Training = "synchronous"
+
+    async def sent_by_worker(self, training: Training) -> None:
+        if training == self.keeps:
+            self.fired += 1
+        else:
+            await super().sent_by_worker(training)
+
+
+@seeded("stale_prefix_cache", "asynchronous_worker", caught_by=["weight_history"], corrupts=Fact.POLICY)
+class AsynchronousWorkerKeepsTheCache(SynchronousWorkerKeepsTheCache):
+    """The worker of fully asynchronous training sends parameters and drops no cache."""
+
+    keeps: Training = "asynchronous"
 
 
 class _Syncing(Engine):
