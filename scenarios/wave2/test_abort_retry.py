@@ -20,7 +20,7 @@ from harness.contract.capability import Capability
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 from scenarios.pauses import interrupted, pause_in_flight
-from scenarios.requests import ANSWER, SPREAD, long, sessions
+from scenarios.requests import ANSWER, SPREAD, long, sessions, until_settled
 
 NEEDS = {Capability.PAUSE_ABORT, Capability.RETRY_ABORTED}
 
@@ -94,6 +94,26 @@ async def test_pausing_twice_interrupts_once(stack: Stack, prompts: Prompts) -> 
     ) as tasks:
         await stack.attempt(stack.pause("abort"))
         tasks.create_task(ask(stack, prompts.unique(2), **ANSWER))
+
+
+CROWD = 120
+"""More than a client of aiohttp or httpx has connections at once unless it is told otherwise (100)."""
+
+
+@scenario(
+    task=5,
+    promise="an interruption ends when it is told to, however many requests wait for its end",
+    needs=NEEDS,
+    checks=[ALL_COMPLETE, CONTINUATION],
+)
+async def test_an_interrupted_crowd(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1307: a batch of rollouts hung. resume() must not wait for what only resume() ends."""
+    async with asyncio.TaskGroup() as callers:
+        callers.create_task(ask(stack, prompts.unique(CROWD), **long(stack)))
+        await stack.until_generating(requests=CROWD)
+        await stack.pause("abort")
+        await until_settled(stack)
+        await stack.resume()
 
 
 @scenario(

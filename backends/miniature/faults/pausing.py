@@ -274,6 +274,27 @@ class RetryStartsAnew(RetryingClient):
         return await Client.row(self, session, done.prompt, self.remaining(params, done), **more)
 
 
+@seeded("control_waits_for_requests", caught_by=["driven"], corrupts=Fact.ANSWERS)
+class ControlWaitsForRequests(RetryingClient):
+    """A client with a hundred connections for all its calls: resume() waits for one, while all wait for resume()."""
+
+    connections = 100
+    taken = 0
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        self.taken += 1
+        try:
+            return await super().row(session, prompt, params, **more)
+        finally:
+            self.taken -= 1
+
+    async def tell(self, engine: Engine, op: str, **arguments: Any) -> None:
+        while op == "resume_generation" and self.taken > self.connections:
+            self.fired += 1
+            await asyncio.sleep(1)
+        await super().tell(engine, op, **arguments)
+
+
 @seeded("budget_not_reduced", "retry", caught_by=["continuation", "pause_changes_nothing"], corrupts=Fact.ANSWERS)
 class RetryKeepsItsBudget(RetryingClient):
     """A retry gets the first attempt's whole budget."""
