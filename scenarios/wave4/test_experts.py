@@ -3,6 +3,7 @@ that replays the routing."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fixtures.prompts import Prompts
@@ -11,7 +12,7 @@ from harness.checks.continuation import CONTINUATION
 from harness.checks.errors import answered_or_named
 from harness.checks.experts import TRAJECTORY_EXPERTS, routed_experts
 from harness.checks.gym import TRAJECTORIES
-from harness.checks.history import EXPLAINED
+from harness.checks.history import EXPLAINED, explained, waited
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import ABORTED, SAME_AS_UNINTERRUPTED
 from harness.checks.staleness import FORCED_EFFECT, SAME_VERSION_SAME_OUTPUT
@@ -23,7 +24,7 @@ from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
 from scenarios.cancellation import OTHERS, by_generate, caller_goes
 from scenarios.pauses import with_and_without
-from scenarios.requests import ANSWER, SPREAD, sessions
+from scenarios.requests import ANSWER, SPREAD, sessions, until_settled
 
 LONG: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NEEDS = {Capability.ROUTED_EXPERTS}
@@ -180,6 +181,27 @@ async def test_syncing_a_mixture_again_changes_nothing(stack: Stack, prompts: Pr
         await stack.sync_weights_paused(3, chunks=chunks)
         await stack.digests()
         await stack.generate(batch, **ANSWER)
+
+
+@scenario(
+    task=10,
+    promise="a request that comes during a mixture's pause waits for the sync, and holds it up on no data-parallel worker",
+    needs=SYNC,
+    checks=[EVERY_PARAMETER, UNIFORM_SERVERS, explained(waited), ALL_COMPLETE],
+    topologies=["moe-dp2"],
+    deadline_s=120.0,
+)
+async def test_a_request_during_a_mixtures_sync(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, tasks 5 and 10; vLLM #39366: a request wakes all data-parallel workers, whose dummy batches then wait for a
+    worker that waits for the sync. One session at a time, so that the request is one worker's."""
+    for version, session in enumerate(sessions(6), 1):
+        async with asyncio.TaskGroup() as callers:
+            await stack.pause("keep")
+            callers.create_task(stack.generate(prompts.unique(1), session_ids=[session], **ANSWER))
+            await until_settled(stack)
+            await stack.sync_weights(version, chunks=2)
+            await stack.digests()
+            await stack.resume()
 
 
 @scenario(
