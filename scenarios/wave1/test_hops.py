@@ -189,6 +189,11 @@ async def sleeps(stack: Stack, fault: dict[str, Any]) -> None:
             "own": ({"body": "sentence"},),
             "needs": {*SERVER, Capability.PAUSE_KEEP},
         },
+        "test_pause_and_resume_at_one_worker": {
+            "act": pauses,
+            "needs": {*SERVER, Capability.PAUSE_KEEP},
+            "topologies": ["moe-dp2"],
+        },
         "test_reset_prefix_cache_at_one_server": {"act": resets, "needs": {*SERVER, Capability.RESET_PREFIX_CACHE}},
         "test_sleep_and_wake_up_at_one_server": {
             "act": sleeps,
