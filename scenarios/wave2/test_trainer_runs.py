@@ -16,7 +16,7 @@ from harness.contract.capability import Capability
 from harness.contract.messages import TrainerRunRequest, Training
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import ANSWER, sessions, until_settled
+from scenarios.requests import ANSWER, SPREAD, sessions, until_settled
 
 MINI_BATCH = 2
 STEPS = 4
@@ -103,9 +103,9 @@ async def test_a_sync_that_fails_within_a_run(stack: Stack, prompts: Prompts) ->
 async def the_cache_after_a_sync(stack: Stack, prompts: Prompts, *, training: Training) -> None:
     """SkyRL API reference, reset_prefix_cache: SkyRL's worker calls it with each sync (broadcast_to_inference_engines). Prompts
     fill a block and are answered twice, so the cache holds them before a sync. None has a salt, as a user's own has none."""
-    batch = prompts.long(4)
+    batch = prompts.long(SPREAD)
     for version in range(3):
         if version:
             await stack.sync_weights(version, training=training)
         for _ in range(2):
-            await stack.generate(batch, session_ids=sessions(4), **ANSWER)
+            await stack.generate(batch, session_ids=sessions(SPREAD), **ANSWER)
