@@ -18,6 +18,7 @@ from backends.miniature.engine import BadRequest, Engine, Output
 from backends.miniature.router import HopBroken, Router
 from backends.policies import megatron
 from harness.contract.messages import (
+    NOBODY,
     REQUEST_CAP,
     ClientLifeRequest,
     GenerateRequest,
@@ -87,8 +88,11 @@ class Client:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
-    def configure(self, request: ClientLifeRequest) -> None:  # noqa: ARG002 - for faults
-        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none."""
+    def configure(self, request: ClientLifeRequest) -> None:
+        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none. Raises
+        ConnectionError for addresses at which nobody answers."""
+        if request.names == "nobody's":
+            raise ConnectionError(f"nobody answers at {NOBODY}")
         self.model = MODEL
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ TINKER_NAMES = {"stop": "stop_strings", "stop_token_ids": "stop_tokens"}
 NOT_ON_EXTERNAL = frozenset({Capability.WORLD_SIZE, Capability.WEIGHT_SYNC})
 
 HEALTHY_S = 15.0
-"""Seconds that the entry point waits for a router that it starts in an environment of a scenario's. SkyRL waits for 600."""
+"""Seconds that the entry point waits for a router that a scenario may have kept from its servers. SkyRL waits for 600."""
 KEEP_ALIVE_S = 75
 KEEP_ALIVE_PATCH = {
     "name": "keep-alive",
@@ -608,20 +608,24 @@ class HttpStack(SkyRLStack):
             engine.external_proxy_url = self._proxy
         named = request.names in ("proxy and servers", "servers")
         engine.external_server_urls = list(self._servers_of_client) if named else None
+        nobodys = request.names == "nobody's"
+        if nobodys:
+            engine.external_server_urls = [f"http://{messages.NOBODY}"]
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        with self._environment(request.variables), started:
-            client = self._client_of(experiment)
-        self._beside.append(experiment._inference_router)
-        return client
+        with self._environment(request.variables, briefly=nobodys or bool(request.variables)), started:
+            try:
+                return self._client_of(experiment)
+            finally:
+                self._beside.append(experiment._inference_router)
 
     @contextmanager
-    def _environment(self, variables: Mapping[str, str]) -> Iterator[None]:
-        """An environment of a scenario's, in which the entry point waits `HEALTHY_S` for its router."""
+    def _environment(self, variables: Mapping[str, str], *, briefly: bool) -> Iterator[None]:
+        """An environment of a scenario's. `briefly`: in it the entry point waits `HEALTHY_S` for its router."""
         with ExitStack() as changed:
             changed.enter_context(mock.patch.dict(os.environ, variables))
-            if variables and not self.release.own_router:
+            if briefly and not self.release.own_router:
                 from skyrl.backends.skyrl_train.inference_servers.vllm_router import VLLMRouter
 
                 waits = functools.partialmethod(VLLMRouter._wait_until_healthy, timeout=HEALTHY_S)

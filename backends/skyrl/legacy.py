@@ -32,8 +32,6 @@ ENDPOINTS = ("/init_weight_update_communicator", "/update_weights_skyrl", "/dest
 """Endpoints that RemoteInferenceEngine calls in addition to those of both clients."""
 
 
-NOBODY = "http://127.0.0.1:9"
-"""An address at which no server is."""
 ABORT_GRACE_S = 0.1
 ABORT_GRACE_PATCH = {
     "name": "short-abort-grace",
@@ -339,7 +337,7 @@ class LegacyStack(SkyRLStack):
             engine_cfg.enable_http_endpoint = False
             as_configured = functools.partial(self._client_as_configured, request)
             make = as_configured if request.life == "as configured" else self._make_client
-            made = functools.partial(make, self.client.engines, engine_cfg)
+            made = functools.partial(make, self._first.engines, engine_cfg)
             client = made() if request.in_loop else await asyncio.to_thread(made)
             self._left_behind += [] if request.life == "collected" else [self.client]
             self.client = client
@@ -354,8 +352,12 @@ class LegacyStack(SkyRLStack):
         create = f"{ENTRY}.create_ray_wrapped_inference_engines_from_config"
         made: Any = mock.patch(create, return_value=engines)
         if request.names == "another's":
-            entry.name_servers(configured, {"external_proxy_url": NOBODY, "external_server_urls": [NOBODY]})
+            url = f"http://{messages.NOBODY}"
+            entry.name_servers(configured, {"external_proxy_url": url, "external_server_urls": [url]})
             made = mock.patch(create, side_effect=entry.OwnEnginesError)
+        elif request.names == "nobody's":
+            ours = {"run_engines_locally": False, "remote_urls": [messages.NOBODY], "num_engines": 1}
+            entry.name_servers(configured, ours)
         experiment = entry.experiment(configured, entry.no_group)
         with made, mock.patch.dict(os.environ, request.variables):
             return experiment.get_inference_client()

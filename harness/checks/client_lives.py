@@ -8,6 +8,7 @@ from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, unte
 from harness.checks.errors import breaks, error_of
 from harness.checks.matching import WITH_ROWS
 from harness.contract.faults import ROWS, Fact
+from harness.contract.messages import NOBODY
 from harness.records.recording import saying
 
 CLOSED = "closed"
@@ -67,22 +68,35 @@ ADDRESS_KEYS = ("remote_urls", "run_engines_locally", "external_proxy_url", "ext
 
 
 def _judge_addresses(evidence: Evidence) -> Finding:
-    asked = [call for call in evidence.calls("client_life") if call.request["names"] == ANOTHERS]
+    made = evidence.calls("client_life")
+    asked = [call for call in made if call.request["names"] in (ANOTHERS, NOBODYS)]
     wrong = []
     for call in asked:
         kind, message, status = error_of(call)
-        if kind is not None and not any(key in message for key in ADDRESS_KEYS):
-            shown = {"call": call.id, "said": saying(kind, message, status)}
-            wrong.append(("addresses under another implementation's keys are neither used nor refused by name", shown))
+        shown = {"call": call.id, "said": saying(kind or "nothing", message, status)}
+        if call.request["names"] == ANOTHERS:
+            if kind is not None and not any(key in message for key in ADDRESS_KEYS):
+                wrong.append(
+                    ("addresses under another implementation's keys are neither used nor refused by name", shown)
+                )
+            continue
+        first = next((c for c in evidence.calls("generate") if c.started_ns > call.started_ns), None)
+        if kind is None and first is not None:  # a client may find out with its first request
+            message = error_of(first)[1]
+        if NOBODY not in message:
+            wrong.append(("no error names the address of a server that does not answer", shown))
     return concluded(len(asked), wrong)
 
 
 ANOTHERS = "another's"
 """`ClientLifeRequest.names` of addresses under the keys of another implementation."""
+NOBODYS = "nobody's"
+"""`ClientLifeRequest.names` of an address at which nobody answers."""
 ADDRESSES = Check(
     name="addresses",
-    fault="the addresses of a user's servers are ignored without a word, and engines are started beside them",
-    next_step="look at who compares the keys of the configuration with those that this implementation reads",
+    fault="the addresses of a user's servers are ignored without a word, or the one that does not answer is not named",
+    next_step="look at who compares the keys of the configuration with those that this implementation reads, and at who waits for "
+    "the servers",
     reads=Fact.ERRORS,
     errors_of=EVERY,
     source="SkyRL documentation, Configuration Overview: remote_urls, run_engines_locally, external_proxy_url, external_server_urls",

@@ -732,6 +732,10 @@ BROKEN_HOP_SAYS = "the hop is broken"
 """What an error of a broken hop says, in every kind of body that has a message."""
 
 
+NOBODY = "127.0.0.1:9"
+"""An address at which nobody answers (RFC 863's port, which nothing is given)."""
+
+
 class ClientLifeRequest(Message, frozen=True, kw_only=True):
     """What happens to the stack's client. Calls in flight stay with the one that got them.
 
@@ -745,16 +749,17 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     so that engines take none (SkyRL: strategy "megatron" with a LoRA rank). `in_loop`: the entry point is called from within a running
     event loop, as in a notebook, and not in a thread of its own. `names`: the addresses of the stack that the configuration has; with
     the servers' alone, the entry point starts a proxy of its own (SkyRL: external_proxy_url, external_server_urls); "another's": those
-    of servers, under the keys of another implementation, and nothing is started. `answer_limit_s`: that proxy's longest time for an
-    answer in seconds, if it has one. `variables`: the environment in which the entry point is called has these as well. All for "as
-    configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
+    of servers, under the keys of another implementation, and nothing is started; "nobody's": `NOBODY` as a server's.
+    `answer_limit_s`: that proxy's longest time for an answer in seconds, if it has one. `variables`: the environment in which the
+    entry point is called has these as well. All for "as configured" only; a stack without addresses has no use for `names` and
+    `answer_limit_s`."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
     ]
     merged_adapter: bool = False
     in_loop: bool = False
-    names: Literal["proxy and servers", "proxy", "servers", "another's"] = "proxy and servers"
+    names: Literal["proxy and servers", "proxy", "servers", "another's", "nobody's"] = "proxy and servers"
     answer_limit_s: int | None = None
     variables: dict[str, str] = msgspec.field(default_factory=dict)
 

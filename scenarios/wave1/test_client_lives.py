@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 from fixtures.prompts import Prompts
-from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED
+from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, NOBODYS
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import KEPT
@@ -224,6 +224,20 @@ async def test_the_addresses_of_another_implementation(stack: Stack, prompts: Pr
     """SkyRL #1014, task 3: remote servers. SkyRL documentation, Configuration Overview: remote_urls and run_engines_locally, and
     external_proxy_url and external_server_urls; a user who changes the implementation still has the other keys."""
     await stack.attempt(stack.client_life("as configured", names=ANOTHERS))
+    await stack.client_life("made again")
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=3,
+    promise="an error names the address of a server that does not answer",
+    needs={Capability.CLIENT_LIVES},
+    checks=[ADDRESSES],
+)
+async def test_a_server_that_does_not_answer(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1014, task 3: remote servers. An address may be misspelt, or its server may not be up yet."""
+    await stack.attempt(stack.client_life("as configured", names=NOBODYS))
+    await stack.attempt(stack.generate(prompts.unique(1), max_tokens=4, temperature=0.0))
     await stack.client_life("made again")
     await answers(stack, prompts)
 

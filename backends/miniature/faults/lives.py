@@ -52,6 +52,17 @@ class AnothersAddressesIgnored(Client):
             raise RuntimeError("engines are started")
 
 
+@seeded("client_lives", "silent_servers_not_named", caught_by=["addresses"])
+class SilentServersNotNamed(Client):
+    """The error about addresses at which nobody answers names none of them."""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        if request.names == "nobody's":
+            self.fired += 1
+            raise RuntimeError("the proxy did not become healthy")
+        super().configure(request)
+
+
 @seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)
 class AsksAnHttpProxy(Client):
     """A client sends its requests to the proxy that the environment names."""
