@@ -78,7 +78,7 @@ def test_the_label_comes_with_the_end_of_the_update(label):
         client.finish_weight_update()
 
     sender = ByEngine("float32", "cpu")
-    sender._engine = SimpleNamespace(client=client, send_weights=send_weights)
+    sender.engine = SimpleNamespace(client=client, send_weights=send_weights)
     sender._watch(client)
     asyncio.run(sender.send({}, 1, None, label))
     assert finished == [label]
