@@ -412,7 +412,8 @@ class Miniature:
         return messages.InFlightResult(requests=len(live), tokens=sum(len(r.tokens) for _, r in live), servers=servers)
 
     async def census(self, _request: messages.Empty) -> messages.CensusResult:
-        return self.interface._census([*census.keys(Topology, "topology", Topology.__struct_fields__)])
+        variable = messages.Offer(name="MINIATURE_REQUESTS", kind="variable", default=str(messages.REQUEST_CAP))
+        return self.interface._census([*census.keys(Topology, "topology", Topology.__struct_fields__), variable])
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         async def ask(request: messages.HttpRequest) -> messages.HttpResponse:

@@ -12,11 +12,13 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
+import msgspec
 
 from backends.skyrl import endpoint, entry, exposed, gym, lora, overrides, release, runs, workers
 from backends.skyrl.actors import shipped_hosts
@@ -605,9 +607,25 @@ class SkyRLStack(VllmStack):
         read = census.read_by((*self.reads_configuration(), *self.release.trainers_code))
         keys = census.keys(type(self.cfg.generator.inference_engine), CONFIGURATION, read)
         others = census.others(self.cfg, self.reads_configuration())
-        told = [*keys, *others, *census.variables(self.package(), "skyrl.env_vars"), *census.options(engines)]
-        told += census.methods_of(SkyRLGymGenerator, "generator")
-        return census.of(self.client, types=vars(weight_sync), keys=told)
+        variables = [*census.variables(self.package(), "skyrl.env_vars")]
+        told = [
+            *keys,
+            *others,
+            *variables,
+            *census.options(engines),
+            *census.methods_of(SkyRLGymGenerator, "generator"),
+        ]
+        offered = census.of(self.client, types=vars(weight_sync), keys=told)
+        return msgspec.structs.replace(offered, kept_back=self._kept_back(offer.name for offer in variables))
+
+    def _kept_back(self, variables: Iterable[str]) -> list[str]:
+        """Those of SkyRL's own variables that its entry point does not give to Ray's processes."""
+        from skyrl.train.utils import utils
+
+        ours = [name for name in variables if name.startswith("SKYRL_")]
+        with mock.patch.dict(os.environ, dict.fromkeys(ours, "1")):
+            passed = utils.prepare_runtime_environment(self.cfg)
+        return [name for name in ours if name not in passed]
 
     async def probe_security(self, _request: messages.Empty) -> messages.ProbeSecurityResult:
         described = await self._describe()

@@ -68,6 +68,24 @@ def _shown(name: str, offered: Mapping[str, Offer]) -> str:
     return f"{own.form} {name}({', '.join(texts)})"
 
 
+def _judge_variables(evidence: Evidence) -> Finding:
+    facts, wrong = 0, []
+    for call in evidence.succeeded("census"):
+        census = msgspec.convert(call.result, CensusResult)
+        facts += sum(offer.kind == "variable" for offer in census.offers)
+        wrong += [
+            (f"{name} stays in the user's shell", {"call": call.id, "variable": name}) for name in census.kept_back
+        ]
+    return concluded(facts, wrong)
+
+
+VARIABLES = Check(
+    name="variables_passed_on",
+    fault="an environment variable that the stack documents has no effect, since its processes never see it",
+    next_step="look at what the entry point gives to the cluster's processes (runtime_env)",
+    source="SkyRL #1800; SkyRL, env_vars; Ray documentation, Environment Dependencies: env_vars",
+    judge=_judge_variables,
+)
 DOCUMENTED_INTERFACE = Check(
     name="documented_interface",
     fault="a method of the documented interface is gone, is async instead of sync, or has other parameters or defaults",

@@ -657,6 +657,9 @@ class CensusResult(Message, frozen=True, kw_only=True):
     """The public surface of the client, by introspection in the stack's own process."""
 
     offers: list[Offer]
+    kept_back: list[str] = []
+    """Those of the stack's own environment variables that its entry point leaves in the user's shell. On a cluster that was up
+    before they do not reach the processes that read them (Ray documentation, Environment Dependencies: env_vars)."""
 
 
 class FormRequest(Message, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fixtures.prompts import Prompts
-from harness.checks.interface import DOCUMENTED_INTERFACE
+from harness.checks.interface import DOCUMENTED_INTERFACE, VARIABLES
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario
 
@@ -14,3 +14,9 @@ async def test_the_client_offers_the_documented_interface(stack: Stack, prompts:
     the other. Looking at the client leaves it as it is."""
     await stack.census()
     await stack.generate(prompts.unique(2), max_tokens=4, temperature=0.0)
+
+
+@scenario(task=0, promise="each variable of the stack reaches the processes that read it", checks=[VARIABLES])
+async def test_variables_reach_the_stacks_processes(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - every scenario has both
+    """SkyRL #1800: a limit that a user sets in the shell, on a cluster that is up already."""
+    await stack.census()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from backends.miniature.faults.registry import seeded
 from backends.miniature.interface import Interface
 from harness.contract.messages import CensusResult, Generation, Offer, SessionId
@@ -73,3 +75,12 @@ class OneMoreArgument(_Changed):
 
     async def pause_generation(self, mode: Any, clear_cache: bool) -> None:  # type: ignore[override]
         await super().pause_generation(mode, clear_cache)
+
+
+@seeded("variable_kept_back", caught_by=["variables_passed_on"], changes=SEEN)
+class VariableKeptBack(_Changed):
+    """A variable that the client documents stays in the user's shell."""
+
+    def _census(self, keys: list[Offer]) -> CensusResult:
+        kept = [offer.name for offer in keys if offer.kind == "variable"]
+        return msgspec.structs.replace(super()._census(keys), kept_back=kept)
