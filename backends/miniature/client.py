@@ -410,6 +410,14 @@ class Client:
         """The whole tensors, from four ranks that hold them in Megatron's layout."""
         return megatron.from_ranks(ranks, trainer.MEGATRON, np.concatenate)
 
+    def refuse_adapter(self, name: str, wrong: str | None) -> None:
+        """Raises BadRequest for an adapter that engines cannot take, and for one under the base model's name (vLLM documentation,
+        LoRA Adapters: a request's model is the one or the other)."""
+        if wrong is not None:
+            raise BadRequest(f"the {wrong} of adapter {name} does not fit")
+        if name == MODEL:
+            raise BadRequest(f"{name} is the base model's name: no adapter can have it")
+
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Only the adapter's factors travel (SkyRL #1014, task 11)."""
         await self.everywhere("add_lora", lora_request=model.Adapter(name, model.adapter(version)))

@@ -271,6 +271,7 @@ class Miniature:
         return await self.trainer.train(request)
 
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
+        self.client.refuse_adapter(request.name, request.wrong)
         await self.client.load_lora_adapter(request.name, request.version)
 
     async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:

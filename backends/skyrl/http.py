@@ -485,7 +485,7 @@ class HttpStack(SkyRLStack):
         return {"model": adapter or self.client.model_name} if self._names_models else {}
 
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
-        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version, wrong=request.wrong)
         client = self.client_of(request.name)
         if self._names_models:
             await client.load_lora_adapter(request.name, folder)

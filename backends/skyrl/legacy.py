@@ -310,7 +310,7 @@ class LegacyStack(SkyRLStack):
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
-        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version, wrong=request.wrong)
         await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
 
     # --- control plane

@@ -431,10 +431,14 @@ class TrainerWants(Message, frozen=True, kw_only=True):
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. It replaces an adapter of that name
-    (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache."""
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache.
+
+    `wrong`: the folder from which it is loaded does not exist, or its rank is twice the largest one that engines take
+    (vLLM documentation, LoRA Adapters: max_lora_rank)."""
 
     name: str
     version: int
+    wrong: Literal["folder", "rank"] | None = None
 
 
 class WriteLoraRequest(Message, frozen=True, kw_only=True):

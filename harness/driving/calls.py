@@ -321,12 +321,15 @@ class Calls(ABC):
         """Give up a run that is not over."""
         await self._call("end_trainer_run", messages.Empty(), messages.Empty)
 
-    async def load_lora_adapter(self, name: str, version: int) -> None:
+    async def load_lora_adapter(
+        self, name: str, version: int, *, wrong: Literal["folder", "rank"] | None = None, label: str | None = None
+    ) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._condition.adapters)
         self._condition.adapters.add(name)  # also when it fails: it may have reached some servers
         try:
-            await self._call("load_lora_adapter", messages.LoadLoraRequest(name=name, version=version), messages.Empty)
+            request = messages.LoadLoraRequest(name=name, version=version, wrong=wrong)
+            await self._call("load_lora_adapter", request, messages.Empty, label)
         except NotOffered:
             self._condition.adapters = loaded
             raise
