@@ -68,6 +68,8 @@ class Client:
         """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL
         """Name under which requests ask for the base model."""
+        self.key = ""
+        """The key for the engines' API in the environment; empty if there is none."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -247,6 +249,8 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
+        if any(engine.key not in ("", self.bearer()) for engine in self.engines):
+            return error_body("Unauthorized", 401)
         if (refused := self.nameless(body)) is not None:
             return refused
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
@@ -287,6 +291,10 @@ class Client:
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
         """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""
         return {**tokenizer.VOCABULARY.sampling, **{name: value for name, value in given.items() if value is not None}}
+
+    def bearer(self) -> str:
+        """The key that a body comes with (vLLM documentation, VLLM_API_KEY: it protects the OpenAI-style routes)."""
+        return self.key
 
     def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""

@@ -148,6 +148,8 @@ class Engine:
         self.fired = 0
         self.places = ENGINE_PLACES
         """Most requests that run at once; others wait."""
+        self.key = ""
+        """What an OpenAI-style request must come with; empty if any may come."""
         self.dead = False
         self.crash: str | None = None
         """Why the whole stack is down: a process that it needs died. None while it runs."""

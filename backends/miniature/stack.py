@@ -22,7 +22,7 @@ from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract import messages
 from harness.contract.capability import Capability
-from harness.contract.topology import Placement, Topology
+from harness.contract.topology import KEY, Placement, Topology
 from harness.driving import census, probing, raw
 from harness.records.reference import ExpertShard
 
@@ -91,6 +91,9 @@ class Miniature:
         self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.takes_adapters = request.topology.lora
+        self.client.key = KEY if request.topology.keyed else ""
+        for engine in self.engines:
+            engine.key = self.client.key
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")

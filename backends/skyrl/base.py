@@ -31,6 +31,7 @@ from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
+from harness.contract.topology import KEY
 from harness.driving import allowance, census, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
@@ -188,6 +189,8 @@ class SkyRLStack(VllmStack):
         self.prepare_vllm()
         os.environ.update(RAY_VARIABLES)
         os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
+        if request.topology.keyed:
+            os.environ["VLLM_API_KEY"] = KEY
         if request.start == "ray":
             multiprocessing.set_start_method("spawn", force=True)  # as SkyRL's entry points do
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")

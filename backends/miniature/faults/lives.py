@@ -21,6 +21,15 @@ class ConfiguredByAnotherName(Client):
         self.model = f"/checkpoints/{MODEL}"
 
 
+@seeded("key_not_sent", caught_by=["all_complete"], corrupts=Fact.ANSWERS, changes=frozenset({"Client.bearer"}))
+class KeyNotSent(Client):
+    """A client does not send the key in its environment, which its own servers ask for."""
+
+    def bearer(self) -> str:
+        self.fired += self.key != ""
+        return ""
+
+
 @seeded("client_lives", "configured_by_a_merged_adapter", caught_by=["client_lives"])
 class ConfiguredByAMergedAdapter(Client):
     """A client asks for the configuration's adapter by name, although the trainer merges it into the weights."""
