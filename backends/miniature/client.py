@@ -249,9 +249,7 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
-        if any(engine.key not in ("", self.bearer()) for engine in self.engines):
-            return error_body("Unauthorized", 401)
-        if (refused := self.nameless(body)) is not None:
+        if (refused := self.unauthorized() or self.nameless(body)) is not None:
             return refused
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
@@ -295,6 +293,11 @@ class Client:
     def bearer(self) -> str:
         """The key that a body comes with (vLLM documentation, VLLM_API_KEY: it protects the OpenAI-style routes)."""
         return self.key
+
+    def unauthorized(self) -> dict[str, Any] | None:
+        """The error for a body without the engines' key; None if it has it."""
+        accepted = all(engine.key in ("", self.bearer()) for engine in self.engines)
+        return None if accepted else error_body("Unauthorized", 401)
 
     def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""

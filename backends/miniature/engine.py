@@ -129,6 +129,9 @@ def _shown(value: Any) -> Any:
 class Engine:
     """One server. Every promise that a fault could break has its own method."""
 
+    key = ""
+    """What an OpenAI-style request must come with; empty if any may come."""
+
     def __init__(
         self,
         name: str,
@@ -148,8 +151,6 @@ class Engine:
         self.fired = 0
         self.places = ENGINE_PLACES
         """Most requests that run at once; others wait."""
-        self.key = ""
-        """What an OpenAI-style request must come with; empty if any may come."""
         self.dead = False
         self.crash: str | None = None
         """Why the whole stack is down: a process that it needs died. None while it runs."""
