@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, EngineDead
-from harness.contract.messages import HttpRequest, HttpResponse, Scalar
+from harness.contract.messages import SEVERAL_TEXTS, HttpRequest, HttpResponse, Scalar
 from harness.records.wire import DONE, SESSION, TOKENS, header
 
 JSON = "application/json"
@@ -58,7 +58,11 @@ class Endpoint:
 
     def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """What it would be served with: it has all of these options (SkyRL #322, #358). Without any, what it is served with."""
-        return dict(options or SERVED)
+        return {name: self.several(name, value) for name, value in (options or SERVED).items()}
+
+    def several(self, name: str, value: Any) -> Any:
+        """A text for an option that holds several is a list of one."""
+        return [value] if name in SEVERAL_TEXTS and isinstance(value, str) else value
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; a bad one gets an error."""

@@ -504,6 +504,10 @@ class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     configured: list[str] = []
 
 
+SEVERAL_TEXTS = frozenset({"api_key", "allowed_origins"})
+"""Options of the OpenAI address that hold a list of texts (vLLM documentation, vllm serve, Frontend). One text is a list of one."""
+
+
 class ServingArgumentsRequest(Message, frozen=True, kw_only=True):
     """What would the OpenAI address be served with, if the configuration gave these `options` beside its own? Starts nothing.
 

@@ -77,10 +77,13 @@ SERVING: list[dict[str, Any]] = [
     {"chat_template": "{{ messages[0]['content'] }}"},
     {"default_chat_template_kwargs": {"enable_thinking": False}},
     {"host": "127.0.0.2"},
+    {"api_key": ["secret"]},
+    {"api_key": "secret"},
+    {"allowed_origins": "https://page.invalid"},
 ]
 """Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
-the path of a file (vLLM documentation, --chat-template). The last but one switches off thinking of a Qwen3 (vLLM documentation,
---default-chat-template-kwargs)."""
+the path of a file (vLLM documentation, --chat-template). `enable_thinking` is Qwen3's (vLLM documentation,
+--default-chat-template-kwargs). A key is given as a list, and as the text that a command line makes of it."""
 
 
 @scenario(

@@ -74,6 +74,13 @@ def test_a_stack_that_does_not_say_what_it_starts_its_engines_with():
     assert Scene().judge(ENGINE_OPTIONS).reason == NOT_TOLD
 
 
+@pytest.mark.parametrize(("got", "passes"), [(["secret"], True), ("secret", False), (["other"], False), (None, False)])
+def test_a_text_for_an_option_that_holds_several(got, passes):
+    scene = Scene()
+    scene.call("serving_arguments", {"options": {"api_key": "secret"}}, {"arguments": {"api_key": got}})
+    assert scene.judge(SERVING_OPTIONS).status == ("pass" if passes else "fail")
+
+
 @pytest.mark.parametrize(
     ("got", "failed", "said"),
     [

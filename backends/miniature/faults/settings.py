@@ -71,6 +71,15 @@ class RefusedOptionUnnamed(Engine):
             raise TypeError("the engine cannot be configured") from e
 
 
+@seeded("serving_option_in_letters", caught_by=["serving_options"])
+class OptionInLetters(Endpoint):
+    """A text for an option that holds several stays a text, of which each letter is one."""
+
+    def several(self, name: str, value: Any) -> Any:
+        self.fired += value != super().several(name, value)
+        return value
+
+
 @seeded("serving_option_ignored", "other_name", caught_by=["serving_options"])
 class OtherNameOfAnOptionIgnored(Endpoint):
     """An option of the OpenAI address does not reach it under one of its two names."""
