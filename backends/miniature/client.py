@@ -403,6 +403,12 @@ class Client:
         if whole:
             await self.everywhere("finish_weight_update")
 
+    def sync_backend(self, named: str) -> str:
+        """The backend of weight syncs. Raises ValueError for one that does not exist (SkyRL documentation, weight_sync_backend)."""
+        if named not in ("nccl", "gloo"):
+            raise ValueError(f"there is no weight_sync_backend {named}")
+        return named
+
     def synced(self, label: str | None) -> None:
         """After a completed sync: count it, and name every server's weights."""
         self.syncs += 1

@@ -371,7 +371,8 @@ class Miniature:
         engine = self.engines[0]
         made = engine.arguments(request.options)
         asked = {name: value for name, value in made.items() if name in (request.options or made)}
-        return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings))
+        by = None if request.sync_backend is None else self.client.sync_backend(request.sync_backend)
+        return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings), sync_backend=by)
 
     async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
         return messages.ServingArgumentsResult(arguments=self.endpoint.arguments(request.options))

@@ -557,6 +557,10 @@ class SkyRLStack(VllmStack):
         """vLLM's arguments of the first engine under this configuration, by the stack's own code. No engine starts."""
         raise NotImplementedError
 
+    def sync_backend_of(self, cfg: Any) -> str:
+        """The backend that this configuration's weight syncs ask for, by the stack's own code."""
+        raise NotImplementedError
+
     def _given(self, options: Mapping[str, messages.Scalar]) -> Any:
         """The stack's configuration with these options for the engines beside its own."""
         cfg = copy.deepcopy(self.cfg)
@@ -567,6 +571,8 @@ class SkyRLStack(VllmStack):
 
     async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
         cfg = self._given(request.options)
+        asked = request.sync_backend
+        cfg.generator.inference_engine.weight_sync_backend = asked or cfg.generator.inference_engine.weight_sync_backend
         made = await asyncio.to_thread(self.engine_arguments_of, cfg)
         named = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
         keys = {field.name for field in dataclasses.fields(cfg.generator.inference_engine)}
@@ -577,6 +583,7 @@ class SkyRLStack(VllmStack):
                 if name in (request.options or named) and isinstance(value, messages.Scalar)
             },
             configured=sorted(keys & named.keys()),
+            sync_backend=None if asked is None else self.sync_backend_of(cfg),
         )
 
     def serving_arguments_of(self, cfg: Any) -> Mapping[str, Any]:

@@ -634,6 +634,10 @@ class HttpStack(SkyRLStack):
 
         return AsyncEngineArgs.from_cli_args(self._command_line(cfg))
 
+    def sync_backend_of(self, cfg: Any) -> str:
+        """What the servers' command line says: client and trainer ask for the same."""
+        return str(self._command_line(cfg).weight_transfer_config.backend)
+
     def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
         """The names that a server's command line has. A server reads no others."""
         known = vars(self._command_line(self.cfg))

@@ -363,6 +363,11 @@ class LegacyStack(SkyRLStack):
     def engine_arguments_of(self, cfg: Any) -> Any:
         return arguments.of_engine(cfg, self.tokenizer)[0]
 
+    def sync_backend_of(self, cfg: Any) -> str:
+        from skyrl.backends.skyrl_train.weight_sync import BroadcastTransferStrategy
+
+        return str(BroadcastTransferStrategy.create_init_info(cfg.generator.inference_engine).backend)
+
     def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
         """An option is shown by each of its names: SkyRL makes one of two (vllm/utils.py, pop_openai_kwargs)."""
         made = arguments.of_engine(cfg, self.tokenizer)[1]

@@ -491,16 +491,20 @@ Scalar = bool | int | float | str | None
 
 
 class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
-    """What would engines be started with, if the configuration gave these `options` to the engine beside its own? Starts nothing."""
+    """What would engines be started with, if the configuration gave these `options` to the engine beside its own, and named this
+    backend for weight syncs (SkyRL, weight_sync_backend; None: its own)? Starts nothing."""
 
     options: dict[str, bool | int | float] = {}
+    sync_backend: str | None = None
 
 
 class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     """What the stack's own code makes of its configuration. `arguments`: name → value of each argument of an engine that is a number,
-    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration."""
+    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration.
+    `sync_backend`: the backend by which weights would travel, in the stack's own word; None if the stack was not asked."""
 
     arguments: dict[str, Scalar]
+    sync_backend: str | None = None
     configured: list[str] = []
 
 

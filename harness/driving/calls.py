@@ -363,6 +363,11 @@ class Calls(ABC):
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
 
+    async def sync_backend(self, named: str) -> str | None:
+        """The backend by which weights would travel, if the configuration named this one."""
+        request = messages.EngineArgumentsRequest(sync_backend=named)
+        return (await self._call("engine_arguments", request, messages.EngineArgumentsResult)).sync_backend
+
     async def serving_arguments(self, **options: Any) -> dict[str, Any]:
         """Those of these options that the OpenAI address would be served with, if the configuration gave them as well. Without any:
         vLLM's own options for it, with their defaults."""

@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
+from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS, SYNC_BACKEND
 from harness.checks.left_out import LEFT_OUT
 from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
 from harness.checks.settings import SETTINGS
@@ -53,6 +53,18 @@ async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None: 
     for name in stack.within_budget(numbers):
         for given in (name, misspelt(name)):
             await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
+
+
+@scenario(
+    task=0,
+    promise="weights travel by the backend that the configuration names, or it is refused by its name",
+    needs={Capability.ENGINE_OPTIONS, Capability.WEIGHT_SYNC},
+    checks=[SYNC_BACKEND],
+)
+async def test_the_backend_of_weight_syncs(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL documentation, Configuration Overview, weight_sync_backend. The last one is misspelt. No engine starts."""
+    for backend in ("nccl", "gloo", misspelt("nccl")):
+        await stack.attempt(stack.sync_backend(backend))
 
 
 def others(value: Scalar) -> list[Scalar]:
