@@ -611,7 +611,10 @@ class HttpStack(SkyRLStack):
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        with self._environment(request.variables), started:
+        taken = endpoint.taken() if request.port_taken else nullcontext()
+        with self._environment(request.variables), started, taken as port:
+            if port is not None and not self.release.own_router:
+                engine.router_init_kwargs |= {"port": port}
             client = self._client_of(experiment)
         self._beside.append(experiment._inference_router)
         return client

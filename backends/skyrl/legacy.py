@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -357,7 +358,11 @@ class LegacyStack(SkyRLStack):
             entry.name_servers(configured, {"external_proxy_url": NOBODY, "external_server_urls": [NOBODY]})
             made = mock.patch(create, side_effect=entry.OwnEnginesError)
         experiment = entry.experiment(configured, entry.no_group)
-        with made, mock.patch.dict(os.environ, request.variables):
+        taken = endpoint.taken() if request.port_taken else nullcontext()
+        with made, mock.patch.dict(os.environ, request.variables), taken as port:
+            if port is not None:
+                engine_cfg.enable_http_endpoint, engine_cfg.http_endpoint_host = True, endpoint.HOST
+                engine_cfg.http_endpoint_port = port
             return experiment.get_inference_client()
 
     def engine_arguments_of(self, cfg: Any) -> Any:

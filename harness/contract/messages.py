@@ -751,8 +751,9 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     event loop, as in a notebook, and not in a thread of its own. `names`: the addresses of the stack that the configuration has; with
     the servers' alone, the entry point starts a proxy of its own (SkyRL: external_proxy_url, external_server_urls); "another's": those
     of servers, under the keys of another implementation, and nothing is started. `answer_limit_s`: that proxy's longest time for an
-    answer in seconds, if it has one. `variables`: the environment in which the entry point is called has these as well. All for "as
-    configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
+    answer in seconds, if it has one. `variables`: the environment in which the entry point is called has these as well. `port_taken`:
+    at the port that the configuration names for the OpenAI address, another process listens. All for "as configured" only; a stack
+    without addresses has no use for `names` and `answer_limit_s`."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
@@ -762,6 +763,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     names: Literal["proxy and servers", "proxy", "servers", "another's"] = "proxy and servers"
     answer_limit_s: int | None = None
     variables: dict[str, str] = msgspec.field(default_factory=dict)
+    port_taken: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):

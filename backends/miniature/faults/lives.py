@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Output
 from backends.miniature.faults.registry import REFUSED, seeded
@@ -59,6 +61,15 @@ class AnothersAddressesIgnored(Client):
         if request.names == "another's":
             self.fired += 1
             raise RuntimeError("engines are started")
+
+
+@seeded("taken_port_ignored", caught_by=["taken_port"])
+class TakenPortIgnored(Client):
+    """A client is made although its address cannot listen at the configured port."""
+
+    def configure(self, request: ClientLifeRequest) -> None:
+        self.fired += request.port_taken
+        super().configure(msgspec.structs.replace(request, port_taken=False))
 
 
 @seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)
