@@ -88,12 +88,14 @@ class Client:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("router", "engines", "slots")}
 
-    def configure(self, request: ClientLifeRequest) -> None:
-        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none. Raises
-        RuntimeError if the address cannot listen at its port."""
-        if request.port_taken:
-            raise RuntimeError("the port of the address is in use by another process")
+    def configure(self, request: ClientLifeRequest) -> None:  # noqa: ARG002 - for faults
+        """Take what the configuration says: the name under which engines serve the model, since a merged adapter has none."""
         self.model = MODEL
+
+    def listen(self, *, port_taken: bool) -> None:
+        """Open the configured address. Raises RuntimeError if another process has its port."""
+        if port_taken:
+            raise RuntimeError("the port of the address is in use by another process")
 
     def close(self) -> None:
         """Calls in flight end as usual; later ones are refused."""

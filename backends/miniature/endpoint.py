@@ -138,7 +138,7 @@ class Endpoint:
         tops = [self.client.most_probable(row, body["sampling_params"]["logprobs"]) for row in rows]
         content = [
             {"token": named(token), "logprob": logprob, "top_logprobs": self.alternatives(token, top)}
-            for token, logprob, top in zip(made.tokens, made.logprobs or (), tops, strict=True)
+            for token, logprob, top in zip(made.tokens, made.logprobs or (), tops, strict=False)
         ]
         choice = {"index": 0, "token_ids": made.tokens, "finish_reason": made.reason, "logprobs": {"content": content}}
         return self.json(200, {"request_id": "1", "choices": [choice]})

@@ -332,6 +332,7 @@ class Miniature:
             self.client.closed = False
             if request.life == "as configured":
                 self.client.configure(request)
+                self.client.listen(port_taken=request.port_taken)
             else:
                 self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
-
 from backends.miniature.client import MODEL, Client
 from backends.miniature.engine import Output
 from backends.miniature.faults.registry import REFUSED, seeded
@@ -67,9 +65,8 @@ class AnothersAddressesIgnored(Client):
 class TakenPortIgnored(Client):
     """A client is made although its address cannot listen at the configured port."""
 
-    def configure(self, request: ClientLifeRequest) -> None:
-        self.fired += request.port_taken
-        super().configure(msgspec.structs.replace(request, port_taken=False))
+    def listen(self, *, port_taken: bool) -> None:
+        self.fired += port_taken
 
 
 @seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)
