@@ -61,7 +61,7 @@ def made(kind, tmp_path, name: str, since: str = "0.2.0"):
 @pytest.fixture
 def written(monkeypatch):
     found: list[tuple[Path, int]] = []
-    monkeypatch.setattr(lora, "write", lambda folder, _model, version: found.append((folder, version)))
+    monkeypatch.setattr(lora, "write", lambda folder, _model, version, _rank: found.append((folder, version)))
     return found
 
 

@@ -9,7 +9,7 @@ from harness.checks.wire import STATUS, STREAMS
 from harness.contract.capability import Capability
 from harness.contract.messages import HttpRequest, HttpResponse, capabilities_of
 from harness.records.recording import Call
-from harness.records.wire import as_openai, streamed
+from harness.records.wire import TOKENS, as_openai, streamed
 from tests import traces
 
 JSON = {"content-type": "application/json"}
@@ -46,6 +46,18 @@ def test_a_request_to_an_openai_route_is_that_call():
 def test_other_routes_stay_what_they_are():
     other = traces.call("http", HttpRequest(path="/v1/nothing"), HttpResponse(status=404))
     assert as_openai(other) is other
+
+
+def test_a_request_by_token_ids_is_generate():
+    said = {"content": [{"token": "token_id:7", "logprob": -0.5}]}
+    choice = {"index": 0, "token_ids": [7], "finish_reason": "length", "logprobs": said}
+    body = json.dumps({"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}})
+    answer = HttpResponse(status=200, body=json.dumps({"choices": [choice]}))
+    read = as_openai(traces.call("http", HttpRequest(path=TOKENS, body=body), answer))
+    assert (read.method, read.request["prompt_token_ids"]) == ("generate", [[1, 2]])
+    assert (read.result["response_ids"], read.result["response_logprobs"]) == ([[7]], [[-0.5]])
+    refused = traces.call("http", HttpRequest(path=TOKENS, body=body), HttpResponse(status=404))
+    assert as_openai(refused) is refused
 
 
 def test_an_error_without_a_body_is_named_by_its_status():

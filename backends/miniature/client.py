@@ -70,6 +70,8 @@ class Client:
         """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL
         """Name under which requests ask for the base model."""
+        self.key = ""
+        """The key for the engines' API in the environment; empty if there is none."""
 
     def connect(self, router: Router, engines: list[Engine]) -> None:
         self.router, self.engines = router, engines
@@ -94,6 +96,11 @@ class Client:
         if request.names == "nobody's":
             raise ConnectionError(f"nobody answers at {NOBODY}")
         self.model = MODEL
+
+    def listen(self, *, port_taken: bool) -> None:
+        """Open the configured address. Raises RuntimeError if another process has its port."""
+        if port_taken:
+            raise RuntimeError("the port of the address is in use by another process")
 
     def close(self) -> None:
         """Calls in flight end as usual; later ones are refused."""
@@ -252,7 +259,7 @@ class Client:
         return body if given is None else body | {"request_id": given}
 
     async def _answered(self, body: dict[str, Any], prompts: list[list[int]], kind: str) -> dict[str, Any]:
-        if (refused := self.nameless(body)) is not None:
+        if (refused := self.unauthorized() or self.nameless(body)) is not None:
             return refused
         if body["model"] != MODEL and not any(body["model"] in engine.adapters for engine in self.engines):
             return error_body(f"the model {body['model']} does not exist", 404)
@@ -292,6 +299,15 @@ class Client:
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
         """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""
         return {**tokenizer.VOCABULARY.sampling, **{name: value for name, value in given.items() if value is not None}}
+
+    def bearer(self) -> str:
+        """The key that a body comes with (vLLM documentation, VLLM_API_KEY: it protects the OpenAI-style routes)."""
+        return self.key
+
+    def unauthorized(self) -> dict[str, Any] | None:
+        """The error for a body without the engines' key; None if it has it."""
+        accepted = all(engine.key in ("", self.bearer()) for engine in self.engines)
+        return None if accepted else error_body("Unauthorized", 401)
 
     def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""
@@ -401,6 +417,12 @@ class Client:
         """The worker of any kind of training drops the prefix cache once it has sent the parameters."""
         await self.everywhere("reset_prefix_cache", reset_running_requests=False)
 
+    def sync_backend(self, named: str) -> str:
+        """The backend of weight syncs. Raises ValueError for one that does not exist (SkyRL documentation, weight_sync_backend)."""
+        if named not in ("nccl", "gloo"):
+            raise ValueError(f"there is no weight_sync_backend {named}")
+        return named
+
     def synced(self, label: str | None) -> None:
         """After a completed sync: count it, and name every server's weights."""
         self.syncs += 1
@@ -418,6 +440,14 @@ class Client:
     def of_ranks(self, ranks: list[dict[str, model.Array]]) -> dict[str, model.Array]:
         """The whole tensors, from four ranks that hold them in Megatron's layout."""
         return megatron.from_ranks(ranks, trainer.MEGATRON, np.concatenate)
+
+    def refuse_adapter(self, name: str, wrong: str | None) -> None:
+        """Raises BadRequest for an adapter that engines cannot take, and for one under the base model's name (vLLM documentation,
+        LoRA Adapters: a request's model is the one or the other)."""
+        if wrong is not None:
+            raise BadRequest(f"the {wrong} of adapter {name} does not fit")
+        if name == MODEL:
+            raise BadRequest(f"{name} is the base model's name: no adapter can have it")
 
     async def load_lora_adapter(self, name: str, version: int) -> None:
         """Only the adapter's factors travel (SkyRL #1014, task 11)."""

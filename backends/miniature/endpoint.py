@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, EngineDead
-from harness.contract.messages import HttpRequest, HttpResponse, Scalar
-from harness.records.wire import DONE, SESSION, header
+from harness.contract.messages import SEVERAL_TEXTS, HttpRequest, HttpResponse, Scalar
+from harness.records.wire import DONE, SESSION, TOKENS, header
 
 JSON = "application/json"
 Json = dict[str, Any]
@@ -44,6 +44,11 @@ NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model
 """Route → required fields of a body."""
 
 
+def named(token: int) -> str:
+    """A token id as vLLM writes it where there is no text."""
+    return f"token_id:{token}"
+
+
 class Endpoint:
     """Each method is a step that a fault may break."""
 
@@ -53,7 +58,11 @@ class Endpoint:
 
     def arguments(self, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """What it would be served with: it has all of these options (SkyRL #322, #358). Without any, what it is served with."""
-        return dict(options or SERVED)
+        return {name: self.several(name, value) for name, value in (options or SERVED).items()}
+
+    def several(self, name: str, value: Any) -> Any:
+        """A text for an option that holds several is a list of one."""
+        return [value] if name in SEVERAL_TEXTS and isinstance(value, str) else value
 
     async def http(self, request: HttpRequest) -> HttpResponse:
         """Answer one request; a bad one gets an error."""
@@ -96,6 +105,8 @@ class Endpoint:
             return self.json(200, described())
         if (request.method, route.path) == ("GET", "/metrics"):
             return self.metrics(engine)
+        if (request.method, route.path) == ("POST", TOKENS):
+            return await self.tokens(engine, json.loads(request.body))
         if route.path not in SERVER_ROUTES or request.method != "POST":
             return self.json(404, {"detail": "Not Found"})
         op, query, fields = SERVER_ROUTES[route.path]
@@ -119,6 +130,22 @@ class Endpoint:
         }
         text = "".join(f'{series}{{engine="0"}} {float(value)}\n' for series, value in counted.items())
         return HttpResponse(status=200, headers={"content-type": "text/plain; version=0.0.4"}, body=text)
+
+    async def tokens(self, engine: Engine, body: Json) -> HttpResponse:
+        """Token ids for token ids (vLLM documentation, /inference/v1/generate), with the most probable ones of each place."""
+        made = await engine.generate(body["token_ids"], body["sampling_params"])
+        rows = engine.prompt_rows([*made.prompt, *made.tokens])[len(made.prompt) - 1 :]
+        tops = [self.client.most_probable(row, body["sampling_params"]["logprobs"]) for row in rows]
+        content = [
+            {"token": named(token), "logprob": logprob, "top_logprobs": self.alternatives(token, top)}
+            for token, logprob, top in zip(made.tokens, made.logprobs or (), tops, strict=False)
+        ]
+        choice = {"index": 0, "token_ids": made.tokens, "finish_reason": made.reason, "logprobs": {"content": content}}
+        return self.json(200, {"request_id": "1", "choices": [choice]})
+
+    def alternatives(self, _chosen: int, top: list[tuple[int, float]]) -> list[Json]:
+        """The most probable tokens of a place by their own names."""
+        return [{"token": named(token), "logprob": logprob} for token, logprob in top]
 
     def parameter(self, name: str, given: Any, schema: Json) -> tuple[str, Any]:
         """Why it is refused (empty if it is not), and its value. A query holds texts."""

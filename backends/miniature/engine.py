@@ -129,6 +129,9 @@ def _shown(value: Any) -> Any:
 class Engine:
     """One server. Every promise that a fault could break has its own method."""
 
+    key = ""
+    """What an OpenAI-style request must come with; empty if any may come."""
+
     def __init__(
         self,
         name: str,

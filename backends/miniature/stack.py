@@ -22,7 +22,7 @@ from backends.miniature.staleness import StalenessManager
 from backends.miniature.trainer import Trainer
 from harness.contract import messages
 from harness.contract.capability import Capability
-from harness.contract.topology import Placement, Topology
+from harness.contract.topology import KEY, Placement, Topology
 from harness.driving import census, probing, raw
 from harness.records.reference import ExpertShard
 
@@ -91,6 +91,9 @@ class Miniature:
         self._gone: list[Client] = []
         self.client.policies = request.policies
         self.client.takes_adapters = request.topology.lora
+        self.client.key = KEY if request.topology.keyed else ""
+        for engine in self.engines:
+            engine.key = self.client.key
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")
@@ -273,6 +276,7 @@ class Miniature:
         return await self.trainer.train(request)
 
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
+        self.client.refuse_adapter(request.name, request.wrong)
         await self.client.load_lora_adapter(request.name, request.version)
 
     async def write_lora_adapter(self, request: messages.WriteLoraRequest) -> None:
@@ -330,6 +334,7 @@ class Miniature:
             self.client.closed = False
             if request.life == "as configured":
                 self.client.configure(request)
+                self.client.listen(port_taken=request.port_taken)
             else:
                 self.client.model = MODEL
         return messages.ClientLifeResult(left=[said for gone in self._gone for said in gone.left()])
@@ -369,7 +374,8 @@ class Miniature:
         engine = self.engines[0]
         made = engine.arguments(request.options)
         asked = {name: value for name, value in made.items() if name in (request.options or made)}
-        return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings))
+        by = None if request.sync_backend is None else self.client.sync_backend(request.sync_backend)
+        return messages.EngineArgumentsResult(arguments=asked, configured=sorted(engine.settings), sync_backend=by)
 
     async def serving_arguments(self, request: messages.ServingArgumentsRequest) -> messages.ServingArgumentsResult:
         return messages.ServingArgumentsResult(arguments=self.endpoint.arguments(request.options))

@@ -32,7 +32,7 @@ def _factor(name: str, version: int, shape: tuple[int, int], spread: float) -> A
     return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
-def factors(weights: dict[str, Any], version: int) -> dict[str, tuple[Any, Any]]:
+def factors(weights: dict[str, Any], version: int, rank: int = RANK) -> dict[str, tuple[Any, Any]]:
     """Adapter version `version` of a checkpoint: weight → (A: rank × in, B: out × rank), float32."""
     made = {}
     for name, weight in weights.items():
@@ -41,8 +41,8 @@ def factors(weights: dict[str, Any], version: int) -> dict[str, tuple[Any, Any]]
         spread = math.sqrt(STRENGTH * float(weight.float().std()) / (SCALE * math.sqrt(RANK)))
         rows, columns = weight.shape
         made[name] = (
-            _factor(f"{name}:lora_A", version, (RANK, columns), spread),
-            _factor(f"{name}:lora_B", version, (rows, RANK), spread),
+            _factor(f"{name}:lora_A", version, (rank, columns), spread),
+            _factor(f"{name}:lora_B", version, (rows, rank), spread),
         )
     return made
 
@@ -58,19 +58,19 @@ def merged(weights: dict[str, Any], checkpoint: dict[str, Any], version: int, dt
     return whole
 
 
-def write(folder: Path, model_path: str, version: int) -> None:
+def write(folder: Path, model_path: str, version: int, rank: int = RANK) -> None:
     """Write adapter version `version` as a PEFT folder. Replaces an existing one. Each file is complete or absent."""
     from safetensors.torch import save_file
 
     tensors = {}
-    for name, (down, up) in factors(policy.checkpoint(model_path), version).items():
+    for name, (down, up) in factors(policy.checkpoint(model_path), version, rank).items():
         module = f"base_model.model.{name.removesuffix('.weight')}"
         tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = down, up
     configuration = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": model_path,
-        "r": RANK,
+        "r": rank,
         "lora_alpha": ALPHA,
         "lora_dropout": 0.0,
         "target_modules": list(TARGETS),

@@ -33,6 +33,7 @@ from backends.vllm.stack import VllmStack, check_gpu, installed
 from harness.contract import messages
 from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered, StartFailed
+from harness.contract.topology import KEY
 from harness.driving import allowance, census, probing
 
 MEGATRON = ("megatron-core", "megatron-bridge")
@@ -190,6 +191,8 @@ class SkyRLStack(VllmStack):
         self.prepare_vllm()
         os.environ.update(RAY_VARIABLES)
         os.environ |= dict.fromkeys(OWN_DEADLINES, f"{request.deadline_s:.0f}")
+        if request.topology.keyed:
+            os.environ["VLLM_API_KEY"] = KEY
         if request.start == "ray":
             multiprocessing.set_start_method("spawn", force=True)  # as SkyRL's entry points do
         os.environ["SKYRL_LOG_FILE"] = str(Path(request.logs) / "infra.log")
@@ -561,6 +564,10 @@ class SkyRLStack(VllmStack):
         """vLLM's arguments of the first engine under this configuration, by the stack's own code. No engine starts."""
         raise NotImplementedError
 
+    def sync_backend_of(self, cfg: Any) -> str:
+        """The backend that this configuration's weight syncs ask for, by the stack's own code."""
+        raise NotImplementedError
+
     def _given(self, options: Mapping[str, messages.Scalar]) -> Any:
         """The stack's configuration with these options for the engines beside its own."""
         cfg = copy.deepcopy(self.cfg)
@@ -571,6 +578,8 @@ class SkyRLStack(VllmStack):
 
     async def engine_arguments(self, request: messages.EngineArgumentsRequest) -> messages.EngineArgumentsResult:
         cfg = self._given(request.options)
+        asked = request.sync_backend
+        cfg.generator.inference_engine.weight_sync_backend = asked or cfg.generator.inference_engine.weight_sync_backend
         made = await asyncio.to_thread(self.engine_arguments_of, cfg)
         named = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
         keys = {field.name for field in dataclasses.fields(cfg.generator.inference_engine)}
@@ -581,6 +590,7 @@ class SkyRLStack(VllmStack):
                 if name in (request.options or named) and isinstance(value, messages.Scalar)
             },
             configured=sorted(keys & named.keys()),
+            sync_backend=None if asked is None else self.sync_backend_of(cfg),
         )
 
     def serving_arguments_of(self, cfg: Any) -> Mapping[str, Any]:

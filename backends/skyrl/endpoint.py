@@ -7,6 +7,10 @@ application here, without its socket.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -37,6 +41,18 @@ def open_on_loopback(engine_cfg: Any) -> None:
     [engine_cfg.http_endpoint_port] = ports.free(1)
     engine_cfg.http_endpoint_host = HOST
     engine_cfg.enable_http_endpoint = True
+
+
+@contextmanager
+def taken() -> Iterator[int]:
+    """A port of loopback at which another server answers each request with an error."""
+    server = ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def close(engine_cfg: Any) -> None:

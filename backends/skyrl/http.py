@@ -485,7 +485,7 @@ class HttpStack(SkyRLStack):
         return {"model": adapter or self.client.model_name} if self._names_models else {}
 
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
-        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version, wrong=request.wrong)
         client = self.client_of(request.name)
         if self._names_models:
             await client.load_lora_adapter(request.name, folder)
@@ -614,7 +614,11 @@ class HttpStack(SkyRLStack):
         if request.answer_limit_s is not None and not self.release.own_router:
             engine.router_init_kwargs |= {"request_timeout_secs": request.answer_limit_s}
         experiment = entry.experiment(configured, entry.no_group)
-        with self._environment(request.variables, briefly=nobodys or bool(request.variables)), started:
+        taken = endpoint.taken() if request.port_taken else nullcontext()
+        briefly = nobodys or bool(request.variables)
+        with self._environment(request.variables, briefly=briefly), started, taken as port:
+            if port is not None and not self.release.own_router:
+                engine.router_init_kwargs |= {"port": port}
             try:
                 return self._client_of(experiment)
             finally:
@@ -637,6 +641,10 @@ class HttpStack(SkyRLStack):
         from vllm import AsyncEngineArgs
 
         return AsyncEngineArgs.from_cli_args(self._command_line(cfg))
+
+    def sync_backend_of(self, cfg: Any) -> str:
+        """What the servers' command line says: client and trainer ask for the same."""
+        return str(self._command_line(cfg).weight_transfer_config.backend)
 
     def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
         """The names that a server's command line has. A server reads no others."""

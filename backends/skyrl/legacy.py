@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -308,7 +309,7 @@ class LegacyStack(SkyRLStack):
     async def load_lora_adapter(self, request: messages.LoadLoraRequest) -> None:
         from skyrl.backends.skyrl_train.weight_sync import LoraLoadRequest
 
-        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version)
+        folder = await asyncio.to_thread(self.adapters.written, request.name, request.version, wrong=request.wrong)
         await self.client.update_named_weights(LoraLoadRequest(lora_path=folder))
 
     # --- control plane
@@ -359,11 +360,20 @@ class LegacyStack(SkyRLStack):
             ours = {"run_engines_locally": False, "remote_urls": [messages.NOBODY], "num_engines": 1}
             entry.name_servers(configured, ours)
         experiment = entry.experiment(configured, entry.no_group)
-        with made, mock.patch.dict(os.environ, request.variables):
+        taken = endpoint.taken() if request.port_taken else nullcontext()
+        with made, mock.patch.dict(os.environ, request.variables), taken as port:
+            if port is not None:
+                engine_cfg.enable_http_endpoint, engine_cfg.http_endpoint_host = True, endpoint.HOST
+                engine_cfg.http_endpoint_port = port
             return experiment.get_inference_client()
 
     def engine_arguments_of(self, cfg: Any) -> Any:
         return arguments.of_engine(cfg, self.tokenizer)[0]
+
+    def sync_backend_of(self, cfg: Any) -> str:
+        from skyrl.backends.skyrl_train.weight_sync import BroadcastTransferStrategy
+
+        return str(BroadcastTransferStrategy.create_init_info(cfg.generator.inference_engine).backend)
 
     def serving_arguments_of(self, cfg: Any) -> dict[str, Any]:
         """An option is shown by each of its names: SkyRL makes one of two (vllm/utils.py, pop_openai_kwargs)."""

@@ -78,11 +78,13 @@ class Adapters:
         """Names that were loaded, or may have been."""
         self.clients: dict[str, Any] = {}
 
-    def written(self, name: str, version: int, *, half: bool = False) -> str:
-        """Write this version, or half of it, to the adapter's folder, and return the folder."""
+    def written(self, name: str, version: int, *, half: bool = False, wrong: str | None = None) -> str:
+        """Write this version, or half of it, to the adapter's folder, and return the folder. `wrong` as in `LoadLoraRequest`."""
         self.names.add(name)
-        folder = self._folder / name
-        lora.write(folder, self._model_path, version)
+        folder = self._folder / name.replace("/", "_")  # the base model's name is its path
+        if wrong == "folder":
+            return str(folder.with_name(f"{folder.name}-missing"))
+        lora.write(folder, self._model_path, version, 2 * lora.RANK if wrong == "rank" else lora.RANK)
         if half:
             lora.cut(folder)
         return str(folder)

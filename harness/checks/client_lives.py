@@ -88,6 +88,31 @@ def _judge_addresses(evidence: Evidence) -> Finding:
     return concluded(len(asked), wrong)
 
 
+def _judge_port(evidence: Evidence) -> Finding:
+    asked = [call for call in evidence.calls("client_life") if call.request["port_taken"]]
+    wrong: list[tuple[str, dict[str, Any]]] = []
+    for call in asked:
+        kind, message, status = error_of(call)
+        if kind is None:
+            wrong.append(
+                ("a client is made although its address cannot listen at the configured port", {"call": call.id})
+            )
+        elif not any(word in message.lower() for word in ("port", "address already in use")):
+            shown = {"call": call.id, "said": saying(kind, message, status)}
+            wrong.append(("the error about a configured port that is taken does not say so", shown))
+    return concluded(len(asked), wrong)
+
+
+TAKEN_PORT = Check(
+    name="taken_port",
+    fault="an address listens silently at another port than the configured one, or not at all: callers reach another process",
+    next_step="look at what becomes of the configured port, and of the error of its bind()",
+    reads=Fact.ERRORS,
+    errors_of=EVERY,
+    source="SkyRL documentation, Configuration Overview: http_endpoint_port, router_init_kwargs; vllm-router documentation, --port",
+    judge=_judge_port,
+)
+
 ANOTHERS = "another's"
 """`ClientLifeRequest.names` of addresses under the keys of another implementation."""
 NOBODYS = "nobody's"

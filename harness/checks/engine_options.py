@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from harness.checks.base import EVERY, Check, Evidence, Finding, concluded, untestable
 from harness.checks.errors import error_of
+from harness.contract.messages import SEVERAL_TEXTS
 from harness.records.recording import Call
 
 NOT_TOLD = "the stack does not say what it starts its engines with"
@@ -82,12 +83,39 @@ ENGINE_OPTIONS = Check(
 )
 
 
+def _judge_backend(evidence: Evidence) -> Finding:
+    calls = [call for call in evidence.calls("engine_arguments") if call.request.get("sync_backend") is not None]
+    wrong = []
+    for call in calls:
+        named, (error, message, _) = call.request["sync_backend"], error_of(call)
+        got = str((call.result or {}).get("sync_backend"))
+        if error is None and named not in got:
+            wrong.append((f"weights travel by another backend than the configuration names: {named}", {"got": got}))
+        elif error is not None and not _names(message, named):
+            wrong.append((f"a backend is refused by an error that does not name it: {named}", {"said": message}))
+    return concluded(len(calls), wrong)
+
+
+SYNC_BACKEND = Check(
+    name="sync_backend",
+    fault="a configured backend of weight syncs is silently replaced by another, also one that is misspelt",
+    next_step="follow weight_sync_backend to the transfer of weights: who maps it, and what becomes of a word that is not known",
+    errors_of=EVERY,
+    source='SkyRL documentation, Configuration Overview, weight_sync_backend: "Currently, we support nccl and gloo"',
+    judge=_judge_backend,
+)
+
+
 def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
     """What is wrong with the answer about each option of the OpenAI address."""
     error, message, _ = error_of(call)
     got = {} if call.result is None else call.result["arguments"]
     for name, value in (call.request.get("options") or {}).items():
-        if error is None and got.get(name) != value:
+        if error is None and name in SEVERAL_TEXTS and isinstance(got.get(name), str):
+            yield f"a text for an option that holds several stands for each of its letters: {name}", {"given": value}
+        elif error is None and got.get(name) != (
+            [value] if name in SEVERAL_TEXTS and isinstance(value, str) else value
+        ):
             yield f"an option for the OpenAI address does not reach it: {name}", {"given": value, "got": got.get(name)}
         elif error is not None and not _names(message, name):
             yield (

@@ -438,10 +438,14 @@ class TrainerWants(Message, frozen=True, kw_only=True):
 
 class LoadLoraRequest(Message, frozen=True, kw_only=True):
     """Load version `version` of an adapter under `name` into every engine. It replaces an adapter of that name
-    (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache."""
+    (vLLM documentation, /v1/load_lora_adapter with load_inplace). The caller has to reset the prefix cache.
+
+    `wrong`: the folder from which it is loaded does not exist, or its rank is twice the largest one that engines take
+    (vLLM documentation, LoRA Adapters: max_lora_rank)."""
 
     name: str
     version: int
+    wrong: Literal["folder", "rank"] | None = None
 
 
 class WriteLoraRequest(Message, frozen=True, kw_only=True):
@@ -494,17 +498,25 @@ Scalar = bool | int | float | str | None
 
 
 class EngineArgumentsRequest(Message, frozen=True, kw_only=True):
-    """What would engines be started with, if the configuration gave these `options` to the engine beside its own? Starts nothing."""
+    """What would engines be started with, if the configuration gave these `options` to the engine beside its own, and named this
+    backend for weight syncs (SkyRL, weight_sync_backend; None: its own)? Starts nothing."""
 
     options: dict[str, bool | int | float] = {}
+    sync_backend: str | None = None
 
 
 class EngineArgumentsResult(Message, frozen=True, kw_only=True):
     """What the stack's own code makes of its configuration. `arguments`: name → value of each argument of an engine that is a number,
-    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration."""
+    a text or None; those of `options` only, if there are any. `configured`: arguments with a key of their own in the configuration.
+    `sync_backend`: the backend by which weights would travel, in the stack's own word; None if the stack was not asked."""
 
     arguments: dict[str, Scalar]
+    sync_backend: str | None = None
     configured: list[str] = []
+
+
+SEVERAL_TEXTS = frozenset({"api_key", "allowed_origins"})
+"""Options of the OpenAI address that hold a list of texts (vLLM documentation, vllm serve, Frontend). One text is a list of one."""
 
 
 class ServingArgumentsRequest(Message, frozen=True, kw_only=True):
@@ -754,8 +766,8 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     the servers' alone, the entry point starts a proxy of its own (SkyRL: external_proxy_url, external_server_urls); "another's": those
     of servers, under the keys of another implementation, and nothing is started; "nobody's": `NOBODY` as a server's.
     `answer_limit_s`: that proxy's longest time for an answer in seconds, if it has one. `variables`: the environment in which the
-    entry point is called has these as well. All for "as configured" only; a stack without addresses has no use for `names` and
-    `answer_limit_s`."""
+    entry point is called has these as well. `port_taken`: at the port that the configuration names for the OpenAI address, another
+    process listens. All for "as configured" only; a stack without addresses has no use for `names` and `answer_limit_s`."""
 
     life: Literal[
         "made again", "closed", "collected", "in another thread", "in two loops", "alone", "as configured", "looked at"
@@ -765,6 +777,7 @@ class ClientLifeRequest(Message, frozen=True, kw_only=True):
     names: Literal["proxy and servers", "proxy", "servers", "another's", "nobody's"] = "proxy and servers"
     answer_limit_s: int | None = None
     variables: dict[str, str] = msgspec.field(default_factory=dict)
+    port_taken: bool = False
 
 
 class ClientLifeResult(Message, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
 DEFAULT_ENGINES = 2
 DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
 """Names of two topologies that differ only in their placement."""
+KEY = "parity"
+"""The key for the engines' API in a keyed topology."""
 
 
 class Placement(StrEnum):
@@ -54,6 +56,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """True if engines start with support for adapters (SkyRL #1014, task 11)."""
     plain: bool = False
     """True if remote servers are started by the engine's own command and not by the stack's server module. No sync reaches them."""
+    keyed: bool = False
+    """True if all processes of the stack have a key for the engines' API in their environment (vLLM documentation, VLLM_API_KEY)."""
 
     @property
     def world_size(self) -> int:

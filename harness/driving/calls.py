@@ -323,12 +323,15 @@ class Calls(ABC):
         """Give up a run that is not over."""
         await self._call("end_trainer_run", messages.Empty(), messages.Empty)
 
-    async def load_lora_adapter(self, name: str, version: int) -> None:
+    async def load_lora_adapter(
+        self, name: str, version: int, *, wrong: Literal["folder", "rank"] | None = None, label: str | None = None
+    ) -> None:
         """Load a version of a LoRA adapter under a name into every engine. It replaces an adapter of that name."""
         loaded = set(self._condition.adapters)
         self._condition.adapters.add(name)  # also when it fails: it may have reached some servers
         try:
-            await self._call("load_lora_adapter", messages.LoadLoraRequest(name=name, version=version), messages.Empty)
+            request = messages.LoadLoraRequest(name=name, version=version, wrong=wrong)
+            await self._call("load_lora_adapter", request, messages.Empty, label)
         except NotOffered:
             self._condition.adapters = loaded
             raise
@@ -361,6 +364,11 @@ class Calls(ABC):
         """What engines would be started with, if the configuration gave them these options as well."""
         request = messages.EngineArgumentsRequest(options=options)
         return await self._call("engine_arguments", request, messages.EngineArgumentsResult)
+
+    async def sync_backend(self, named: str) -> str | None:
+        """The backend by which weights would travel, if the configuration named this one."""
+        request = messages.EngineArgumentsRequest(sync_backend=named)
+        return (await self._call("engine_arguments", request, messages.EngineArgumentsResult)).sync_backend
 
     async def serving_arguments(self, **options: Any) -> dict[str, Any]:
         """Those of these options that the OpenAI address would be served with, if the configuration gave them as well. Without any:

@@ -13,10 +13,13 @@ from typing import Any
 
 import msgspec
 
+from harness.contract.messages import GenerateRequest, Generation
 from harness.records.recording import Call, CallError
 
 ROUTES = {"/v1/completions": "completion", "/v1/chat/completions": "chat_completion"}
 """Route of the OpenAI address → call of the contract."""
+TOKENS = "/inference/v1/generate"
+"""The route that answers token ids with token ids (vLLM documentation, /inference/v1/generate)."""
 SESSION = "x-session-id"
 """The header that names a request's session (SkyRL #1014, task 6)."""
 REQUEST_ID = "x-request-id"
@@ -40,11 +43,14 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
 
 def as_openai(call: Call) -> Call:
-    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for; other calls unchanged.
+    """An http() call to an OpenAI route as the completion() or chat_completion() that it stands for, one to `TOKENS` as generate();
+    other calls unchanged.
 
     For a status of 400 or more the result is the error body. Without one, the call gets a `CallError` named by the status.
     """
     method = ROUTES.get(call.request["path"]) if call.method == "http" and call.request["method"] == "POST" else None
+    if call.method == "http" and call.request["path"] == TOKENS and call.result is not None:
+        return _as_generate(call)
     if method is None:
         return call
     given = {name: header(call.request["headers"], name) for name in (SESSION, REQUEST_ID)}
@@ -59,6 +65,24 @@ def as_openai(call: Call) -> Call:
         error = CallError(kind=f"HTTP{status}", message=text[:2000] or reason(status), status=status)
         return msgspec.structs.replace(read, error=error)
     return msgspec.structs.replace(read, result={"body": body})
+
+
+def _as_generate(call: Call) -> Call:
+    """A call of `TOKENS` as the generate() of one prompt. Unchanged if it was refused."""
+    given, answer = body_of(call.request["body"]), body_of((call.result or {})["body"])
+    choices = answer.get("choices")
+    if not choices:
+        return call
+    said = [[place["logprob"] for place in (one.get("logprobs") or {}).get("content") or ()] for one in choices]
+    request = GenerateRequest(prompt_token_ids=[given["token_ids"]], sampling_params=given["sampling_params"])
+    result = Generation(
+        response_ids=[choice["token_ids"] for choice in choices],
+        responses=None,
+        stop_reasons=[choice["finish_reason"] for choice in choices],
+        response_logprobs=[one or None for one in said] if any(said) else None,
+    )
+    plain = {"request": msgspec.to_builtins(request), "result": msgspec.to_builtins(result)}
+    return msgspec.structs.replace(call, method="generate", **plain)
 
 
 def reason(status: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 from fixtures.prompts import Prompts
-from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, NOBODYS
+from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, NOBODYS, TAKEN_PORT
 from harness.checks.control_plane import FAN_OUT
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.pausing import KEPT
@@ -238,6 +238,20 @@ async def test_a_server_that_does_not_answer(stack: Stack, prompts: Prompts) -> 
     """SkyRL #1014, task 3: remote servers. An address may be misspelt, or its server may not be up yet."""
     await stack.attempt(stack.client_life("as configured", names=NOBODYS))
     await stack.attempt(stack.generate(prompts.unique(1), max_tokens=4, temperature=0.0))
+    await stack.client_life("made again")
+    await answers(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="if another process has the configured port of the OpenAI address, no client is made, and the error says why",
+    needs={Capability.CLIENT_LIVES, Capability.HTTP_ENDPOINT},
+    checks=[TAKEN_PORT],
+)
+async def test_a_configured_port_that_is_taken(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL documentation, Configuration Overview: http_endpoint_port; router_init_kwargs, with the router's port. A user's client
+    asks at that port, and would reach the other process."""
+    await stack.attempt(stack.client_life("as configured", names="servers", port_taken=True))
     await stack.client_life("made again")
     await answers(stack, prompts)
 

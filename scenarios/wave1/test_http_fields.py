@@ -14,11 +14,14 @@ from harness.checks.http_fields import HTTP_FIELDS
 from harness.checks.http_metrics import HTTP_METRICS
 from harness.checks.http_metrics import PATH as METRICS
 from harness.checks.http_routes import HTTP_ROUTES, NOWHERE
+from harness.checks.http_tokens import HTTP_TOKENS
+from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.request_fields import AS_IT_IS
+from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
-from harness.records.wire import REQUEST_ID, SESSION
+from harness.records.wire import REQUEST_ID, SESSION, TOKENS
 from harness.suite.scenario import scenario, variants
 from scenarios.requests import ANSWER, SPREAD
 
@@ -160,6 +163,20 @@ async def test_metrics(stack: Stack, prompts: Prompts) -> None:
     await stack.generate(prompts.unique(SPREAD), **ANSWER)
     for server in stack.servers:
         await stack.attempt(stack.http(HttpRequest(method="GET", path=METRICS, server=server)))
+
+
+@scenario(
+    task=0,
+    promise="a server that is asked by token ids names each of the most probable tokens by its own id",
+    needs={Capability.SERVER_ADDRESSES},
+    checks=[HTTP_TOKENS, greedy(), ALL_COMPLETE],
+)
+async def test_alternatives_by_token_id(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, /inference/v1/generate; OpenAI API reference, chat completions: top_logprobs."""
+    for server in stack.servers:
+        for prompt in prompts.unique(2):
+            body = {"model": stack.model_name, "token_ids": prompt, "sampling_params": {**ANSWER, "logprobs": 3}}
+            await stack.http(HttpRequest(path=TOKENS, headers=JSON, body=json.dumps(body), server=server))
 
 
 UNDECLARED: dict[str, dict[str, Any]] = {

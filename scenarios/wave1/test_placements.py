@@ -18,6 +18,12 @@ from harness.suite.scenario import scenario
 from scenarios.requests import EVERYWHERE, SPREAD, sessions
 
 ANSWER: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0, "logprobs": 1}
+EVERY_CALL = [
+    greedy("tokens"),
+    greedy("completion", methods=("completion",)),
+    greedy("chat", methods=("chat_completion",)),
+    ALL_COMPLETE,
+]
 
 
 @scenario(
@@ -61,16 +67,29 @@ async def test_disaggregated_engines_never_sleep(stack: Stack, prompts: Prompts)
     task=3,
     promise="servers of vLLM's own command serve every call of the data plane",
     needs={Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION},
-    checks=[
-        greedy("tokens"),
-        greedy("completion", methods=("completion",)),
-        greedy("chat", methods=("chat_completion",)),
-        ALL_COMPLETE,
-    ],
+    checks=EVERY_CALL,
     topologies=["remote-plain"],
 )
 async def test_servers_of_vllms_own_command(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #1014, task 3: "standalone vLLM". vLLM documentation, vllm serve."""
+    await every_call(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="where the environment has a key for the engines' API, every call of the client is answered all the same",
+    needs={Capability.SAMPLE, Capability.CHAT_COMPLETION, Capability.COMPLETION},
+    checks=EVERY_CALL,
+    topologies=["keyed"],
+)
+async def test_a_key_in_the_environment(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, Environment Variables, VLLM_API_KEY: servers take it as --api-key does, and refuse who does not send it. The
+    stack starts both its servers and its client."""
+    await every_call(stack, prompts)
+
+
+async def every_call(stack: Stack, prompts: Prompts) -> None:
+    """Greedy answers by each call of the data plane. Each may be refused."""
     body = {"model": stack.model_name, "temperature": 0, "max_tokens": 16, "return_token_ids": True}
     await stack.attempt(stack.generate(prompts.unique(SPREAD), label="tokens", temperature=0.0, max_tokens=16))
     await stack.attempt(stack.sample(prompts.one(), 1, label="tokens", temperature=0.0, max_tokens=16))

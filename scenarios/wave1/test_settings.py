@@ -7,7 +7,7 @@ import string
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS
+from harness.checks.engine_options import ENGINE_OPTIONS, SERVING_OPTIONS, SYNC_BACKEND
 from harness.checks.left_out import LEFT_OUT
 from harness.checks.overrides import CONFIGURED_SAMPLING, OVERRIDES
 from harness.checks.settings import SETTINGS
@@ -55,6 +55,18 @@ async def test_options_for_the_engines(stack: Stack, prompts: Prompts) -> None: 
             await stack.attempt(stack.engine_arguments(**{given: another(numbers[name])}))
 
 
+@scenario(
+    task=0,
+    promise="weights travel by the backend that the configuration names, or it is refused by its name",
+    needs={Capability.ENGINE_OPTIONS, Capability.WEIGHT_SYNC},
+    checks=[SYNC_BACKEND],
+)
+async def test_the_backend_of_weight_syncs(stack: Stack, prompts: Prompts) -> None:  # noqa: ARG001 - as all
+    """SkyRL documentation, Configuration Overview, weight_sync_backend. The last one is misspelt. No engine starts."""
+    for backend in ("nccl", "gloo", misspelt("nccl")):
+        await stack.attempt(stack.sync_backend(backend))
+
+
 def others(value: Scalar) -> list[Scalar]:
     """Other values of the same type: of a number also a small one, of a text also such as look like something else."""
     match value:
@@ -77,10 +89,13 @@ SERVING: list[dict[str, Any]] = [
     {"chat_template": "{{ messages[0]['content'] }}"},
     {"default_chat_template_kwargs": {"enable_thinking": False}},
     {"host": "127.0.0.2"},
+    {"api_key": ["secret"]},
+    {"api_key": "secret"},
+    {"allowed_origins": "https://page.invalid"},
 ]
 """Options of the OpenAI address that are given together; the second are other names of the first. A template is given as text or as
-the path of a file (vLLM documentation, --chat-template). The last but one switches off thinking of a Qwen3 (vLLM documentation,
---default-chat-template-kwargs)."""
+the path of a file (vLLM documentation, --chat-template). `enable_thinking` is Qwen3's (vLLM documentation,
+--default-chat-template-kwargs). A key is given as a list, and as the text that a command line makes of it."""
 
 
 @scenario(

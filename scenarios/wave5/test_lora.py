@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from fixtures.prompts import Prompts
 from harness.checks.adapters import (
@@ -25,7 +25,7 @@ from harness.checks.weights import EVERY_PARAMETER, SAME_VERSION_SAME_PARAMETERS
 from harness.contract.capability import Capability
 from harness.contract.messages import HopFault
 from harness.driving.stack import Stack
-from harness.suite.scenario import scenario
+from harness.suite.scenario import scenario, variants
 from scenarios.hops import AFTER_THE_ENGINE, CONTROL_FAULTS
 from scenarios.pauses import interrupted
 from scenarios.requests import ANSWER, ask_as_configured, long, sessions
@@ -453,6 +453,41 @@ async def test_a_name_that_is_not_there_to_unload(stack: Stack, prompts: Prompts
     await stack.load_lora_adapter("policy", 1)
     await stack.attempt(stack.unload_lora_adapter("nobody", label="unload"))
     await stack.generate(prompts.unique(2), lora_adapter="policy", label="tokens", **SCORED)
+
+
+@variants(
+    {
+        "test_an_adapter_whose_folder_is_missing": {
+            "wrong": "folder",
+            "checks": [names_error("folder", "policy"), greedy()],
+        },
+        "test_an_adapter_above_the_largest_rank": {"wrong": "rank", "checks": [names_error("rank", "rank"), greedy()]},
+    },
+    task=11,
+    promise="an adapter that engines cannot take is refused with what is wrong, and leaves the base model and the next load alone",
+    needs={Capability.LORA},
+    topologies=LORA,
+)
+async def a_wrong_adapter(stack: Stack, prompts: Prompts, *, wrong: Literal["folder", "rank"]) -> None:
+    """vLLM documentation, LoRA Adapters: /v1/load_lora_adapter refuses an adapter that cannot be loaded; max_lora_rank."""
+    batch = prompts.unique(4)
+    await stack.attempt(stack.load_lora_adapter("policy", 1, wrong=wrong, label=wrong))
+    await stack.generate(batch, **SCORED)
+    await stack.load_lora_adapter("policy", 2)
+    await stack.generate(batch, lora_adapter="policy", **SCORED)
+
+
+@scenario(
+    task=11,
+    promise="an adapter cannot take the base model's name: a request for the base model is answered by it",
+    needs=BY_NAME,
+    checks=[names_error("taken", "name", "model"), greedy()],
+    topologies=LORA,
+)
+async def test_an_adapter_under_the_base_models_name(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, LoRA Adapters: a request's "model" is the base model's name or that of an adapter."""
+    await stack.attempt(stack.load_lora_adapter(stack.model_name, 1, label="taken"))
+    await stack.generate(prompts.unique(4), **SCORED)
 
 
 @scenario(

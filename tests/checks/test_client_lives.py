@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, CONFIGURED
+from harness.checks.client_lives import ADDRESSES, ANOTHERS, CLIENT_LIVES, CLOSED, CONFIGURED, TAKEN_PORT
 from harness.contract.messages import ClientLifeRequest, ClientLifeResult
 from tests import traces
 from tests.checks.scene import Scene
@@ -86,4 +86,21 @@ def test_addresses_under_anothers_keys(failed, reason):
     if failed is not None:
         made.change(made.calls[-1], result=None, error=failed)
     found = made.judge(ADDRESSES)
+    assert (found.status, found.reason) == ("fail" if reason else "pass", reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("port 8000 is in use", ""),
+        ("[Errno 98] Address already in use", ""),
+        ("broken", "the error about a configured port that is taken does not say so"),
+        (None, "a client is made although its address cannot listen at the configured port"),
+    ],
+)
+def test_a_configured_port_that_is_taken(said, reason):
+    made = Scene()
+    call = made.call("client_life", ClientLifeRequest(life="as configured", port_taken=True), ClientLifeResult())
+    made.change(call, error=said and error("OSError", said), result=None if said else {"left": []})
+    found = made.judge(TAKEN_PORT)
     assert (found.status, found.reason) == ("fail" if reason else "pass", reason)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.checks.engine_options import ENGINE_OPTIONS, NOT_TOLD, SERVING_OPTIONS
+from harness.checks.engine_options import ENGINE_OPTIONS, NOT_TOLD, SERVING_OPTIONS, SYNC_BACKEND
 from harness.records.recording import CallError
 from tests.checks.scene import Scene
 from tests.traces import error
@@ -72,6 +72,31 @@ def test_those_that_are_ignored_are_named_unless_all_are():
 
 def test_a_stack_that_does_not_say_what_it_starts_its_engines_with():
     assert Scene().judge(ENGINE_OPTIONS).reason == NOT_TOLD
+
+
+@pytest.mark.parametrize(
+    ("named", "got", "failed", "said"),
+    [
+        ("gloo", "gloo", None, None),
+        ("nccl", "skyrl_nccl", None, None),
+        ("gloo", "nccl", None, "weights travel by another backend than the configuration names: gloo"),
+        ("nccll", None, "no backend nccll", None),
+        ("nccll", None, "broken", "a backend is refused by an error that does not name it: nccll"),
+    ],
+)
+def test_the_backend_of_weight_syncs(named, got, failed, said):
+    scene = Scene()
+    call = scene.call("engine_arguments", {"options": {}, "sync_backend": named}, got and {"sync_backend": got})
+    scene.change(call, result=got and {"sync_backend": got}, error=failed and error("ValueError", failed))
+    found = scene.judge(SYNC_BACKEND)
+    assert (found.status, found.reason) == (("pass", "") if said is None else ("fail", said))
+
+
+@pytest.mark.parametrize(("got", "passes"), [(["secret"], True), ("secret", False), (["other"], False), (None, False)])
+def test_a_text_for_an_option_that_holds_several(got, passes):
+    scene = Scene()
+    scene.call("serving_arguments", {"options": {"api_key": "secret"}}, {"arguments": {"api_key": got}})
+    assert scene.judge(SERVING_OPTIONS).status == ("pass" if passes else "fail")
 
 
 @pytest.mark.parametrize(

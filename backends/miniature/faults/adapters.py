@@ -13,7 +13,7 @@ from backends.miniature.engine import Engine, Output, Request
 from backends.miniature.faults.registry import ONE, seeded
 from backends.miniature.interface import Interface
 from harness.contract.faults import ROWS, Fact
-from harness.contract.messages import Generation, SampleRequest
+from harness.contract.messages import Generation, SampleRequest, SessionId
 
 
 @seeded("adapter_ignored", "every_server", caught_by=["adapter_effect"], corrupts=Fact.ADAPTERS)
@@ -210,6 +210,34 @@ class UnknownUnloadAccepted(Engine):
     async def remove_lora(self, *, name: str) -> None:
         self.fired += name not in self.adapters
         self.adapters.pop(name, None)
+
+
+@seeded("wrong_adapter_accepted", caught_by=["errors.named"])
+class WrongAdapterAccepted(Client):
+    """An adapter whose folder or rank is wrong counts as loaded."""
+
+    def refuse_adapter(self, name: str, wrong: str | None) -> None:
+        self.fired += wrong is not None
+        super().refuse_adapter(name, None)
+
+
+@seeded(
+    "base_models_name_taken",
+    caught_by=["errors.named", "tokens.greedy"],
+    corrupts=Fact.ADAPTERS,
+    changes=frozenset({"Client.refuse_adapter"}),
+)
+class BaseModelsNameTaken(Client):
+    """An adapter that is loaded under the base model's name answers in its place."""
+
+    def refuse_adapter(self, name: str, wrong: str | None) -> None:
+        self.fired += name == MODEL
+        super().refuse_adapter("any" if name == MODEL else name, wrong)
+
+    async def row(self, session: SessionId | None, prompt: list[int], params: dict[str, Any], **more: Any) -> Output:
+        if more.get("adapter") is None and all(MODEL in engine.adapters for engine in self.engines):
+            more["adapter"] = MODEL
+        return await super().row(session, prompt, params, **more)
 
 
 @seeded("adapter_resurrected", caught_by=["adapter_effect", "tokens.greedy"], corrupts=Fact.ADAPTERS | Fact.LOGPROBS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from backends.miniature.client import error_body
-from backends.miniature.endpoint import Endpoint
+from backends.miniature.endpoint import Endpoint, named
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
@@ -31,6 +31,15 @@ class MetricsGone(Endpoint):
         self.fired += 1
         whole = super().metrics(engine)
         return HttpResponse(status=whole.status, headers=whole.headers, body="process_cpu_seconds_total 1.0\n")
+
+
+@seeded("alternatives_misnamed", caught_by=["http_tokens"])
+class AlternativesMisnamed(Endpoint):
+    """Every alternative of a place has the name of the chosen token."""
+
+    def alternatives(self, chosen: int, top: list[tuple[int, float]]) -> list[dict[str, Any]]:
+        self.fired += 1
+        return [one | {"token": named(chosen)} for one in super().alternatives(chosen, top)]
 
 
 @seeded("endpoint_lacks_a_route", "server_error", caught_by=["http_routes", "errors.named"])

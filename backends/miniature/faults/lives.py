@@ -21,6 +21,15 @@ class ConfiguredByAnotherName(Client):
         self.model = f"/checkpoints/{MODEL}"
 
 
+@seeded("key_not_sent", caught_by=["all_complete"], corrupts=Fact.ANSWERS, changes=frozenset({"Client.bearer"}))
+class KeyNotSent(Client):
+    """A client does not send the key in its environment, which its own servers ask for."""
+
+    def bearer(self) -> str:
+        self.fired += self.key != ""
+        return ""
+
+
 @seeded("client_lives", "configured_by_a_merged_adapter", caught_by=["client_lives"])
 class ConfiguredByAMergedAdapter(Client):
     """A client asks for the configuration's adapter by name, although the trainer merges it into the weights."""
@@ -61,6 +70,14 @@ class SilentServersNotNamed(Client):
             self.fired += 1
             raise RuntimeError("the proxy did not become healthy")
         super().configure(request)
+
+
+@seeded("taken_port_ignored", caught_by=["taken_port"])
+class TakenPortIgnored(Client):
+    """A client is made although its address cannot listen at the configured port."""
+
+    def listen(self, *, port_taken: bool) -> None:
+        self.fired += port_taken
 
 
 @seeded("client_lives", "asks_an_http_proxy", caught_by=["client_lives"], corrupts=ROWS)

@@ -71,6 +71,24 @@ class RefusedOptionUnnamed(Engine):
             raise TypeError("the engine cannot be configured") from e
 
 
+@seeded("sync_backend_replaced", caught_by=["sync_backend"])
+class SyncBackendReplaced(Client):
+    """Weights travel by one backend, whatever the configuration names."""
+
+    def sync_backend(self, named: str) -> str:
+        self.fired += named != "nccl"
+        return "nccl"
+
+
+@seeded("serving_option_in_letters", caught_by=["serving_options"])
+class OptionInLetters(Endpoint):
+    """A text for an option that holds several stays a text, of which each letter is one."""
+
+    def several(self, name: str, value: Any) -> Any:
+        self.fired += value != super().several(name, value)
+        return value
+
+
 @seeded("serving_option_ignored", "other_name", caught_by=["serving_options"])
 class OtherNameOfAnOptionIgnored(Endpoint):
     """An option of the OpenAI address does not reach it under one of its two names."""
