@@ -64,6 +64,8 @@ class Client:
         self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
+        self.recommended: Mapping[str, float] = tokenizer.VOCABULARY.sampling
+        """Sampling parameters that the checkpoint recommends."""
         self.takes_adapters = False
         """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL
@@ -286,7 +288,7 @@ class Client:
 
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
         """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""
-        return {**tokenizer.VOCABULARY.sampling, **{name: value for name, value in given.items() if value is not None}}
+        return {**self.recommended, **{name: value for name, value in given.items() if value is not None}}
 
     def nameless(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """The error for a body that names no model (SkyRL 0.3.0, RemoteInferenceClient); None for one that does."""

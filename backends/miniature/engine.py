@@ -129,6 +129,9 @@ def _shown(value: Any) -> Any:
 class Engine:
     """One server. Every promise that a fault could break has its own method."""
 
+    first_space = True
+    """False: its tokenizer leaves out a space at the beginning of a text."""
+
     def __init__(
         self,
         name: str,
@@ -526,7 +529,8 @@ class Engine:
         return text[: text.index(met) + (len(met) if request.params.get("include_stop_str_in_output") else 0)]
 
     def decode(self, request: Request, tokens: list[int]) -> str:
-        return tokenizer.decode(tokens, skip_special_tokens=request.params.get("skip_special_tokens", True))
+        skip = request.params.get("skip_special_tokens", True)
+        return tokenizer.decode(tokens, skip_special_tokens=skip, first_space=self.first_space)
 
     # --- control plane
 

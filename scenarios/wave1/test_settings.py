@@ -132,3 +132,19 @@ async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Promp
         callers.create_task(stack.completion({**body, "prompt": prompts.unique(SPREAD)}))
         for messages in prompts.conversations(SPREAD):
             callers.create_task(stack.chat_completion({**body, "messages": messages}))
+
+
+@scenario(
+    task=0,
+    promise="a chat without max_tokens ends at the checkpoint's max_new_tokens, or at the end of the context",
+    needs={Capability.CHAT_COMPLETION},
+    checks=[LEFT_OUT],
+    topologies=["llama"],
+)
+async def test_the_length_that_a_chat_leaves_out(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: generation_config.json; --generation-config: "If max_new_tokens is specified in
+    generation config, then it sets a server-wide limit on the number of output tokens for all requests." Which of the two it is is
+    compared between stacks."""
+    assert stack.vocabulary.defaults
+    for messages in prompts.conversations(2):
+        await stack.chat_completion({"model": stack.model_name, "messages": messages, "temperature": 1.0})
