@@ -85,10 +85,10 @@ def _wrong(evidence: Evidence, row: Answer) -> str | None:
         return tidy(evidence.reference.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     expected, text = decode(row.tokens, skip_special_tokens=skip), tidy(row.text or "")
+    if row.text == f" {_expected(evidence, row)}":
+        return "text begins with a space that the decoding of its tokens leaves out"
     if text == expected:
         return None
-    if text == f" {expected}":
-        return "text begins with a space that the decoding of its tokens leaves out"
     if text == decode(row.tokens, skip_special_tokens=not skip):
         return (
             "text holds special tokens that were to be skipped"
