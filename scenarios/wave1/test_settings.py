@@ -143,8 +143,8 @@ async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Promp
 )
 async def test_the_length_that_a_chat_leaves_out(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: generation_config.json; --generation-config: "If max_new_tokens is specified in
-    generation config, then it sets a server-wide limit on the number of output tokens for all requests." Which of the two it is is
-    compared between stacks."""
+    generation config, then it sets a server-wide limit on the number of output tokens for all requests." Comparisons of two stacks
+    show which of the two applies."""
     assert stack.vocabulary.defaults
     for messages in prompts.conversations(2):
         await stack.chat_completion({"model": stack.model_name, "messages": messages, "temperature": 1.0})

@@ -84,8 +84,8 @@ async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prom
 )
 async def test_text_of_a_tokenizer_that_marks_spaces(stack: Stack, prompts: Prompts) -> None:
     """SkyRL, InferenceEngineOutput: the guarantee. Llama 2's tokenizer has spaces in its tokens and leaves out the one that a text
-    begins with. The checkpoint asks for a clean-up as well (Transformers documentation, clean_up_tokenization_spaces), which its
-    tokenizer may or may not do."""
+    begins with. The checkpoint also asks for a clean-up (Transformers documentation, clean_up_tokenization_spaces): Transformers 4
+    does it for such a tokenizer, Transformers 5 does not."""
     some = [stack.vocabulary.one_space, *stack.vocabulary.spelled("ab.,?!")]
     await stack.generate(prompts.unique(24), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
 
