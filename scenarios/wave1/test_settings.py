@@ -118,7 +118,7 @@ async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) ->
     promise="a sampling parameter that a request leaves out is the one that the checkpoint recommends, or vLLM's own",
     needs={Capability.CHAT_COMPLETION, Capability.COMPLETION},
     checks=[LEFT_OUT],
-    topologies=EVERYWHERE,
+    topologies=[*EVERYWHERE, "moe"],
 )
 async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: "By default, the server applies generation_config.json from the Hugging Face model
