@@ -42,6 +42,7 @@ def test_facts_of_a_vocabulary_with_a_fallback_to_bytes(poor: Vocabulary):
         lambda of: of.plain,
         lambda of: of.spelled("abc"),
         lambda of: of.some_special(3),
+        lambda of: of.one_space,
         lambda of: Prompts("a", of).one(),
         lambda of: msgspec.structs.replace(of, byte_ids={}).parts,
         lambda of: msgspec.structs.replace(of, byte_ids={0xA1: 2}).cut,

@@ -66,6 +66,8 @@ class Client:
         self.closed = False
         self.policies = ""
         """Folder of trained policy versions."""
+        self.recommended: Mapping[str, float] = tokenizer.VOCABULARY.sampling
+        """Sampling parameters that the checkpoint recommends."""
         self.takes_adapters = False
         """True if engines take adapters, so that no sync brings the base model back."""
         self.model = MODEL
@@ -298,7 +300,7 @@ class Client:
 
     def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
         """Parameters that are left out, or null, are what the checkpoint recommends (vLLM documentation, OpenAI-Compatible Server)."""
-        return {**tokenizer.VOCABULARY.sampling, **{name: value for name, value in given.items() if value is not None}}
+        return {**self.recommended, **{name: value for name, value in given.items() if value is not None}}
 
     def bearer(self) -> str:
         """The key that a body comes with (vLLM documentation, VLLM_API_KEY: it protects the OpenAI-style routes)."""

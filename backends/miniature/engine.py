@@ -131,6 +131,8 @@ class Engine:
 
     key = ""
     """What an OpenAI-style request must come with; empty if any may come."""
+    first_space = True
+    """False: its tokenizer leaves out a space at the beginning of a text."""
 
     def __init__(
         self,
@@ -529,7 +531,8 @@ class Engine:
         return text[: text.index(met) + (len(met) if request.params.get("include_stop_str_in_output") else 0)]
 
     def decode(self, request: Request, tokens: list[int]) -> str:
-        return tokenizer.decode(tokens, skip_special_tokens=request.params.get("skip_special_tokens", True))
+        skip = request.params.get("skip_special_tokens", True)
+        return tokenizer.decode(tokens, skip_special_tokens=skip, first_space=self.first_space)
 
     # --- control plane
 

@@ -166,7 +166,7 @@ class MiniatureReference:
         return _noise(self._request.dtype)
 
     async def vocabulary(self, _request: Empty) -> Vocabulary:
-        return tokenizer.VOCABULARY
+        return tokenizer.of(self._request.topology.model)
 
     async def render(self, request: reference.RenderRequest) -> reference.Tokens:
         tokens = tokenizer.render(
@@ -175,7 +175,8 @@ class MiniatureReference:
         return reference.Tokens(tokens=tokens)
 
     async def decode(self, request: reference.DecodeRequest) -> reference.Text:
-        return reference.Text(text=tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens))
+        skip, llama = request.skip_special_tokens, self._request.topology.model == "llama"
+        return reference.Text(text=tokenizer.decode(request.tokens, skip_special_tokens=skip, first_space=not llama))
 
     async def encode(self, request: reference.EncodeRequest) -> reference.Tokens:
         return reference.Tokens(tokens=tokenizer.encode(request.text))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from backends.miniature import faults, model
+from backends.miniature import faults, model, tokenizer
 from backends.miniature.client import MODEL, Client, RetryingClient
 from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import DEVICE_BYTES, Engine
@@ -84,6 +84,7 @@ class Miniature:
         for engine in self.engines:
             engine.placed(colocated=request.topology.placement is Placement.COLOCATED)
             engine.configure(self._configured())
+            engine.first_space = request.topology.model != "llama"
         self.router = parts.router(self.engines, request.seed)
         raw.watch(parts.client)
         raw.watch(parts.interface)
@@ -94,6 +95,7 @@ class Miniature:
         self.client.key = KEY if request.topology.keyed else ""
         for engine in self.engines:
             engine.key = self.client.key
+        self.client.recommended = tokenizer.of(request.topology.model).sampling
         self.client.connect(self.router, self.engines)
         self.interface = parts.interface(self.client)
         raw.watch(parts.generator, "generator")

@@ -12,8 +12,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from harness.contract import vocabulary
-from harness.contract.vocabulary import TINY_SAMPLING, TINY_TEMPLATE
+from harness.contract.topology import Architecture
+from harness.contract.vocabulary import LLAMA_SAMPLING, TINY_SAMPLING, TINY_TEMPLATE, Vocabulary
 
 SPECIAL = {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>"}
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -30,8 +33,9 @@ _OF_SPECIAL = {text: token for token, text in SPECIAL.items()}
 _SPLIT = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL.values()) + ")")
 
 
-def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-    """The text of tokens. Invalid bytes become U+FFFD."""
+def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True, first_space: bool = True) -> str:
+    """The text of tokens. Invalid bytes become U+FFFD. `first_space=False` leaves out a space at its beginning, as Llama 2's
+    tokenizer does."""
     text, run = [], b""
     for token in tokens:
         if token not in SPECIAL:
@@ -39,7 +43,8 @@ def decode(tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         elif not skip_special_tokens:
             text.append(run.decode(errors="replace") + SPECIAL[token])
             run = b""
-    return "".join(text) + run.decode(errors="replace")
+    whole = "".join(text) + run.decode(errors="replace")
+    return whole if first_space else whole.removeprefix(" ")
 
 
 def encode(text: str) -> list[int]:
@@ -60,7 +65,8 @@ def encode(text: str) -> list[int]:
 
 VOCABULARY = vocabulary.read(
     size=len(SPECIAL) + len(_PIECES),
-    ids={chr(byte): _OF_BYTE[byte] for byte in _PRINTABLE} | {vocabulary.PAIR: _OF_PAIR[vocabulary.PAIR.encode()]},
+    ids={chr(byte): _OF_BYTE[byte] for byte in _PRINTABLE}
+    | {vocabulary.SPACES[0]: _OF_BYTE[ord(" ")], vocabulary.PAIR: _OF_PAIR[vocabulary.PAIR.encode()]},
     decode=decode,
     special=SPECIAL,
     eos=2,
@@ -69,6 +75,11 @@ VOCABULARY = vocabulary.read(
     sampling=TINY_SAMPLING,
 )
 EOS = VOCABULARY.eos
+
+
+def of(architecture: Architecture | None) -> Vocabulary:
+    """The vocabulary of an architecture, with what its checkpoint recommends."""
+    return msgspec.structs.replace(VOCABULARY, sampling=LLAMA_SAMPLING) if architecture == "llama" else VOCABULARY
 
 
 def render(

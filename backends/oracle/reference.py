@@ -153,7 +153,12 @@ class Reference:
             ends=[ends] if isinstance(ends, int) else ends or [],
             template=tokenizer.get_chat_template() if tokenizer.chat_template else "",
             named={name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)},
-            sampling={name: recommended[name] for name in vocabulary.RECOMMENDED if name in recommended},
+            sampling={
+                name: recommended[key]
+                for key, name in vocabulary.RECOMMENDED.items()
+                if recommended.get(key) is not None
+            },
+            cleans=bool(tokenizer.clean_up_tokenization_spaces),
         )
 
     async def render(self, request: RenderRequest) -> Tokens:
@@ -167,7 +172,9 @@ class Reference:
         return Tokens(tokens=[int(t) for t in ids])
 
     async def decode(self, request: DecodeRequest) -> Text:
-        text = self._tokenizer.decode(request.tokens, skip_special_tokens=request.skip_special_tokens)
+        text = self._tokenizer.decode(
+            request.tokens, skip_special_tokens=request.skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return Text(text=text)
 
     async def encode(self, request: EncodeRequest) -> Tokens:

@@ -41,6 +41,9 @@ ENGINE_DEFAULTS: dict[str, Any] = {
 }
 """Value of a field of SamplingParams that the tap does not show (vLLM documentation, SamplingParams)."""
 
+OBJECTS = frozenset({"structured_outputs"})
+"""Parameters of which the tap shows only that there is one (vLLM makes an object of them)."""
+
 SAMPLING_EPSILON = 1e-5
 """Below this temperature vLLM samples greedily and ignores top_p, top_k and min_p (vLLM, SamplingParams)."""
 
@@ -123,7 +126,8 @@ def parameters(evidence: Evidence, row: Row, execution: Execution) -> Iterator[t
         if at not in ENGINE_DEFAULTS:
             # Fields of an OpenAI body that are not sampling parameters (model, messages, …) are judged by other checks.
             if row.call.method in LISTS:
-                yield field, given, None, given == execution.sampling_params.get(field)
+                seen = execution.sampling_params.get(field)
+                yield field, given, seen, given == seen or (field in OBJECTS and seen is not None)
             continue
         seen = execution.sampling_params.get(at, ENGINE_DEFAULTS[at])
         if at == "stop_token_ids":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from harness.checks.base import Check, Evidence, Finding, Tap, concluded, untestable
+from harness.checks.base import Check, Evidence, Execution, Finding, Tap, concluded, untestable
 from harness.checks.echo import ENGINE_DEFAULTS
 from harness.checks.matching import Row, assignment, queries
 from harness.contract.faults import Fact
+from harness.contract.messages import MAX_MODEL_LEN
 
 
 def _judge(evidence: Evidence) -> Finding:
@@ -21,7 +22,7 @@ def _judge(evidence: Evidence) -> Finding:
             for field in (name for name in recommended if row.params.get(name) is None):
                 facts += 1
                 seen = execution.sampling_params.get(field, ENGINE_DEFAULTS[field])
-                if seen in (recommended[field], ENGINE_DEFAULTS[field]):
+                if seen == recommended[field] or seen in _own(field, row, execution):
                     taken[row.call.method, field].setdefault(seen == recommended[field], row)
                 else:
                     reason = f"{row.call.method}() without {field} gets neither the checkpoint's nor the engine's"
@@ -32,6 +33,12 @@ def _judge(evidence: Evidence) -> Finding:
         if len(rows) > 1
     ]
     return concluded(facts, wrong) if facts else untestable("no request left out what the checkpoint recommends")
+
+
+def _own(field: str, row: Row, execution: Execution) -> list[Any]:
+    """vLLM's own defaults. A chat goes on to the end of the context, and generate() does in some releases (vLLM, get_max_tokens)."""
+    whole = [MAX_MODEL_LEN - len(execution.prompt)] if field == "max_tokens" else []
+    return whole if whole and row.call.method == "chat_completion" else [*whole, ENGINE_DEFAULTS[field]]
 
 
 def _both(rows: dict[bool, Row]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from harness.checks.answers import Answer, of_answers
@@ -14,13 +15,16 @@ from harness.records.reference import DecodeRequest, Query
 
 REPLACEMENT = "\ufffd"
 """A decoder's output for bytes that form no whole character."""
+BEFORE_PUNCTUATION = re.compile(r" +(?=[.,?!']|n't)|(?<=') +")
+"""Spaces that a tokenizer's clean-up may remove (Transformers documentation, clean_up_tokenization_spaces)."""
 
 
-def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] = LISTS) -> Check:
+def text_of_tokens(*labels: str, special: bool = False, spaced: bool = False, methods: Sequence[str] = LISTS) -> Check:
     """`text` is the decoding of `tokens`, without special tokens unless skip_special_tokens is false.
 
     `stopping.stop_text` judges rows that a stop string ended. `special` requires that special tokens occur before the
-    end of an output.
+    end of an output, `spaced` that an output begins with a space. If the checkpoint asks for a clean-up, spaces before punctuation
+    may be missing: SkyRL does not say with which arguments it decodes.
     """
 
     def rule(evidence: Evidence, rows: list[Answer]) -> Finding:
@@ -29,6 +33,8 @@ def text_of_tokens(*labels: str, special: bool = False, methods: Sequence[str] =
             return untestable("no output had a text to compare")
         if special and not any(_has_special(evidence, row) for row in rows):
             return untestable("no special token occurred within an output")
+        if spaced and not any(row.tokens[:1] == [evidence.header.vocabulary.space] for row in rows):
+            return untestable("no output began with a space")
         wrong = [
             (why, row.shown(**parting(text=row.text or "", decoded=_expected(evidence, row))))
             for row in rows
@@ -73,8 +79,14 @@ def _expected(evidence: Evidence, row: Answer) -> str:
 
 
 def _wrong(evidence: Evidence, row: Answer) -> str | None:
-    decode, skip = evidence.reference.decode, decoded(row, []).skip_special_tokens
-    expected, text = _expected(evidence, row), row.text or ""
+    tidy, skip = cleaned if evidence.header.vocabulary.cleans else str, decoded(row, []).skip_special_tokens
+
+    def decode(tokens: list[int], *, skip_special_tokens: bool) -> str:
+        return tidy(evidence.reference.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    expected, text = decode(row.tokens, skip_special_tokens=skip), tidy(row.text or "")
+    if row.text == f" {_expected(evidence, row)}":
+        return "text begins with a space that the decoding of its tokens leaves out"
     if text == expected:
         return None
     if text == decode(row.tokens, skip_special_tokens=not skip):
@@ -88,3 +100,8 @@ def _wrong(evidence: Evidence, row: Answer) -> str | None:
     if text.rstrip(REPLACEMENT) == expected.rstrip(REPLACEMENT):
         return "text and tokens differ in a character that the output was cut off in"
     return "text is not the decoding of the tokens"
+
+
+def cleaned(text: str) -> str:
+    """The text without the spaces that a clean-up may remove."""
+    return BEFORE_PUNCTUATION.sub("", text)

@@ -15,7 +15,7 @@ import msgspec
 from harness.contract.errors import UsageError
 
 Quantization = Literal["int8", "fp8"]
-Architecture = Literal["qwen2", "qwen3_moe", "olmoe"]
+Architecture = Literal["qwen2", "llama", "qwen3_moe", "olmoe"]
 DEFAULT_ENGINES = 2
 DISAGGREGATED, COLOCATED = "disaggregated", "colocated"
 """Names of two topologies that differ only in their placement."""

@@ -29,8 +29,15 @@ TINY_TEMPLATE = (
 TINY_SAMPLING = {"temperature": 0.7}
 """Sampling parameters that the tiny models recommend, as checkpoints for chats do. Others would reshape requests that are not about
 them: a caller who names the temperature rarely names the rest."""
-RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Sampling parameters that vLLM takes from a generation_config.json (vLLM, ModelConfig.get_diff_sampling_param)."""
+LLAMA_SAMPLING = {**TINY_SAMPLING, "max_tokens": 12}
+"""Sampling parameters that the tiny Llama recommends: it has a length, which would cut chats of other scenarios."""
+RECOMMENDED = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    "max_new_tokens": "max_tokens",
+}
+"""Key of a generation_config.json → the sampling parameter that vLLM takes from it (vLLM, ModelConfig.get_diff_sampling_param)."""
+SPACES = ("Ġ", "▁")
+"""How vocabularies spell a space: byte-level ones, and those of SentencePiece."""
 PRINTABLE = range(ord("!"), ord("~") + 1)
 BYTES = (*range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Bytes beyond ASCII that a byte-level vocabulary shows as the Latin-1 character of the same number."""
@@ -59,12 +66,16 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
     """Byte of `BYTES` → the id that is that byte alone, in the order of the bytes."""
     pair: int | None = None
     """The id whose text is `PAIR`; None if there is none."""
+    space: int | None = None
+    """The id of one space, None if there is none. Llama 2's tokenizer leaves it out at the beginning of a text."""
+    cleans: bool = False
+    """True if the checkpoint asks for a text without the spaces before punctuation (`clean_up_tokenization_spaces`)."""
     template: str
     """The chat template (Jinja)."""
     named: dict[str, str]
     """A template's variable for a special token → its text ("eos_token": "<|im_end|>")."""
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
-    """The sampling parameters of the checkpoint's generation_config.json."""
+    """The sampling parameters of the checkpoint's generation_config.json, by vLLM's names."""
 
     @cached_property
     def ordinary(self) -> tuple[int, ...]:
@@ -107,6 +118,13 @@ class Vocabulary(Message, frozen=True, kw_only=True, dict=True):
         if self.pair is None:
             raise ModelLacks(f"a token for {PAIR!r}")
         return self.pair
+
+    @property
+    def one_space(self) -> int:
+        """The id of one space. Raises ModelLacks if there is none."""
+        if self.space is None:
+            raise ModelLacks("a token of one space")
+        return self.space
 
     def some_special(self, count: int) -> list[int]:
         """`count` special ids, including `eos`. Raises ModelLacks if there are fewer."""
@@ -166,6 +184,7 @@ def read(
     template: str,
     named: Mapping[str, str],
     sampling: Mapping[str, float],
+    cleans: bool = False,
 ) -> Vocabulary:
     """The facts of a tokenizer. `ids` maps the vocabulary's own spelling of its pieces to their ids, `decode` gives their text.
 
@@ -186,6 +205,8 @@ def read(
         characters={character: token for character, token in characters.items() if token is not None},
         byte_ids={byte: token for byte, token in parts.items() if token is not None},
         pair=alone([PAIR], PAIR),
+        space=next((ids[spelling] for spelling in SPACES if spelling in ids), None),
+        cleans=cleans,
         template=template,
         named=dict(named),
         sampling=dict(sampling),
@@ -200,6 +221,7 @@ TINY = Vocabulary(
     characters={chr(code): token for token, code in enumerate(PRINTABLE, start=3)},
     byte_ids={byte: token for token, byte in enumerate(BYTES, start=3 + len(PRINTABLE))},
     pair=260,
+    space=223,
     template=TINY_TEMPLATE,
     named={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
     sampling=TINY_SAMPLING,

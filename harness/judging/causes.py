@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from harness.checks.text import cleaned
 from harness.contract.gym_rule import SPECIAL
 from harness.judging.facets import BODIES, STOP_REASONS, TEXT, TOKENS
 from harness.records.forms import BY_NUMBER, OR
@@ -36,7 +37,11 @@ class Why(StrEnum):
     CUT_CHARACTER = "cut-character-in-text"
     """One text ends with a replacement character for bytes that are no whole character; the other leaves it out."""
     OUTER_SPACE = "outer-space-in-text"
-    """One text begins or ends with white space that the other leaves out."""
+    """One text ends with white space that the other leaves out."""
+    FIRST_SPACE = "first-space-in-text"
+    """One text begins with a space that the other leaves out: it was decoded after the prompt, the other alone."""
+    CLEANED = "cleaned-up-text"
+    """One text lacks spaces before punctuation that the other has: a tokenizer cleaned it up."""
     SPLIT_CHARACTER = "special-token-within-a-character"
     """A special token lies between the bytes of a character: the text that leaves it out joins them."""
     STOP_STRING = "stop-string-in-text"
@@ -161,7 +166,9 @@ def _without_stop_strings(text: str, call: Call) -> str:
 _TEXTS: dict[Why, Callable[[str, Call], str]] = {
     Why.SPECIAL_TOKENS: lambda text, _: SPECIAL.sub("", text),
     Why.CUT_CHARACTER: lambda text, _: text.rstrip(REPLACEMENT),
-    Why.OUTER_SPACE: lambda text, _: text.strip(),
+    Why.OUTER_SPACE: lambda text, _: text.rstrip(),
+    Why.FIRST_SPACE: lambda text, _: text.lstrip(" "),
+    Why.CLEANED: lambda text, _: cleaned(text),
     Why.STOP_STRING: _without_stop_strings,
 }
 """Cause → the text without what the cause adds to it."""

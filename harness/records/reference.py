@@ -198,7 +198,7 @@ class RenderRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DecodeRequest(Message, frozen=True, kw_only=True):
-    """Token ids to text by the model's own tokenizer."""
+    """Token ids to text by the model's own tokenizer. It keeps spaces before punctuation."""
 
     tokens: list[int]
     skip_special_tokens: bool

@@ -312,12 +312,15 @@ class Session:
     def _model(self, topology: Topology) -> Model:
         """The model of a topology: the user's checkpoint if it fits, else a tiny one, made on first use."""
         if topology.model not in self._models:
-            self._models[topology.model] = self._own_model() if self._inline else self._checkpoint(topology.model)
+            self._models[topology.model] = (
+                self._own_model(topology) if self._inline else self._checkpoint(topology.model)
+            )
         return self._models[topology.model]
 
-    def _own_model(self) -> Model:
-        """The inline targets' own model, the same in every topology."""
-        sha256 = hashlib.sha256(self._target(self._oracle_name).adapter.encode()).hexdigest()
+    def _own_model(self, topology: Topology) -> Model:
+        """The inline targets' own model of the topology's architecture."""
+        name = self._target(self._oracle_name).adapter + (topology.model or "")
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
         return Model(path=Path("miniature"), sha256=sha256)
 
     def _checkpoint(self, architecture: Architecture | None) -> Model:
@@ -748,7 +751,7 @@ class Session:
         logs = self.folder.path / "logs" / file.stem
         wanted = messages.StartRequest(
             target=self._oracle_name,
-            topology=Topology(engines=1),
+            topology=Topology(engines=1, model=topology.model),
             capabilities=sorted(self._target(self._oracle_name).capabilities),
             engine=self.options.engine,
             model_path=str(model.path),

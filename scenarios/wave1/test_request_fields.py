@@ -16,7 +16,7 @@ from harness.contract.capability import Capability
 from harness.contract.errors import NotOffered
 from harness.contract.messages import HttpRequest
 from harness.driving.stack import Stack
-from harness.suite.scenario import variants
+from harness.suite.scenario import scenario, variants
 from scenarios.requests import one_by_one
 
 PARAMS: dict[str, Any] = {"max_tokens": 3, "temperature": 1.0, "seed": 7}
@@ -158,3 +158,16 @@ async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_
         for number, case in enumerate(cases)
     )
     await one_by_one(stack, calls, at_once)
+
+
+@scenario(
+    task=0,
+    promise="the format of an answer of generate() takes effect, or is refused by an error that names it",
+    checks=[REQUEST_FIELDS],
+    topologies=["disaggregated", "moe"],
+)
+async def test_a_format_for_generate(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInput.sampling_params: a dict; vLLM documentation, Structured Outputs: choice."""
+    ask = by_generate(stack, prompts, 1)
+    await ask(PARAMS, AS_IT_IS)
+    await stack.attempt(ask({**PARAMS, "structured_outputs": {"choice": ["12", "34"]}}, "structured_outputs: choice"))

@@ -133,7 +133,7 @@ async def test_overrides_of_the_configuration(stack: Stack, prompts: Prompts) ->
     promise="a sampling parameter that a request leaves out is the one that the checkpoint recommends, or vLLM's own",
     needs={Capability.CHAT_COMPLETION, Capability.COMPLETION},
     checks=[LEFT_OUT],
-    topologies=EVERYWHERE,
+    topologies=[*EVERYWHERE, "moe"],
 )
 async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Prompts) -> None:
     """vLLM documentation, OpenAI-Compatible Server: "By default, the server applies generation_config.json from the Hugging Face model
@@ -147,3 +147,19 @@ async def test_parameters_that_a_request_leaves_out(stack: Stack, prompts: Promp
         callers.create_task(stack.completion({**body, "prompt": prompts.unique(SPREAD)}))
         for messages in prompts.conversations(SPREAD):
             callers.create_task(stack.chat_completion({**body, "messages": messages}))
+
+
+@scenario(
+    task=0,
+    promise="a chat without max_tokens ends at the checkpoint's max_new_tokens, or at the end of the context",
+    needs={Capability.CHAT_COMPLETION},
+    checks=[LEFT_OUT],
+    topologies=["llama"],
+)
+async def test_the_length_that_a_chat_leaves_out(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, OpenAI-Compatible Server: generation_config.json; --generation-config: "If max_new_tokens is specified in
+    generation config, then it sets a server-wide limit on the number of output tokens for all requests." Comparisons of two stacks
+    show which of the two applies."""
+    assert stack.vocabulary.defaults
+    for messages in prompts.conversations(2):
+        await stack.chat_completion({"model": stack.model_name, "messages": messages, "temperature": 1.0})

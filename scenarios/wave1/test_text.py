@@ -76,6 +76,20 @@ async def test_a_prompt_that_ends_within_a_character(stack: Stack, prompts: Prom
     )
 
 
+@scenario(
+    task=0,
+    promise="text is the decoded response alone, whichever spaces the tokenizer adds or leaves out",
+    checks=[text_of_tokens(spaced=True)],
+    topologies=["llama"],
+)
+async def test_text_of_a_tokenizer_that_marks_spaces(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineOutput: the guarantee. Llama 2's tokenizer has spaces in its tokens and leaves out the one that a text
+    begins with. The checkpoint also asks for a clean-up (Transformers documentation, clean_up_tokenization_spaces): Transformers 4
+    does it for such a tokenizer, Transformers 5 does not."""
+    some = [stack.vocabulary.one_space, *stack.vocabulary.spelled("ab.,?!")]
+    await stack.generate(prompts.unique(24), temperature=1.0, seed=8, max_tokens=16, allowed_token_ids=some)
+
+
 @scenario(task=0, promise="detokenize() reads response tokens back", needs={Capability.TOKENIZE}, checks=[DECODED])
 async def test_detokenized_responses(stack: Stack, prompts: Prompts) -> None:
     """SkyRL #904, "Data plane": detokenize(), for generated tokens, including special ones."""

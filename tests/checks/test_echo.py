@@ -35,6 +35,7 @@ def one_call(given: dict, at_engine: dict, method: str = "generate") -> Scene:
         ({"stop_token_ids": [7]}, {"stop_token_ids": [7, 2]}),
         ({"repetition_penalty": 1.0, "ignore_eos": False}, {}),
         ({"logit_bias": {"5": 200.0}}, {"logit_bias": {5: 100.0}}),
+        ({"structured_outputs": {"choice": ["1"]}}, {"structured_outputs": "<StructuredOutputsParams>"}),
     ],
 )
 def test_what_was_given_and_its_translations_pass(given, at_engine):
@@ -55,6 +56,7 @@ def test_what_was_given_and_its_translations_pass(given, at_engine):
         ({"logprobs": 1}, {"logprobs": 0}, "logprobs"),
         ({"temperature": "hot"}, {"temperature": 1.0}, "temperature"),
         ({"a_field_nobody_knows": 1}, {}, "a_field_nobody_knows"),
+        ({"structured_outputs": {"choice": ["1"]}}, {}, "structured_outputs"),
     ],
 )
 def test_an_argument_dropped_or_changed_on_the_way(given, at_engine, field):

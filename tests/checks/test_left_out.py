@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from harness.checks.left_out import LEFT_OUT
+from harness.contract.messages import MAX_MODEL_LEN
+from harness.contract.vocabulary import LLAMA_SAMPLING, TINY
 from tests import traces
 from tests.checks.scene import STEP, Scene
 
@@ -43,6 +46,35 @@ def test_a_documented_default(at_engine):
 def test_another_default(second, reason):
     found = asked(({}, {"temperature": 0.7}), ({}, second)).judge(LEFT_OUT)
     assert (found.status, found.reason) == ("fail", reason)
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "status"),
+    [
+        ("chat_completion", LLAMA_SAMPLING["max_tokens"], "pass"),
+        ("chat_completion", None, "pass"),
+        ("chat_completion", 16, "fail"),
+        ("completion", 16, "pass"),
+        ("completion", None, "pass"),
+        ("completion", 17, "fail"),
+    ],
+)
+def test_a_length(method, length, status):
+    """None: to the end of the context."""
+    said = [{"role": "user", "content": "hi"}]
+    prompt = traces.render(said) if method == "chat_completion" else [3, 4, 5]
+    at_engine = {"temperature": 1.0, "max_tokens": length or MAX_MODEL_LEN - len(prompt)}
+    scene = Scene()
+    started = scene.pass_time()
+    scene.seen += traces.executed(prompt, [9] * 4, params=at_engine, from_ns=scene.pass_time(), step_ns=STEP)
+    scene.pass_time(7)
+    times = {"started_ns": started, "ended_ns": scene.now}
+    choice = {"index": 0, "finish_reason": "length", "token_ids": [9] * 4, "text": "", "message": {"content": ""}}
+    asked_for = {"messages": said} if method == "chat_completion" else {"prompt": prompt}
+    body = {"model": traces.MODEL, "temperature": 1.0, **asked_for}
+    scene.calls.append(traces.openai(method, body, {"choices": [choice]}, **times))
+    vocabulary = msgspec.structs.replace(TINY, sampling=LLAMA_SAMPLING)
+    assert scene.judge(LEFT_OUT, vocabulary=vocabulary).status == status
 
 
 def test_a_parameter_that_is_named():

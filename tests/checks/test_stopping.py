@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from harness.checks.stopping import ends_as_asked, stop_text
 from harness.checks.text import REPLACEMENT, text_of_tokens
+from harness.contract.vocabulary import TINY
 from harness.records.reference import DecodeRequest, Text
 from tests.traces import FakeReference, decode, error, generate, judge
 
@@ -140,6 +142,40 @@ def test_a_character_that_was_cut_off_has_a_reason_of_its_own():
         "fail",
         "text and tokens differ in a character that the output was cut off in",
     )
+
+
+SPACE = TINY.one_space
+
+
+@pytest.mark.parametrize(
+    ("text", "cleans", "reason"),
+    [
+        ("a .", False, ""),
+        ("a .", True, ""),
+        ("a.", True, ""),
+        (" a .", False, "text begins with a space that the decoding of its tokens leaves out"),
+        (" a .", True, "text begins with a space that the decoding of its tokens leaves out"),
+        (" a.", True, "text is not the decoding of the tokens"),
+        ("a.", False, "text is not the decoding of the tokens"),
+        ("a", True, "text is not the decoding of the tokens"),
+    ],
+)
+def test_spaces_that_a_tokenizer_leaves_out(text, cleans, reason):
+    """It decodes the tokens to "a ."; `cleans`: the checkpoint asks for a clean-up."""
+    tokens, reference = [SPACE, 9, SPACE, 10], FakeReference()
+    for cut in (tokens, tokens[:-1]):
+        for skip in (True, False):
+            reference.set(
+                DecodeRequest(tokens=cut, skip_special_tokens=skip), Text(text="a ." if cut == tokens else "a ")
+            )
+    vocabulary = msgspec.structs.replace(TINY, cleans=cleans)
+    call = one(tokens, "length", text, max_tokens=4)
+    finding = judge(text_of_tokens(spaced=True), call, reference=reference, vocabulary=vocabulary)
+    assert (finding.status, finding.reason) == ("fail" if reason else "pass", reason)
+
+
+def test_a_space_must_have_begun_an_output():
+    assert found(text_of_tokens(spaced=True), one([9] * 5, "length"))[0] == "untestable"
 
 
 def test_special_tokens_must_have_occurred():

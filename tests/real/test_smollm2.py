@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness import PROJECT
+from harness.contract.vocabulary import LLAMA_SAMPLING, TINY, TINY_SAMPLING
 from harness.driving import models
 from harness.machine import environments
 from harness.machine.progress import console_progress
@@ -47,7 +48,8 @@ for path in sys.argv[1:]:
     tokenizer, model = asyncio.run(facts(path))
     by_tokenizer = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     read_back = tokenizer.decode(model.spelled("abcxyz"))
-    found.append([model == TINY, model.rendered(said) == by_tokenizer, read_back, len(model.parts)])
+    told = [model.rendered(said) == by_tokenizer, read_back, len(model.parts), model.one_space, model.cleans, model.sampling]
+    found.append([model == TINY, *told])
 print(json.dumps(found))
 """
 
@@ -73,7 +75,8 @@ def test_smollm2_knows_the_capital_of_france_and_its_tokenizer_loses_nothing():
 
 
 def test_the_reference_reads_the_facts_of_a_vocabulary():
-    made = [models.tiny_model(interpreter(), console_progress()), models.smollm2(interpreter(), console_progress())]
-    tiny, real = run(FACTS, *made)
-    assert tiny == [True, True, "abcxyz", 94]
-    assert real == [False, True, "abcxyz", 79]
+    made = [models.tiny_model(interpreter(), console_progress(), family) for family in ("qwen2", "llama")]
+    tiny, llama, real = run(FACTS, *made, models.smollm2(interpreter(), console_progress()))
+    assert tiny == [True, True, "abcxyz", 94, TINY.space, False, TINY_SAMPLING]
+    assert llama == [False, True, "abcxyz", 94, 259, True, LLAMA_SAMPLING]
+    assert real == [False, True, "abcxyz", 79, 216, False, {}]

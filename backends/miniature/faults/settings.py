@@ -151,3 +151,13 @@ class DefaultAtTimes(Client):
         lost = left_out and self.asked % 2 == 0
         self.fired += lost
         return super().with_defaults({"temperature": 1.0, **given} if lost else given)
+
+
+@seeded("recommended_parameter_lost", "length", caught_by=["left_out"], corrupts=Fact.CHANCE)
+class AnotherLength(Client):
+    """A chat without max_tokens ends neither at the length that the checkpoint recommends nor at the end of the context."""
+
+    def with_defaults(self, given: dict[str, Any]) -> dict[str, Any]:
+        lost = "max_tokens" in self.recommended and "max_tokens" not in given
+        self.fired += lost
+        return super().with_defaults({"max_tokens": 16, **given} if lost else given)

@@ -34,6 +34,16 @@ class TextOfAnother(Engine):
         return text
 
 
+@seeded("text_not_of_tokens", "first_space", caught_by=["text"], corrupts=Fact.TEXT)
+class TextAfterThePrompt(Engine):
+    """A tokenizer that leaves out a text's first space decodes each answer after its prompt, and keeps that space."""
+
+    def decode(self, request: Request, tokens: list[int]) -> str:
+        whole = tokenizer.decode(tokens, skip_special_tokens=request.params.get("skip_special_tokens", True))
+        self.fired += whole != super().decode(request, tokens)
+        return whole
+
+
 @seeded("text_runs_past_its_stop", caught_by=["stopping.text"], corrupts=Fact.TEXT)
 class TextRunsPastItsStop(Engine):
     """A text that is to include its stop string goes on to the end of the last token."""
