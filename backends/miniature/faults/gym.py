@@ -342,7 +342,7 @@ class EnvironmentReadsEverything(Generator):
         return whole
 
 
-@seeded("loss_mask_wrong", "start_of_message", caught_by=["gym.loss_masks"])
+@seeded("loss_mask_wrong", "start_of_message", caught_by=["gym.loss_masks", "gym.metrics"])
 class TrainsOnTheRole(Generator):
     """With a chat template of the generator's own, the policy is trained on the start of its messages as well."""
 
