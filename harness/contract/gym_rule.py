@@ -16,8 +16,6 @@ SPECIAL = re.compile(r"<\|?/?[a-z0-9_]+\|?>|\[/?[A-Z]+\]")
 """Special tokens as they appear in text: "<|im_end|>", "</s>", "<repo_name>", "[INST]"."""
 LEVELS = 16
 """Number of possible rewards: 1/16, 2/16, … 1."""
-
-
 CHAT_TEMPLATE = "qwen3_with_thinking"
 """The chat template of SkyRL's own that `pieces` knows (SkyRL, CUSTOM_CHAT_TEMPLATES)."""
 
