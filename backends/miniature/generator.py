@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -63,13 +64,18 @@ class Generator:
             raise BadRequest(f"{len(request.env_extras)} env_extras for {len(request.prompts)} prompts")
         if request.step_wise and (request.batched or request.trajectory_ids is None):
             raise BadRequest("step_wise needs trajectory_ids, and no batch")
+        if request.chat_template not in {None, gym_rule.CHAT_TEMPLATE} or (
+            request.chat_template and (request.batched or request.step_wise)
+        ):
+            raise BadRequest(f"chat_template {request.chat_template!r} is unknown, or excludes batched and step_wise")
         if request.batched:
             return self.output(request, await self.batch(request))
         rows = range(len(request.prompts))
         if request.step_wise:
             steps = await asyncio.gather(*(self.steps(request, row) for row in rows))
             return self.output(request, [step for each in steps for step in each])
-        return self.output(request, await asyncio.gather(*(self.trajectory(request, row) for row in rows)))
+        one = self.trajectory if request.chat_template is None else self.retokenized
+        return self.output(request, await asyncio.gather(*(one(request, row) for row in rows)))
 
     def session(self, request: GymRequest, row: int) -> str:
         """The session that all turns of a trajectory share."""
@@ -122,6 +128,29 @@ class Generator:
             step.last = done
             made.append(step)
         return made
+
+    async def retokenized(self, request: GymRequest, row: int) -> Trajectory:
+        """All tokens, those to train on as well, are made of the texts (SkyRL, GeneratorConfig.chat_template)."""
+        made, session, done = self.start(request, row), self.session(request, row), False
+        made.prompt, reward = tokenizer.encode(gym_rule.templated(request.prompts[row])), 0.0
+        while not done:
+            step = self.start(request, row)
+            step.prompt = tokenizer.encode(gym_rule.templated([*request.prompts[row], *made.said]))
+            if len(step.prompt) > request.max_input_length:
+                made.reason = "length"
+                break
+            step.turns = made.turns
+            done, _ = await self.turn(request, row, step, session)
+            made.turns, made.reason, reward = step.turns, step.reason, sum(step.rewards)
+            made.said += step.said
+        for text, own in self.trained(made.said[:-1]):
+            made.add(tokenizer.encode(text), int(own), None)
+        made.rewards[-1:] = [reward]
+        return made
+
+    def trained(self, said: list[dict[str, str]]) -> Iterable[tuple[str, bool]]:
+        """The texts that become a trajectory's tokens, and whether the policy is trained on each."""
+        return gym_rule.pieces(said)
 
     def history(self, request: GymRequest, row: int, made: list[Trajectory]) -> list[int]:
         """The tokens of the conversation so far, rendered anew from its texts."""
@@ -198,7 +227,7 @@ class Generator:
     def rewards(self, request: GymRequest, made: Trajectory) -> float | list[float]:
         nothing = request.zero_reward_on_non_stop and self.unrewarded(made)
         rewards = [0.0] * len(made.rewards) if nothing else made.rewards
-        return sum(rewards) if request.batched else rewards
+        return sum(rewards) if request.batched or request.chat_template else rewards
 
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         """Trajectories as columns."""

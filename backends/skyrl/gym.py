@@ -35,6 +35,7 @@ def generator(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -> Any
     generator_cfg.apply_overlong_filtering = request.overlong_filtering
     generator_cfg.zero_reward_on_non_stop = request.zero_reward_on_non_stop
     generator_cfg.use_conversation_multi_turn = request.use_conversation_multi_turn
+    generator_cfg.chat_template.name_or_path = request.chat_template
     params = request.sampling_params if request.configured is None else request.configured
     generator_cfg.sampling_params.max_generate_length = params.get("max_tokens", 16)
     generator_cfg.sampling_params.logprobs = params.get("logprobs")

@@ -302,10 +302,13 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
     returned, reasons = (call.result or {}).get("response_ids") or [], (call.result or {}).get("stop_reasons") or []
     number = 0
     for trajectory in found:
-        left = tuple(returned[trajectory.index]) if trajectory.index < len(returned) else None
+        there = trajectory.index < len(returned)
+        left = tuple(returned[trajectory.index]) if there else None
         for turn in trajectory.turns:
             claimed = None if left is None else left if turn.execution is None else left[: len(turn.kept)]
-            if claimed is not None and left is not None:
+            if trajectory.retokenized is not None:
+                claimed = None
+            elif claimed is not None and left is not None:
                 left = left[len(turn.kept) + len(turn.others) :]
                 claimed += turn.tokens[len(turn.kept) :]
             last = turn is trajectory.turns[-1] and trajectory.index < len(reasons)
@@ -313,7 +316,7 @@ def _gym_rows(call: Call, evidence: Evidence) -> Iterable[Row]:
             yield Row(
                 call=call,
                 index=number,
-                state="failed" if call.error is not None else "lost" if claimed is None else "returned",
+                state="failed" if call.error is not None else "returned" if there else "lost",
                 prompt=turn.prompt,
                 tokens=claimed,
                 count=None if claimed is None else len(claimed),

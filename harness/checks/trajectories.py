@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -66,6 +66,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The end-of-sequence token if the generator adds it (SkyRL: without use_conversation_multi_turn, unless by length)."""
     last: bool | None = None
     """Of a step that is a trajectory of its own: whether the environment ended there."""
+    retokenized: tuple[tuple[int, bool], ...] | None = None
+    """With a chat template of the generator's own: each token that is made of the texts, and whether the policy is trained on it."""
 
     @property
     def whole(self) -> bool:
@@ -73,6 +75,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> list[int]:
+        if self.retokenized is not None:
+            return [token for token, _ in self.retokenized]
         found = [token for turn in self.turns for token in (*turn.kept, *turn.others)]
         return [*found, *self.end]
 
@@ -87,6 +91,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         everywhere if the trajectory was cut short (DAPO)."""
         if self.call.request.get("overlong_filtering") and self.stop_reason != "stop":
             return [0] * len(self.response)
+        if self.retokenized is not None:
+            return [int(own) for _, own in self.retokenized]
         found = [mask for turn in self.turns for mask in ([1] * len(turn.kept) + [0] * len(turn.others))]
         return [*found, *[1] * len(self.end)]
 
@@ -98,7 +104,10 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def earned(self) -> list[float]:
-        """Each turn's reward at its last token, which may be an added end-of-sequence token."""
+        """Each turn's reward at its last token, which may be an added end-of-sequence token. Retokenized trajectories have the last
+        turn's reward alone (SkyRL, SkyRLGymGenerator)."""
+        if self.retokenized is not None:
+            return [*[0.0] * (len(self.retokenized) - 1), self.turns[-1].reward] if self.turns else []
         found: list[float] = []
         for turn in self.turns:
             found += [0.0] * (len(turn.kept) + len(turn.added))
@@ -164,9 +173,14 @@ class _Walk:
             for index, messages in enumerate(asked.prompts):
                 yield RenderRequest(messages=messages)
                 try:
-                    yield from (self._steps if asked.step_wise else self._trajectory)(call, asked, index)
+                    yield from self._walk_of(asked)(call, asked, index)
                 except UnansweredQuery:
                     self.waiting = True
+
+    def _walk_of(self, asked: GymRequest) -> Callable[[Call, GymRequest, int], Iterator[Query]]:
+        if asked.chat_template is not None:
+            return self._retokenized
+        return self._steps if asked.step_wise else self._trajectory
 
     def _trajectory(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
         prompt = tuple(self.evidence.reference.render(asked.prompts[index]))
@@ -223,6 +237,40 @@ class _Walk:
                 )
             )
 
+    def _retokenized(self, call: Call, asked: GymRequest, index: int) -> Iterator[Query]:
+        """A trajectory of which all tokens are made of the texts, by a chat template of the generator's own."""
+        said: list[dict[str, str]] = []
+        turns: list[Turn] = []
+        prompt = context = yield from self._encoded(gym_rule.templated(asked.prompts[index]))
+        done = False
+        while not done and len(context) <= asked.max_input_length:
+            execution = self._take(call, index, context, context)
+            turn, done, more = yield from self._turn(asked, index, len(turns) + 1, context, execution)
+            turns.append(turn)
+            said += more
+            if not done:
+                context = yield from self._encoded(gym_rule.templated([*asked.prompts[index], *said]))
+        tokens: list[tuple[int, bool]] = []
+        for text, own in gym_rule.pieces(said[:-1]):  # nothing follows the last answer
+            tokens += [(token, own) for token in (yield from self._encoded(text))]
+        self.found.append(
+            Trajectory(
+                call=call,
+                index=index,
+                asked=index,
+                prompt=prompt,
+                session=_session(asked, index),
+                turns=tuple(turns),
+                cut=not done and bool(turns),
+                end=(),
+                retokenized=tuple(tokens),
+            )
+        )
+
+    def _encoded(self, text: str) -> Generator[Query, None, tuple[int, ...]]:
+        yield EncodeRequest(text=text, add_special_tokens=False)
+        return tuple(self.evidence.reference.encode(text, add_special_tokens=False))
+
     def _turn(
         self, asked: GymRequest, index: int, number: int, context: tuple[int, ...], execution: Execution | None
     ) -> Generator[Query, None, tuple[Turn, bool, list[dict[str, str]]]]:
@@ -257,8 +305,7 @@ class _Walk:
         answer: no generation prompt is in it, since nothing follows (SkyRL, SkyRLGymGenerator.get_obs_ids_from_obs)."""
         book = self.evidence.reference
         if not asked.use_conversation_multi_turn:
-            yield EncodeRequest(text=observation, add_special_tokens=False)
-            return tuple(book.encode(observation, add_special_tokens=False))
+            return (yield from self._encoded(observation))
         longer = [*BASE, {"role": "user", "content": observation}]
         yield RenderRequest(messages=BASE)
         more = not (last and asked.step_wise)

@@ -180,6 +180,8 @@ class GymRequest(Message, frozen=True, kw_only=True):
     `zero_reward_on_non_stop`: they get no reward (SkyRL's option of that name).
     `configured` are the configuration's sampling parameters; None: those of the call. An evaluation's calls bring their own
     (SkyRL, `eval_sampling_params`).
+    `chat_template` names a chat template of the generator's own (SkyRL, GeneratorConfig.chat_template). It renders the conversation's
+    texts before each turn, and after the last turn the tokens that are trained on. Excludes `batched` and `step_wise`.
     """
 
     prompts: list[list[dict[str, str]]]
@@ -195,6 +197,7 @@ class GymRequest(Message, frozen=True, kw_only=True):
     close_stopped: bool = True
     overlong_filtering: bool = False
     zero_reward_on_non_stop: bool = False
+    chat_template: str | None = None
 
 
 class GymOutput(Message, frozen=True, kw_only=True):

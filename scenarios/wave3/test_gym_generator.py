@@ -8,7 +8,9 @@ from fixtures.prompts import Prompts
 from harness.checks.gym import LOGPROBS, STEPS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
+from harness.contract import gym_rule
 from harness.contract.capability import Capability
+from harness.contract.errors import ModelLacks
 from harness.contract.messages import GymRequest, TrajectoryId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
@@ -283,6 +285,43 @@ async def step_by_step(stack: Stack, prompts: Prompts, *, ends: bool, special: b
             "logprobs": 1,
             "ignore_eos": not ends,
             "allowed_token_ids": [*letters, *more],
+        },
+    )
+
+
+@variants(
+    {
+        "test_a_chat_template_of_its_own": {},
+        "test_a_chat_template_of_its_own_with_special_tokens": {"special": True, "checks": CHECKS},
+    },
+    special=False,
+    task=7,
+    promise="with a chat template of the generator's own, the policy is trained on the template's tokens of the answers' texts",
+    needs=NEEDS,
+    checks=[*CHECKS, STICKY],
+)
+async def a_chat_template_of_its_own(stack: Stack, prompts: Prompts, *, special: bool) -> None:
+    """SkyRL, GeneratorConfig.chat_template and CUSTOM_CHAT_TEMPLATES; SkyRL, SkyRLGymGenerator.agent_loop: "We always re-tokenize the
+    entire chat history every turn and at the end". A text has no special tokens (SkyRL, InferenceEngineOutput: decode(…,
+    skip_special_tokens=True)), and the template ends each message once. The template is for models that end messages by
+    <|im_end|>. With `special`, trajectories have one turn, so that no prompt differs, and only the trained tokens can."""
+    if stack.vocabulary.named.get("eos_token") != "<|im_end|>":
+        raise ModelLacks("messages that end by <|im_end|>")
+    some = stack.vocabulary.some_special(3) if special else [stack.vocabulary.eos]
+    count = 12
+    await roll_out(
+        stack,
+        prompts.conversations(count),
+        [{"turns": 1 if special else 1 + row % 3} for row in range(count)],
+        trajectory_ids=trajectories(count),
+        max_turns=3,
+        chat_template=gym_rule.CHAT_TEMPLATE,
+        sampling_params={
+            "max_tokens": 12,
+            "temperature": 2.0,
+            "seed": 11,
+            "ignore_eos": special,
+            "allowed_token_ids": [*stack.vocabulary.spelled("abcdefgh"), *some],
         },
     )
 

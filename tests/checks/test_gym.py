@@ -338,3 +338,75 @@ def test_what_was_cut_short_earns_nothing_where_that_is_asked(step_wise):
         "no answer was cut short, or none was ended by a stop token",
     )
     assert scene.judge(gym.METRICS).status == "pass"
+
+
+# --- a chat template of the generator's own -------------------------------------------------------------------------
+
+
+def retokenized(scene: Scene) -> GymOutput:
+    """Appends the same conversations as one call, each turn and the result made of the texts."""
+    request = GymRequest(
+        prompts=PROMPTS,
+        env_extras=[{"turns": turns} for turns in TURNS],
+        trajectory_ids=[TrajectoryId(instance_id=str(row), repetition_id=0) for row in range(len(PROMPTS))],
+        max_turns=3,
+        chat_template=gym_rule.CHAT_TEMPLATE,
+        sampling_params=GREEDY,
+    )
+    started = scene.pass_time()
+    columns: dict[str, list[Any]] = {name: [] for name in gym.COLUMNS}
+    for row, messages in enumerate(PROMPTS):
+        said: list[dict[str, str]] = []
+        for turn in range(1, TURNS[row] + 1):
+            context = traces.encode(gym_rule.templated([*messages, *said]))
+            answer = list(scene.reference.greedy(context, 6, version=0))
+            scene.seen += traces.executed(
+                context, answer, server=home(f"{row}_0"), params=GREEDY, from_ns=scene.pass_time(), step_ns=STEP
+            )
+            scene.pass_time(8)
+            text = traces.decode(answer)
+            step = gym_rule.step(text, turn, request.env_extras[row], 3)
+            said += [{"role": "assistant", "content": text}, {"role": "user", "content": step.observation}]
+        made = [(token, int(own)) for text, own in gym_rule.pieces(said[:-1]) for token in traces.encode(text)]
+        tokens, mask = map(list, zip(*made, strict=True))
+        one = (traces.encode(gym_rule.templated(messages)), tokens, step.reward, mask, "length")
+        for name, value in zip(gym.COLUMNS, one, strict=True):
+            columns[name].append(value)
+    lengths, own = [len(tokens) for tokens in columns["response_ids"]], [sum(mask) for mask in columns["loss_masks"]]
+    output = GymOutput(
+        **columns,
+        rollout_metrics={
+            "generate/min_num_tokens": min(lengths),
+            "generate/max_num_tokens": max(lengths),
+            "generate/avg_num_tokens": statistics.fmean(lengths),
+            "generate/std_num_tokens": statistics.pstdev(lengths),
+            "generate/avg_tokens_non_zero_rewards": statistics.fmean(lengths),
+            "generate/avg_tokens_zero_rewards": 0.0,
+            "generate/avg_assistant_tokens": statistics.fmean(own),
+            "environment/turns": statistics.fmean(TURNS),
+        },
+    )
+    scene.calls.append(traces.call("gym_generate", request, output, started_ns=started, ended_ns=scene.pass_time()))
+    return output
+
+
+@pytest.mark.parametrize("check", [*gym.TRAJECTORIES, CONSERVATION], ids=lambda check: check.name)
+def test_right_trajectories_of_a_template_pass(check):
+    scene = Scene()
+    retokenized(scene)
+    assert scene.judge(check).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("check", "column", "change"),
+    [
+        (gym.ORDER, "prompt_token_ids", swap),
+        (gym.TOKENS, "response_ids", lambda rows: [rows[0][:-1], *rows[1:]]),
+        (gym.LOSS_MASKS, "loss_masks", lambda rows: [[1] * len(rows[0]), *rows[1:]]),
+        (gym.REWARDS, "rewards", swap),
+    ],
+)
+def test_a_damaged_column_of_a_template_is_red(check, column, change):
+    scene = Scene()
+    output = retokenized(scene)
+    assert damaged(scene, **{column: change(getattr(output, column))}).judge(check).status == "fail"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -339,3 +340,14 @@ class EnvironmentReadsEverything(Generator):
         whole = tokenizer.decode(tokens, skip_special_tokens=False)
         self.fired += whole != text
         return whole
+
+
+@seeded("loss_mask_wrong", "start_of_message", caught_by=["gym.loss_masks", "gym.metrics"])
+class TrainsOnTheRole(Generator):
+    """With a chat template of the generator's own, the policy is trained on the start of its messages as well."""
+
+    def trained(self, said: list[dict[str, str]]) -> Iterable[tuple[str, bool]]:
+        for text, own in super().trained(said):
+            starts = text.endswith("assistant\n")
+            self.fired += starts
+            yield text, own or starts
