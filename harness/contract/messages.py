@@ -658,7 +658,8 @@ class CensusResult(Message, frozen=True, kw_only=True):
 
 class FormRequest(Message, frozen=True, kw_only=True):
     """From now on a method of the stack's client gets one of its arguments in this form, where it has it
-    (`harness.records.argument_forms`). "as it is": the forms of its arguments are listed. None: neither."""
+    (`harness.records.argument_forms`). "as it is": the forms of its arguments are listed. "used again": "max_tokens" becomes 1 in what
+    unanswered calls were given, and nothing follows for later ones. None: nothing."""
 
     form: str | None = None
 

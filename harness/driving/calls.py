@@ -397,7 +397,7 @@ class Calls(ABC):
 
     async def form(self, form: str | None) -> list[str]:
         """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that
-        was made with "as it is". None ends that."""
+        was made with "as it is". None ends that. "used again" changes what unanswered calls were given."""
         self._condition.formed = form is not None
         return (await self._call("form", messages.FormRequest(form=form), messages.FormResult)).forms
 
