@@ -42,10 +42,11 @@ class RowsRunOn(Client):
 
     async def gather(self, calls: Sequence[Any]) -> list[Output]:
         try:
-            return await asyncio.gather(*calls)
+            rows: list[Output] = await asyncio.gather(*calls)
         except BadRequest:
             self.fired += 1
             raise
+        return rows
 
 
 @seeded("cancellation", "takes_others_along", caught_by=["tokens.greedy"])
