@@ -61,6 +61,7 @@ def _left(row: Row, execution: Execution) -> int:
 
 def _wrong(row: Row, alive: list[Execution]) -> Iterator[tuple[str, dict[str, Any]]]:
     method, gone_ns = row.call.method, row.call.ended_ns
+    nobody = "for a batch that had failed" if row.call.label == FAILED else "without its caller"
     for one in alive:
         shown = {"server": one.server, "tokens then": _until(row, one), "tokens in the end": len(one.tokens)}
         if row.call.label == QUEUED and one.step_ns and one.step_ns[-1] > gone_ns + STOPS_S * 1e9:
@@ -68,9 +69,9 @@ def _wrong(row: Row, alive: list[Execution]) -> Iterator[tuple[str, dict[str, An
         elif one.started_ns > gone_ns and row.call.label != FAILED:  # a row of the batch may have been on its way
             yield f"{method}() was sent to an engine after its caller had gone", shown
         elif one.finish_reason == "length" and _left(row, one) >= LEFT:
-            yield f"{method}() ran to its end without its caller", shown
+            yield f"{method}() ran to its end {nobody}", shown
         elif one.step_ns and one.step_ns[-1] > gone_ns + STOPS_S * 1e9:
-            yield f"{method}() ran on for more than {STOPS_S:.0f} s without its caller", shown
+            yield f"{method}() ran on for more than {STOPS_S:.0f} s {nobody}", shown
 
 
 CANCELLATION = Check(
