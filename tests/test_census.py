@@ -255,6 +255,7 @@ def test_a_client_compared_with_itself_is_all_the_same():
                 ("sample(lora_adapter)", How.GONE),
                 ("sample(prompt_logprobs)", How.GONE),
                 ("sample(topk_prompt_logprobs)", How.GONE),
+                ("sample(image)", How.GONE),
             ],
         ),
     ],

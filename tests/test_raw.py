@@ -25,6 +25,7 @@ from harness.driving.process import read_answer
 from harness.judging.causes import Why
 from harness.judging.forms import FORM, METHODS
 from harness.judging.parity import Judged, compare
+from harness.records.argument_forms import USED_AGAIN
 from harness.records.forms import Forms
 from harness.records.recording import Call, Raw, decode_line
 from harness.records.verdict import UNEXPLAINED, Concern, Parity, Verdict
@@ -168,6 +169,19 @@ async def test_calls_that_overlap_are_told_apart():
     fast = await noted(Client().pause())
     release.set()
     assert ([one.method for one in fast], [one.method for one in await slow]) == (["pause"], ["generate"])
+
+
+@pytest.mark.asyncio
+async def test_a_caller_may_use_again_what_an_unanswered_call_was_given():
+    release, waits, answered = asyncio.Event(), {"params": {"max_tokens": 4}}, {"params": {"max_tokens": 4}}
+    await noted(Client().generate(answered))
+    slow = asyncio.create_task(noted(Client().generate(waits, wait=release)))
+    for _ in range(2):  # the task, and within it the call
+        await asyncio.sleep(0)
+    raw.ask_for(USED_AGAIN)
+    release.set()
+    await slow
+    assert (waits, answered) == ({"params": {"max_tokens": 1}}, {"params": {"max_tokens": 4}})
 
 
 @pytest.mark.asyncio

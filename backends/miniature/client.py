@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from harness.contract.messages import (
 )
 from harness.records.wire import REQUEST_ID, header
 
+T = TypeVar("T")
 MODEL = "miniature"
 CONFIGURATION: dict[str, Scalar] = {
     "generator.backend": MODEL,
@@ -53,6 +54,17 @@ SAMPLING = {
 
 class TrainerFailed(RuntimeError):
     """The trainer failed in the middle of a sync."""
+
+
+async def all_or_none(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. If a call fails, the others are cancelled and its error is raised."""
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 class Client:
@@ -123,6 +135,8 @@ class Client:
             raise BadRequest("either prompts or prompt_token_ids are needed, and not both")
         if request.sampling_params.get("n", 1) > 1:
             raise BadRequest("n > 1 is not supported: generate() has one answer per prompt")
+        if request.mm_features is not None:
+            self.refuse_images()
         prompts = request.prompt_token_ids
         if prompts is None:
             prompts = [tokenizer.render(messages) for messages in request.prompts or []]
@@ -144,15 +158,13 @@ class Client:
         """The sessions of a batch; None if it has none."""
         return request.session_ids
 
+    def refuse_images(self) -> None:
+        """Raises BadRequest: the model reads texts only."""
+        raise BadRequest("images: this is no multimodal model")
+
     async def gather(self, calls: Sequence[Any]) -> list[Output]:
-        """All rows in order. If one fails, the others are cancelled and its error is raised."""
-        tasks = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(call) for call in calls]
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
+        """All rows in order, or the error of one."""
+        return await all_or_none(calls)
 
     def prompt_of_turn(self, prompt: list[int]) -> list[int]:
         """The prompt to send: the given token ids, unchanged."""
@@ -187,6 +199,8 @@ class Client:
         params, seed = request.sampling_params, request.sampling_params.get("seed")
         if said := parameters.wrong(params):
             raise BadRequest(said)
+        if request.image is not None:
+            self.refuse_images()
         each = [params if seed is None else params | {"seed": seed + i} for i in range(request.num_samples)]
         engine = self.router.server_of(request.session_id)
         more = {"engine": engine, "adapter": request.lora_adapter}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from backends.miniature import tokenizer
-from backends.miniature.client import Client
+from backends.miniature.client import Client, all_or_none
 from backends.miniature.engine import BadRequest
 from backends.miniature.tokenizer import EOS
 from harness.contract import gym_rule
 from harness.contract.messages import GenerateRequest, GymOutput, GymRequest, TrajectoryId
+
+T = TypeVar("T")
 
 
 class Trajectory(msgspec.Struct, kw_only=True):
@@ -72,10 +73,14 @@ class Generator:
             return self.output(request, await self.batch(request))
         rows = range(len(request.prompts))
         if request.step_wise:
-            steps = await asyncio.gather(*(self.steps(request, row) for row in rows))
+            steps = await self.together([self.steps(request, row) for row in rows])
             return self.output(request, [step for each in steps for step in each])
         one = self.trajectory if request.chat_template is None else self.retokenized
-        return self.output(request, await asyncio.gather(*(one(request, row) for row in rows)))
+        return self.output(request, await self.together([one(request, row) for row in rows]))
+
+    async def together(self, rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """All rollouts. If one fails, the others end with it."""
+        return await all_or_none(rollouts)
 
     def session(self, request: GymRequest, row: int) -> str:
         """The session that all turns of a trajectory share."""

@@ -51,6 +51,7 @@ class Interface:
         lora_adapter: str | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        image: str | None = None,
     ) -> Generation:
         return await self.client.sample(
             SampleRequest(
@@ -61,6 +62,7 @@ class Interface:
                 lora_adapter=lora_adapter,
                 prompt_logprobs=prompt_logprobs,
                 topk_prompt_logprobs=topk_prompt_logprobs,
+                image=image,
             )
         )
 

@@ -192,6 +192,7 @@ class Miniature:
             lora_adapter=request.lora_adapter,
             prompt_logprobs=request.prompt_logprobs,
             topk_prompt_logprobs=request.topk_prompt_logprobs,
+            image=request.image,
         )
 
     async def chat_completion(self, request: messages.OpenAIRequest) -> messages.OpenAIResponse:

@@ -411,6 +411,8 @@ class SkyRLStack(VllmStack):
         }
         if request.cache_salt is not None:
             batch["cache_salt"] = request.cache_salt
+        if request.mm_features is not None:
+            batch["mm_features"] = request.mm_features
         model = self.model_of(request.lora_adapter)
         return generation(await self.client_of(request.lora_adapter).generate(batch, **model))
 

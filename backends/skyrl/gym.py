@@ -63,9 +63,7 @@ async def generate(cfg: Any, client: Any, tokenizer: Any, request: GymRequest) -
         "trajectory_ids": None if ids is None else [TrajectoryID(i.instance_id, i.repetition_id) for i in ids],
         "batch_metadata": None,
     }
-    try:
-        output = await made.generate(batch, disable_tqdm=True)
-    finally:
-        if made.env_executor is not None:
-            made.env_executor.shutdown(wait=False)
+    output = await made.generate(batch, disable_tqdm=True)
+    if made.env_executor is not None:  # after an error other trajectories may still need it
+        made.env_executor.shutdown(wait=False)
     return results.trajectories(output)

@@ -435,8 +435,9 @@ class HttpStack(SkyRLStack):
 
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
         names = {} if request.as_given else TINKER_NAMES
+        image = [] if request.image is None else [{"type": "image", "data": request.image, "format": "png"}]
         body: dict[str, Any] = {
-            "prompt": {"chunks": [{"tokens": request.prompt_token_ids}]},
+            "prompt": {"chunks": [*image, {"tokens": request.prompt_token_ids}]},
             "num_samples": request.num_samples,
             "sampling_params": {names.get(k, k): v for k, v in request.sampling_params.items()},
         }

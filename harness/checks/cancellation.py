@@ -14,6 +14,8 @@ STOPS_S = 2.0
 """Time (seconds) in which an engine learns that the caller is gone, through every hop."""
 QUEUED = "queued"
 """Label of a request that waits, in the client or at an engine, when its caller goes: it never runs."""
+FAILED = "failed"
+"""Label of a batch that fails by one of its rows: nobody waits for the others."""
 LEFT = 50
 """Tokens that a request lacks at least when its caller goes: with fewer it may end by itself meanwhile."""
 
@@ -33,7 +35,8 @@ def _judge(evidence: Evidence) -> Finding:
 
 
 def _gone(row: Row) -> bool:
-    return row.call.error is not None and row.call.error.kind == CANCELLED and row.prompt is not None
+    gone = row.call.error is not None and (row.call.error.kind == CANCELLED or row.call.label == FAILED)
+    return gone and row.prompt is not None
 
 
 def _alive(row: Row, executions: Iterable[Execution]) -> list[Execution]:
@@ -58,16 +61,17 @@ def _left(row: Row, execution: Execution) -> int:
 
 def _wrong(row: Row, alive: list[Execution]) -> Iterator[tuple[str, dict[str, Any]]]:
     method, gone_ns = row.call.method, row.call.ended_ns
+    nobody = "for a batch that had failed" if row.call.label == FAILED else "without its caller"
     for one in alive:
         shown = {"server": one.server, "tokens then": _until(row, one), "tokens in the end": len(one.tokens)}
         if row.call.label == QUEUED and one.step_ns and one.step_ns[-1] > gone_ns + STOPS_S * 1e9:
             yield f"{method}() was computed although its caller had gone while it waited", shown
-        elif one.started_ns > gone_ns:
+        elif one.started_ns > gone_ns and row.call.label != FAILED:  # a row of the batch may have been on its way
             yield f"{method}() was sent to an engine after its caller had gone", shown
         elif one.finish_reason == "length" and _left(row, one) >= LEFT:
-            yield f"{method}() ran to its end without its caller", shown
+            yield f"{method}() ran to its end {nobody}", shown
         elif one.step_ns and one.step_ns[-1] > gone_ns + STOPS_S * 1e9:
-            yield f"{method}() ran on for more than {STOPS_S:.0f} s without its caller", shown
+            yield f"{method}() ran on for more than {STOPS_S:.0f} s {nobody}", shown
 
 
 CANCELLATION = Check(

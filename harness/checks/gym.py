@@ -398,5 +398,40 @@ METRICS = Check(
     queries=matching.queries,
 )
 
+
+def _judge_failed(evidence: Evidence) -> Finding:
+    calls = [call for call in evidence.calls("gym_generate") if call.error is not None]
+    if not calls:
+        return untestable("no call of gym_generate failed")
+    cut_off, wrong = 0, []
+    for trajectory in trajectories(evidence):
+        call, asked = trajectory.call, trajectory.call.request
+        begun = [turn.execution.started_ns for turn in trajectory.turns if turn.execution is not None]
+        late = [at for at in begun if at > call.ended_ns]
+        if call not in calls or asked["env_extras"][trajectory.asked].get("fails"):
+            continue
+        cut_off += len(begun) - len(late) < asked["max_turns"]
+        if len(late) > 1:  # a single request may have been on its way
+            shown = {"turns begun before the error": len(begun) - len(late), "after it": len(late)}
+            wrong.append(
+                (
+                    "a trajectory goes on turn by turn after gym_generate() has failed",
+                    shown_trajectory(trajectory) | shown,
+                )
+            )
+    return concluded(cut_off, wrong) if cut_off else untestable("every other trajectory ended before the error")
+
+
+FAILED = Check(
+    name="gym.failed",
+    fault="after an error that ends the whole request, its other trajectories go on at the engines, beside the next step's",
+    next_step="look at how the generator gathers its trajectories: an error has to cancel the others, or to be kept until they end",
+    reads=Fact.ANSWERS | Fact.TEXT,
+    source="SkyRL #1613: one failed rollout ends the whole batch",
+    tap=Tap.READ,
+    judge=_judge_failed,
+    queries=matching.queries,
+)
+
 TRAJECTORIES = (ORDER, TOKENS, LOSS_MASKS, REWARDS, STOP_REASONS, METRICS)
 """The checks of every scenario of the generator."""

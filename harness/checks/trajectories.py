@@ -282,6 +282,8 @@ class _Walk:
         text, stopped = _up_to_stop(
             self.evidence.reference.decode(decode.tokens, skip_special_tokens=True), execution, asked.sampling_params
         )
+        if asked.env_extras[index].get("fails") == number:
+            return Turn(prompt=context, execution=execution, kept=execution.tokens), True, []
         said = gym_rule.step(text, number, asked.env_extras[index], asked.max_turns)
         kept, conversation = execution.tokens, asked.use_conversation_multi_turn and not asked.batched
         stopped = stopped and kept[-1] != self._eos

@@ -31,10 +31,13 @@ class Step(NamedTuple):
 def step(text: str, turn: int, extras: dict[str, Any], max_turns: int) -> Step:
     """The environment's reply to the policy's text of turn `turn`, counted from 1.
 
-    `extras` may hold "turns" (number of turns) and "until" (letters; any of them ends the trajectory). Only ASCII letters
+    `extras` may hold "turns" (number of turns), "until" (letters; any of them ends the trajectory) and "fails" (a turn that raises
+    RuntimeError). Only ASCII letters
     count, so invalid bytes make no difference. Letters of special tokens count only if "strict" is set: an unwanted special
     token then changes the reward.
     """
+    if extras.get("fails") == turn:
+        raise RuntimeError(f"the environment breaks in turn {turn}")
     if not extras.get("strict"):
         text = SPECIAL.sub("", text)
     letters = [character for character in text if character in LETTERS]

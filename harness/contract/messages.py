@@ -68,6 +68,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """The rows share a prefix cache only with requests of the same salt (vLLM documentation, Automatic Prefix Caching)."""
     single: bool = False
     """True if each row goes through the stack's client for single requests, which returns no text."""
+    mm_features: list[dict[str, Any]] | None = None
+    """One entry per row: its images, as vLLM's renderer gives them (SkyRL, InferenceEngineInput.mm_features)."""
 
 
 class Generation(Message, frozen=True, kw_only=True):
@@ -106,6 +108,8 @@ class SampleRequest(Message, frozen=True, kw_only=True):
     """True if the sampling parameters go to the client under vLLM's names, also where its own names for them differ."""
     topk_prompt_logprobs: int = 0
     """With `prompt_logprobs`: also this many of the most probable tokens at each position of the prompt."""
+    image: str | None = None
+    """A PNG in base64 that stands in front of the prompt's tokens (Tinker, ModelInput: image chunks)."""
 
 
 class OpenAIRequest(Message, frozen=True, kw_only=True):
@@ -679,7 +683,8 @@ class CensusResult(Message, frozen=True, kw_only=True):
 
 class FormRequest(Message, frozen=True, kw_only=True):
     """From now on a method of the stack's client gets one of its arguments in this form, where it has it
-    (`harness.records.argument_forms`). "as it is": the forms of its arguments are listed. None: neither."""
+    (`harness.records.argument_forms`). "as it is": the forms of its arguments are listed. "used again": "max_tokens" becomes 1 in what
+    unanswered calls were given, and nothing follows for later ones. None: nothing."""
 
     form: str | None = None
 
@@ -1078,6 +1083,7 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found.add(Capability.WAKE_UP_TAGS)
         case "sample":
             found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
+            found |= {Capability.SAMPLE_IMAGES} if request.get("image") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
             found |= {Capability.SINGLE_REQUESTS} if request.get("single") else set()

@@ -83,17 +83,19 @@ class Calls(ABC):
         lora_adapter: str | None = None,
         cache_salt: str | None = None,
         single: bool = False,
+        mm_features: list[dict[str, Any]] | None = None,
         label: str | None = None,
         **sampling_params: Any,
     ) -> messages.Generation:
         """Continue each prompt, under `lora_adapter` and `cache_salt` if given. Results in the order of the prompts.
-        `single`: by the client for single requests."""
+        `single`: by the client for single requests. `mm_features`: the images of each row."""
         request = messages.GenerateRequest(
             prompt_token_ids=prompts,
             session_ids=session_ids,
             lora_adapter=lora_adapter,
             cache_salt=cache_salt,
             single=single,
+            mm_features=mm_features,
             sampling_params=sampling_params,
         )
         return await self._call("generate", request, messages.Generation, label)
@@ -128,10 +130,11 @@ class Calls(ABC):
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
         as_given: bool = False,
+        image: str | None = None,
         label: str | None = None,
         **sampling_params: Any,
     ) -> messages.Generation:
-        """`num_samples` independent continuations of one prompt, under `lora_adapter` if given."""
+        """`num_samples` independent continuations of one prompt, under `lora_adapter` and behind an `image` (base64) if given."""
         request = messages.SampleRequest(
             prompt_token_ids=prompt,
             num_samples=num_samples,
@@ -141,6 +144,7 @@ class Calls(ABC):
             prompt_logprobs=prompt_logprobs,
             as_given=as_given,
             topk_prompt_logprobs=topk_prompt_logprobs,
+            image=image,
         )
         return await self._call("sample", request, messages.Generation, label)
 
@@ -403,7 +407,7 @@ class Calls(ABC):
 
     async def form(self, form: str | None) -> list[str]:
         """Give an argument of the client's methods in this form, until the next clean room. Returns the forms of the last call that
-        was made with "as it is". None ends that."""
+        was made with "as it is". None ends that. "used again" changes what unanswered calls were given."""
         self._condition.formed = form is not None
         return (await self._call("form", messages.FormRequest(form=form), messages.FormResult)).forms
 

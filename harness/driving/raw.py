@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from harness.records import argument_forms
-from harness.records.argument_forms import AS_IT_IS
+from harness.records.argument_forms import AS_IT_IS, USED_AGAIN
 from harness.records.forms import Forms
 from harness.records.recording import Raw
 
@@ -63,11 +63,27 @@ _listed: list[str] = []
 """The forms that the arguments of the last call with `AS_IT_IS` have."""
 
 
+_unanswered: list[Any] = []
+"""The arguments of each call that runs."""
+
+
 def ask_for(form: str | None) -> list[str]:
-    """Give the next calls an argument in this form. Returns the forms of the last call that was made with `AS_IT_IS`."""
+    """Give the next calls an argument in this form; or use those of unanswered calls again (`USED_AGAIN`). Returns the forms of the
+    last call that was made with `AS_IT_IS`."""
     global _asked  # noqa: PLW0603 - the watched classes belong to the process too
-    _asked = form
+    if form == USED_AGAIN:
+        _use_again(_unanswered)
+    _asked = None if form == USED_AGAIN else form
     return list(_listed)
+
+
+def _use_again(given: Any) -> None:
+    """Ask for one token in every dict of sampling parameters."""
+    if isinstance(given, dict):
+        given |= {"max_tokens": 1} if "max_tokens" in given else {}
+        given = list(given.values())
+    for inner in given if isinstance(given, list | tuple) else ():
+        _use_again(inner)
 
 
 @contextlib.contextmanager
@@ -132,12 +148,14 @@ def _watched(function: FunctionType, name: str) -> Callable[..., Any]:
             _listed[:] = argument_forms.places(signature, args, given)
             before = copy.deepcopy((args[1:], given))
         token = _inside.set(inside | {name})
+        _unanswered.append((args, given))
         try:
             yield forms.returned
         except Exception as e:
             forms.raised(e)
             raise
         finally:
+            _unanswered[:] = [one for one in _unanswered if one[0] is not args or one[1] is not given]
             if before is not None and before != (args[1:], given):
                 notes.changed[method] = _names_of_others(signature, args, given, before)
             with contextlib.suppress(ValueError):  # a task that is thrown away ends in another context

@@ -18,6 +18,8 @@ from uuid import UUID
 
 AS_IT_IS = "as it is"
 """In place of a form: the arguments stay as they are. Also the label of such a call."""
+USED_AGAIN = "used again"
+"""In place of a form, while calls are unanswered: their caller uses the objects that it gave them for something else."""
 BY_KEYWORD, BY_POSITION, LEFT_OUT = "by keyword", "by position", "left out"
 ADMITTED = frozenset({BY_KEYWORD, BY_POSITION, LEFT_OUT, "of a subclass", "NumPy str", "IntEnum", "NumPy float64"})
 """Forms that the usual type's annotation admits: an object of a subclass is one of the class."""

@@ -8,12 +8,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.cancellation import CANCELLATION, QUEUED
+from harness.checks.cancellation import CANCELLATION, FAILED, QUEUED
+from harness.checks.errors import names_error
 from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import ENGINE_PLACES, REQUEST_CAP, HttpRequest
 from harness.driving.stack import Stack
-from harness.suite.scenario import variants
+from harness.suite.scenario import scenario, variants
 from scenarios.cancellation import LONG, OTHERS, SESSION, STAYS, Send, by_generate, caller_goes
 from scenarios.requests import sessions, until_idle
 
@@ -58,6 +59,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "needs": {Capability.PAUSE_KEEP, Capability.HTTP_ENDPOINT, Capability.HTTP_STREAMING},
     },
 }
+BEYOND = 2**20
+"""A token id that no vocabulary has."""
 PROMISE = "a request whose caller goes away ends at its engine, is not sent again, and disturbs no other"
 
 
@@ -74,6 +77,19 @@ PROMISE = "a request whose caller goes away ends at its engine, is not sent agai
 async def a_caller_goes(stack: Stack, prompts: Prompts, *, send: Send, tokens: int, frozen: bool) -> None:
     """vLLM documentation, with_cancellation: a client that disconnects ends its request; AsyncLLM.generate: cancelled, it aborts."""
     await caller_goes(stack, prompts, send, tokens=tokens, frozen=frozen)
+
+
+@scenario(
+    task=0,
+    promise="the rows of a batch that fails by one of them end at their engines",
+    checks=[CANCELLATION, names_error(FAILED, "token", "vocab")],
+)
+async def test_a_batch_that_fails(stack: Stack, prompts: Prompts) -> None:
+    """vLLM documentation, with_cancellation: a request that nobody waits for ends. Whoever has the error of a batch may send it again
+    at once: the rows of the first are not to run beside it."""
+    bad = [*prompts.one(), BEYOND]
+    await stack.attempt(stack.generate([*prompts.unique(6), bad], label=FAILED, **LONG))
+    await until_idle(stack)
 
 
 FULL = {"at_the_engine": ENGINE_PLACES, "in_the_client": REQUEST_CAP}

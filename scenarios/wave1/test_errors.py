@@ -18,6 +18,9 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "ignore_eos": True
 AFTER = greedy("after")
 NO_TEXT_IS_SO_SHORT = {"type": "string", "minLength": -1}
 """A schema that looks right until a grammar is made of it: that is the engine's work."""
+IMAGES = ("image", "multimodal", "multi-modal", "mm_", "encoder cache")
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A PNG of one pixel, in base64."""
 REFUSED = 2
 """Requests for each server: vllm-router asks each five times, and takes a server for dead after ten failures in a row."""
 
@@ -118,6 +121,37 @@ async def test_several_answers_of_a_prompt(stack: Stack, prompts: Prompts) -> No
     reference, InferenceEngineInterface.generate: one output for each prompt."""
     several = stack.generate(prompts.unique(2), n=2, temperature=1.0, max_tokens=8, label="several_answers")
     await stack.attempt(several)
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="images for a model that reads none are a named error",
+    checks=[names_error("features", *IMAGES), AFTER],
+    deadline_s=100,
+)
+async def test_features_of_images(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, InferenceEngineInput.mm_features; vLLM documentation, Multimodal Inputs: a text-only model has none. An answer to the
+    text alone would look like one to the image."""
+    images = {
+        "mm_hashes": {"image": ["a"]},
+        "mm_placeholders": {"image": [{"offset": 0, "length": 4}]},
+        "kwargs_data": None,
+    }
+    await stack.attempt(stack.generate(prompts.unique(1), mm_features=[images], label="features", **GREEDY))
+    await still_works(stack, prompts)
+
+
+@scenario(
+    task=0,
+    promise="a sample behind an image that the model cannot read is a named error",
+    needs={Capability.SAMPLE, Capability.SAMPLE_IMAGES},
+    checks=[names_error("image", *IMAGES), AFTER],
+    deadline_s=100,
+)
+async def test_a_sample_behind_an_image(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL, RemoteInferenceClient.sample: the prompt's chunks, as Tinker has them; vLLM documentation, Multimodal Inputs."""
+    await stack.attempt(stack.sample(prompts.one(), 1, image=PIXEL, label="image", temperature=0, max_tokens=8))
     await still_works(stack, prompts)
 
 

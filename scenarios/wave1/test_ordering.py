@@ -15,6 +15,7 @@ from harness.checks.tokens import greedy
 from harness.contract.capability import Capability
 from harness.contract.messages import REQUEST_CAP
 from harness.driving.stack import Stack
+from harness.records.argument_forms import USED_AGAIN
 from harness.suite.scenario import scenario, under_delays
 from scenarios.moments import until_all_are_there
 
@@ -91,6 +92,27 @@ async def test_callers_share_one_cap(stack: Stack, prompts: Prompts) -> None:
         await stack.until(lambda seen: seen.requests >= cap or stack.pending < len(calls), frozen_or_not)
         if stack.pending == len(calls):
             await until_all_are_there(stack, 2 * cap, len(calls))
+        await stack.resume()
+
+
+@scenario(
+    task=0,
+    promise="a call is what it was when it was made: what its caller then does with the arguments changes none of its rows",
+    needs={Capability.PAUSE_KEEP},
+    checks=[ALL_COMPLETE, ends_as_asked(causes=["length"])],
+)
+async def test_arguments_are_used_again(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL API reference, InferenceEngineInterface.generate: the arguments are a request, which a caller may keep and change for the
+    next one. The engines are frozen while the caller changes max_tokens, so that rows of a batch that is larger than a client's cap
+    still wait in the client."""
+    cap = REQUEST_CAP * len(stack.servers)
+    async with asyncio.TaskGroup() as callers:
+        await stack.pause("keep")
+        callers.create_task(stack.generate(prompts.unique(cap * 9 // 8), max_tokens=4, temperature=0, ignore_eos=True))
+        await stack.until(
+            lambda seen: seen.requests >= cap or not stack.pending, f"{cap} requests that are held, or an answer"
+        )
+        await stack.form(USED_AGAIN)
         await stack.resume()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fixtures.prompts import Prompts
-from harness.checks.gym import LOGPROBS, STEPS, TRAJECTORIES
+from harness.checks.errors import names_error
+from harness.checks.gym import FAILED, LOGPROBS, STEPS, TRAJECTORIES
 from harness.checks.liveness import ALL_COMPLETE
 from harness.checks.routing import SESSIONLESS_SPREAD, STICKY
 from harness.contract import gym_rule
@@ -14,7 +15,7 @@ from harness.contract.errors import ModelLacks
 from harness.contract.messages import GymRequest, TrajectoryId
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
-from scenarios.requests import meets_a_stop_string
+from scenarios.requests import meets_a_stop_string, until_idle, until_settled
 
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
 FULL: dict[str, Any] = {**GREEDY, "ignore_eos": True}
@@ -350,3 +351,28 @@ async def test_the_environment_reads_no_special_tokens(stack: Stack, prompts: Pr
         trajectory_ids=trajectories(12),
         sampling_params={"max_tokens": 24, "temperature": 2.0, "seed": 11, **letters},
     )
+
+
+@scenario(
+    task=7,
+    promise="an environment's error ends its request by name, and with it the request's other trajectories",
+    needs=NEEDS,
+    checks=[names_error("breaks", "the environment breaks"), FAILED],
+)
+async def test_an_environment_that_breaks(stack: Stack, prompts: Prompts) -> None:
+    """SkyRL #1613: one failed rollout ends the whole batch. Whoever has the error starts the next step: nothing of the failed one is
+    to run beside it. The first of five trajectories breaks in its first turn, the others have six turns each."""
+    await stack.attempt(
+        stack.gym_generate(
+            GymRequest(
+                prompts=prompts.conversations(5),
+                env_extras=[{"fails": 1}, *[{}] * 4],
+                trajectory_ids=trajectories(5),
+                max_turns=6,
+                sampling_params=FULL,
+            ),
+            label="breaks",
+        )
+    )
+    await until_idle(stack)
+    await until_settled(stack)

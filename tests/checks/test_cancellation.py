@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.checks.cancellation import CANCELLATION, QUEUED
+from harness.checks.cancellation import CANCELLATION, FAILED, QUEUED
 from harness.contract.errors import CANCELLED
 from tests import traces
 from tests.checks.scene import Scene
@@ -46,6 +46,13 @@ def left(made: int, *, step_ms: int = 1, gone_ms: int = 20, again_ms: int | None
 def test_what_an_engine_does_without_the_caller(scene, reason):
     found = scene.judge(CANCELLATION)
     assert (found.status, found.reason) == (("fail", reason) if reason else ("pass", found.reason))
+
+
+def test_the_rows_of_a_batch_that_failed_are_nobodys():
+    for made, status in ((30, "pass"), (200, "fail")):
+        scene = left(made)
+        scene.change(scene.calls[-1], label=FAILED, error=error("ValueError"))
+        assert scene.judge(CANCELLATION).status == status
 
 
 def test_nothing_is_told_of_a_request_that_no_engine_ran_or_that_was_nearly_done():

@@ -132,6 +132,30 @@ def test_what_a_generator_that_failed_left_behind_goes_on():
     assert scene.judge(CONSERVATION).status == "pass"
 
 
+@pytest.mark.parametrize(
+    ("fails", "of_the_first", "extras", "status"),
+    [
+        (True, True, {}, "fail"),
+        (True, False, {}, "pass"),
+        (True, False, {"fails": 1}, "untestable"),
+        (False, False, {}, "untestable"),
+    ],
+    ids=["others go on", "none goes on", "no others", "no error"],
+)
+def test_trajectories_end_with_the_error_of_their_request(fails, of_the_first, extras, status):
+    scene = Scene()
+    trajectories(scene)
+    if fails:
+        first = min(one.at_ns for one in scene.seen if one.data.get("sampling_params") == GREEDY)
+        failed = CallError(kind="RuntimeError", message="the environment breaks in turn 1", blame=Blame.STACK)
+        ended = first + 1 if of_the_first else max(one.at_ns for one in scene.seen) + 1
+        request = scene.calls[-1].request
+        asked = [one | extras for one in request["env_extras"]]
+        changed = request | {"env_extras": asked, "max_turns": 3 if of_the_first else 4}
+        scene.change(scene.calls[-1], result=None, error=failed, ended_ns=ended, request=changed)
+    assert scene.judge(gym.FAILED).status == status
+
+
 def swap(rows: list[Any]) -> list[Any]:
     return [rows[1], rows[0], *rows[2:]]
 

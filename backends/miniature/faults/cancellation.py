@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from backends.miniature.client import Client
-from backends.miniature.engine import Engine, Request
-from backends.miniature.faults.registry import seeded
+from backends.miniature.engine import BadRequest, Engine, Output, Request
+from backends.miniature.faults.registry import REFUSED, seeded
 from harness.contract.messages import GenerateRequest, Generation
 
 _AGAIN: set[asyncio.Future[Generation]] = set()
@@ -32,6 +34,19 @@ class SentAgain(Client):
             self.fired += 1
             _AGAIN.add(asyncio.ensure_future(super().generate(request)))
             raise
+
+
+@seeded("cancellation", "rows_of_a_failed_batch", caught_by=["cancellation"], changes=REFUSED)
+class RowsRunOn(Client):
+    """If one row of a batch fails, the others go on."""
+
+    async def gather(self, calls: Sequence[Any]) -> list[Output]:
+        try:
+            rows: list[Output] = await asyncio.gather(*calls)
+        except BadRequest:
+            self.fired += 1
+            raise
+        return rows
 
 
 @seeded("cancellation", "takes_others_along", caught_by=["tokens.greedy"])

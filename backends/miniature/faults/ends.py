@@ -81,6 +81,14 @@ class NoTokensAccepted(Engine):
             params.update(max_tokens=4, temperature=0, top_p=1.0)
 
 
+@seeded("bad_input_accepted", "images", caught_by=["errors.named"])
+class ImagesDropped(Client):
+    """Images are dropped, and the text alone is answered."""
+
+    def refuse_images(self) -> None:
+        self.fired += 1
+
+
 @seeded("bad_input_accepted", "sessions", caught_by=["errors.named"], changes=REFUSED)
 class SessionsFilledUp(Client):
     """If there are too few session ids, all are dropped instead of refused."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from backends.miniature import model, tokenizer
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
-from backends.miniature.generator import Generator, Trajectory
+from backends.miniature.generator import Generator, T, Trajectory
 from backends.miniature.tokenizer import EOS
 from harness.contract.faults import Fact
 from harness.contract.messages import GymOutput, GymRequest, TrajectoryId
@@ -23,6 +24,18 @@ class TrajectoriesSwapped(Generator):
     def output(self, request: GymRequest, made: list[Trajectory]) -> GymOutput:
         self.fired += len(made) > 1
         return super().output(request, [*made[1::-1], *made[2:]] if len(made) > 1 else made)
+
+
+@seeded("rollouts_run_on", caught_by=["gym.failed"])
+class RolloutsRunOn(Generator):
+    """If one rollout fails, the others go on after the caller has its error."""
+
+    async def together(self, rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        try:
+            return await asyncio.gather(*rollouts)
+        except RuntimeError:
+            self.fired += 1
+            raise
 
 
 @seeded("rewards_shifted", caught_by=["gym.rewards"])

@@ -9,9 +9,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
+import msgspec
+
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import Engine, EngineDead, Output
 from backends.miniature.faults.registry import seeded
+from backends.miniature.interface import Interface
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
@@ -213,6 +216,22 @@ class CapOfEachCall(_Crowd):
 
     def slot(self) -> AbstractAsyncContextManager[Any]:
         return self.within(self.own.get(self.slots))
+
+
+@seeded("arguments_read_late", caught_by=["echo", "stopping"])
+class ReadsLate(Interface):
+    """Rows read the sampling parameters when their turn comes: what the caller has changed by then changes them."""
+
+    async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
+        given, request = (
+            input_batch["sampling_params"],
+            msgspec.convert(json.loads(json.dumps(input_batch)), GenerateRequest),
+        )
+        if repr(given) != repr(request.sampling_params):
+            return await super().generate(input_batch)
+        answers = await self.client.generate(msgspec.structs.replace(request, sampling_params=given))
+        self.fired += given != request.sampling_params
+        return answers
 
 
 @seeded("others_starve", caught_by=["not_starved"])
