@@ -106,12 +106,14 @@ async def test_arguments_are_used_again(stack: Stack, prompts: Prompts) -> None:
     next one. The engines are frozen while the caller changes max_tokens, so that rows of a batch that is larger than a client's cap
     still wait in the client."""
     cap = REQUEST_CAP * len(stack.servers)
+    short: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    calls = [stack.generate(prompts.unique(rows), **short) for rows in (*[1] * 8, cap * 9 // 8)]
     async with asyncio.TaskGroup() as callers:
         await stack.pause("keep")
-        callers.create_task(stack.generate(prompts.unique(cap * 9 // 8), max_tokens=4, temperature=0, ignore_eos=True))
-        await stack.until(
-            lambda seen: seen.requests >= cap or not stack.pending, f"{cap} requests that are held, or an answer"
-        )
+        for call in calls:
+            callers.create_task(call)
+        frozen_or_not = f"{cap} requests that are held, or an answer"  # an answer: the engines are not frozen
+        await stack.until(lambda seen: seen.requests >= cap or stack.pending < len(calls), frozen_or_not)
         await stack.form(USED_AGAIN)
         await stack.resume()
 

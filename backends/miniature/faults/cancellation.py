@@ -49,7 +49,7 @@ class RowsRunOn(Client):
         return rows
 
 
-@seeded("cancellation", "takes_others_along", caught_by=["tokens.greedy"])
+@seeded("cancellation", "takes_others_along", caught_by=["tokens.greedy", "every_call_ends"])
 class TakesOthersAlong(Engine):
     """With the request whose caller has gone, the engine ends one of its neighbours."""
 
