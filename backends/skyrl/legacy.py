@@ -295,12 +295,14 @@ class LegacyStack(SkyRLStack):
         )
 
     async def sample(self, request: messages.SampleRequest) -> messages.Generation:
+        """An image is an argument that the client does not have."""
         return generation(
             await self.client.sample(
                 prompt_token_ids=request.prompt_token_ids,
                 num_samples=request.num_samples,
                 sampling_params=request.sampling_params,
                 session_id=request.session_id,
+                **({} if request.image is None else {"image": request.image}),
             )
         )
 

@@ -21,8 +21,6 @@ class Capability(StrEnum):
     """sample(): independent continuations of one prompt. SkyRL #934; SkyRL API reference, InferenceEngineInterface.sample."""
     PROMPT_LOGPROBS = "prompt_logprobs"
     """sample() returns the log-probabilities of the prompt's own tokens. SkyRL, RemoteInferenceClient.sample."""
-    SAMPLE_IMAGES = "sample_images"
-    """sample() takes images beside the prompt's tokens. SkyRL, RemoteInferenceClient.sample: the chunks of a prompt."""
     CHAT_COMPLETION = "chat_completion"
     """chat_completion() with an OpenAI-style body. SkyRL API reference, InferenceEngineInterface.chat_completion."""
     COMPLETION = "completion"

@@ -1083,7 +1083,6 @@ def capabilities_of(method: str, request: Mapping[str, Any]) -> frozenset[Capabi
             found.add(Capability.WAKE_UP_TAGS)
         case "sample":
             found |= {Capability.PROMPT_LOGPROBS} if request.get("prompt_logprobs") else set()
-            found |= {Capability.SAMPLE_IMAGES} if request.get("image") is not None else set()
             found |= {Capability.LORA} if request.get("lora_adapter") is not None else set()
         case "generate":
             found |= {Capability.SINGLE_REQUESTS} if request.get("single") else set()

@@ -145,7 +145,7 @@ async def test_features_of_images(stack: Stack, prompts: Prompts) -> None:
 @scenario(
     task=0,
     promise="a sample behind an image that the model cannot read is a named error",
-    needs={Capability.SAMPLE, Capability.SAMPLE_IMAGES},
+    needs={Capability.SAMPLE},
     checks=[names_error("image", *IMAGES), AFTER],
     deadline_s=100,
 )
