@@ -17,6 +17,7 @@ class ConfiguredByAnotherName(Client):
     """A client that is made of the configuration asks for the model by its path, and not by the name that engines serve."""
 
     def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
         self.fired += 1
         self.model = f"/checkpoints/{MODEL}"
 
@@ -35,6 +36,7 @@ class ConfiguredByAMergedAdapter(Client):
     """A client asks for the configuration's adapter by name, although the trainer merges it into the weights."""
 
     def configure(self, request: ClientLifeRequest) -> None:
+        super().configure(request)
         self.fired += request.merged_adapter
         self.model = "an adapter" if request.merged_adapter else MODEL
 
