@@ -165,6 +165,7 @@ async def ask(stack: Stack, prompts: Prompts, send: Send, cases: list[Case], at_
     promise="the format of an answer of generate() takes effect, or is refused by an error that names it",
     checks=[REQUEST_FIELDS],
     topologies=["disaggregated", "moe"],
+    bulk=True,
 )
 async def test_a_format_for_generate(stack: Stack, prompts: Prompts) -> None:
     """SkyRL API reference, InferenceEngineInput.sampling_params: a dict; vLLM documentation, Structured Outputs: choice."""
