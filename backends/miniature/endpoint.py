@@ -13,7 +13,7 @@ from backends.miniature import parameters
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import BadRequest, Engine, EngineDead
 from harness.contract.messages import SEVERAL_TEXTS, HttpRequest, HttpResponse, Scalar
-from harness.records.wire import DONE, SESSION, TOKENS, header
+from harness.records.wire import DONE, SESSION, TOKENS, header, token_name
 
 JSON = "application/json"
 Json = dict[str, Any]
@@ -42,11 +42,6 @@ SERVED: dict[str, Scalar] = {"enable_auto_tool_choice": False, "response_role": 
 DEFAULTS: Json = {"level": "1", "tags": None, "mode": "abort", "clear_cache": True, "reset_running_requests": False}
 NEEDS = {"/v1/completions": ("model", "prompt"), "/v1/chat/completions": ("model", "messages")}
 """Route → required fields of a body."""
-
-
-def named(token: int) -> str:
-    """A token id as vLLM writes it where there is no text."""
-    return f"token_id:{token}"
 
 
 class Endpoint:
@@ -137,7 +132,7 @@ class Endpoint:
         rows = engine.prompt_rows([*made.prompt, *made.tokens])[len(made.prompt) - 1 :]
         tops = [self.client.most_probable(row, body["sampling_params"]["logprobs"]) for row in rows]
         content = [
-            {"token": named(token), "logprob": logprob, "top_logprobs": self.alternatives(token, top)}
+            {"token": token_name(token), "logprob": logprob, "top_logprobs": self.alternatives(token, top)}
             for token, logprob, top in zip(made.tokens, made.logprobs or (), tops, strict=False)
         ]
         choice = {"index": 0, "token_ids": made.tokens, "finish_reason": made.reason, "logprobs": {"content": content}}
@@ -145,7 +140,7 @@ class Endpoint:
 
     def alternatives(self, _chosen: int, top: list[tuple[int, float]]) -> list[Json]:
         """The most probable tokens of a place by their own names."""
-        return [{"token": named(token), "logprob": logprob} for token, logprob in top]
+        return [{"token": token_name(token), "logprob": logprob} for token, logprob in top]
 
     def parameter(self, name: str, given: Any, schema: Json) -> tuple[str, Any]:
         """Why it is refused (empty if it is not), and its value. A query holds texts."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from backends.miniature import tokenizer
-from backends.miniature.client import Client, all_or_none
+from backends.miniature.client import Client, T, all_or_none
 from backends.miniature.engine import BadRequest
 from backends.miniature.tokenizer import EOS
 from harness.contract import gym_rule
 from harness.contract.messages import GenerateRequest, GymOutput, GymRequest, TrajectoryId
-
-T = TypeVar("T")
 
 
 class Trajectory(msgspec.Struct, kw_only=True):

@@ -22,7 +22,7 @@ from harness.contract.messages import (
 from harness.driving import census
 
 
-def _plain(given: Any) -> Any:
+def plain(given: Any) -> Any:
     """A copy of Python's own types only. Raises TypeError, naming the type, for values that JSON does not know."""
     return json.loads(json.dumps(given))
 
@@ -39,7 +39,7 @@ class Interface:
         return census.of(self, types={}, keys=keys)
 
     async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
-        return await self.client.generate(msgspec.convert(_plain(input_batch), GenerateRequest))
+        return await self.client.generate(msgspec.convert(plain(input_batch), GenerateRequest))
 
     async def sample(
         self,
@@ -55,10 +55,10 @@ class Interface:
     ) -> Generation:
         return await self.client.sample(
             SampleRequest(
-                prompt_token_ids=_plain(prompt_token_ids),
-                num_samples=_plain(num_samples),
-                sampling_params=_plain(sampling_params),
-                session_id=_plain(session_id),
+                prompt_token_ids=plain(prompt_token_ids),
+                num_samples=plain(num_samples),
+                sampling_params=plain(sampling_params),
+                session_id=plain(session_id),
                 lora_adapter=lora_adapter,
                 prompt_logprobs=prompt_logprobs,
                 topk_prompt_logprobs=topk_prompt_logprobs,
@@ -67,31 +67,31 @@ class Interface:
         )
 
     async def chat_completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
-        payload = _plain(request_payload)
+        payload = plain(request_payload)
         body = self.client.identified(payload["json"], payload["headers"])
         return await self.client.chat_completion(body)
 
     async def completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
-        return await self.client.completion(_plain(request_payload)["json"])
+        return await self.client.completion(plain(request_payload)["json"])
 
     async def pause_generation(self, mode: PauseMode = "keep", clear_cache: bool = False) -> None:
-        await self.client.pause(_plain(mode), clear_cache=_plain(clear_cache))
+        await self.client.pause(plain(mode), clear_cache=plain(clear_cache))
 
     async def resume_generation(self) -> None:
         await self.client.everywhere("resume_generation")
 
     async def sleep(self, level: int = 2) -> None:
-        await self.client.everywhere("sleep", level=self.level(_plain(level)))
+        await self.client.everywhere("sleep", level=self.level(plain(level)))
 
     def level(self, asked: Any) -> Any:
         """The level at which engines sleep. With adapters they keep the model, since no sync brings it back."""
         return 1 if self.client.takes_adapters else asked
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        await self.client.everywhere("wake_up", tags=_plain(tags))
+        await self.client.everywhere("wake_up", tags=plain(tags))
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
-        await self.client.everywhere("reset_prefix_cache", reset_running_requests=_plain(reset_running_requests))
+        await self.client.everywhere("reset_prefix_cache", reset_running_requests=plain(reset_running_requests))
 
     async def init_weight_update_communicator(self, init_info: Any) -> None:
         """There is no group to join."""

@@ -25,7 +25,7 @@ async def send(ours: Send, engine: Any, client: Any, cfg: Any, training: Trainin
 
 @cache
 def _worker() -> type[Any]:
-    """SkyRL's worker without a model of its own. Its module asks for a model that needs flash-attn, which no CPU has."""
+    """SkyRL's worker without a model of its own. Its module imports one that needs flash-attn, which does not run on a CPU."""
     with mock.patch.dict(sys.modules, {"skyrl.backends.skyrl_train.workers.model_wrapper": mock.MagicMock()}):
         from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
 

@@ -111,11 +111,11 @@ def _unserved(call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
     error, message, _ = error_of(call)
     got = {} if call.result is None else call.result["arguments"]
     for name, value in (call.request.get("options") or {}).items():
-        if error is None and name in SEVERAL_TEXTS and isinstance(got.get(name), str):
+        several = name in SEVERAL_TEXTS
+        expected = [value] if several and isinstance(value, str) else value
+        if error is None and several and isinstance(got.get(name), str):
             yield f"a text for an option that holds several stands for each of its letters: {name}", {"given": value}
-        elif error is None and got.get(name) != (
-            [value] if name in SEVERAL_TEXTS and isinstance(value, str) else value
-        ):
+        elif error is None and got.get(name) != expected:
             yield f"an option for the OpenAI address does not reach it: {name}", {"given": value, "got": got.get(name)}
         elif error is not None and not _names(message, name):
             yield (

@@ -7,19 +7,13 @@ from typing import Any
 
 from harness.checks.base import Check, Evidence, Finding, concluded, untestable
 from harness.contract.faults import Fact
-from harness.records.recording import Call
-from harness.records.wire import TOKENS, body_of
+from harness.records.wire import TOKENS, body_of, token_name
 
 
-def _named(token: object) -> str:
-    """How the route names a token (vLLM, /inference/v1/generate)."""
-    return f"token_id:{token}"
-
-
-def _places(call: Call) -> list[tuple[int, dict[str, Any]]]:
+def _places(answer: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Each token of an answer, with what is said of its place."""
     found = []
-    for choice in body_of(call.result["body"]).get("choices") or () if call.result else ():
+    for choice in body_of(answer["body"]).get("choices") or ():
         said = (choice.get("logprobs") or {}).get("content") or []
         found += list(zip(choice["token_ids"], said, strict=False))
     return found
@@ -28,24 +22,25 @@ def _places(call: Call) -> list[tuple[int, dict[str, Any]]]:
 def _wrong(token: int, place: dict[str, Any], asked: int) -> str | None:
     names = [one["token"] for one in place.get("top_logprobs") or ()]
     faults = {
-        "a place does not name its own token": place.get("token") != _named(token),
+        "a place does not name its own token": place.get("token") != token_name(token),
         "a place has fewer alternatives than were asked for": len(names) < asked,
         "several alternatives of a place have one name": len(set(names)) < len(names),
-        "the alternatives of a greedy token lack it": _named(token) not in names,
+        "the alternatives of a greedy token lack it": token_name(token) not in names,
     }
     return next((reason for reason, present in faults.items() if present), None)
 
 
 def _judge(evidence: Evidence) -> Finding:
-    calls = [c for c in evidence.trace.own_calls if c.method == "http" and c.request["path"] == TOKENS and c.result]
-    if not calls:
+    calls = [call for call in evidence.trace.own_calls if call.method == "http" and call.request["path"] == TOKENS]
+    answers = [(call, call.result) for call in calls if call.result]
+    if not answers:
         return untestable(f"no server answered {TOKENS}")
     facts, wrong = 0, []
-    for call in calls:
+    for call, answer in answers:
         asked = body_of(call.request["body"])["sampling_params"]["logprobs"]
-        places = _places(call)
+        places = _places(answer)
         facts += len(places)
-        shown = {"call": call.id, "status": call.result["status"] if call.result else None}
+        shown = {"call": call.id, "status": answer["status"]}
         if shown["status"] != HTTPStatus.OK or not places:
             wrong.append(("an answer has no log-probabilities", shown))
         wrong += [
@@ -53,7 +48,7 @@ def _judge(evidence: Evidence) -> Finding:
             for position, (token, place) in enumerate(places)
             if (why := _wrong(token, place, asked)) is not None
         ]
-    return concluded(facts, wrong, answers=len(calls))
+    return concluded(facts, wrong, answers=len(answers))
 
 
 HTTP_TOKENS = Check(

@@ -19,7 +19,7 @@ from harness.records.recording import Call, CallError
 ROUTES = {"/v1/completions": "completion", "/v1/chat/completions": "chat_completion"}
 """Route of the OpenAI address → call of the contract."""
 TOKENS = "/inference/v1/generate"
-"""The route that answers token ids with token ids (vLLM documentation, /inference/v1/generate)."""
+"""The route that answers token ids with token ids (vLLM documentation, /inference/v1/generate). It has no texts (`token_name`)."""
 SESSION = "x-session-id"
 """The header that names a request's session (SkyRL #1014, task 6)."""
 REQUEST_ID = "x-request-id"
@@ -35,6 +35,11 @@ def body_of(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def token_name(token: object) -> str:
+    """How vLLM names a token where there is no text."""
+    return f"token_id:{token}"
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:

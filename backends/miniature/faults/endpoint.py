@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from backends.miniature.client import error_body
-from backends.miniature.endpoint import Endpoint, named
+from backends.miniature.endpoint import Endpoint
 from backends.miniature.engine import Engine
 from backends.miniature.faults.registry import seeded
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import HttpRequest, HttpResponse
+from harness.records.wire import token_name
 
 
 @seeded("endpoint_hides_errors", "empty_success", caught_by=["wire.status", "errors.named"], corrupts=Fact.ERRORS)
@@ -39,7 +40,7 @@ class AlternativesMisnamed(Endpoint):
 
     def alternatives(self, chosen: int, top: list[tuple[int, float]]) -> list[dict[str, Any]]:
         self.fired += 1
-        return [one | {"token": named(chosen)} for one in super().alternatives(chosen, top)]
+        return [one | {"token": token_name(chosen)} for one in super().alternatives(chosen, top)]
 
 
 @seeded("endpoint_lacks_a_route", "server_error", caught_by=["http_routes", "errors.named"])

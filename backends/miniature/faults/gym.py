@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from backends.miniature import model, tokenizer
+from backends.miniature.client import T
 from backends.miniature.engine import EngineDead
 from backends.miniature.faults.registry import seeded
-from backends.miniature.generator import Generator, T, Trajectory
+from backends.miniature.generator import Generator, Trajectory
 from backends.miniature.tokenizer import EOS
 from harness.contract.faults import Fact
 from harness.contract.messages import GymOutput, GymRequest, TrajectoryId

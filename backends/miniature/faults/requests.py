@@ -14,7 +14,7 @@ import msgspec
 from backends.miniature.client import Client, error_body
 from backends.miniature.engine import Engine, EngineDead, Output
 from backends.miniature.faults.registry import seeded
-from backends.miniature.interface import Interface
+from backends.miniature.interface import Interface, plain
 from harness.contract.faults import ROWS, Fact
 from harness.contract.messages import REQUEST_CAP, GenerateRequest, Generation, SessionId
 
@@ -223,10 +223,8 @@ class ReadsLate(Interface):
     """Rows read the sampling parameters when their turn comes: what the caller has changed by then changes them."""
 
     async def generate(self, input_batch: Mapping[str, Any]) -> Generation:
-        given, request = (
-            input_batch["sampling_params"],
-            msgspec.convert(json.loads(json.dumps(input_batch)), GenerateRequest),
-        )
+        given = input_batch["sampling_params"]
+        request = msgspec.convert(plain(input_batch), GenerateRequest)
         if repr(given) != repr(request.sampling_params):
             return await super().generate(input_batch)
         answers = await self.client.generate(msgspec.structs.replace(request, sampling_params=given))
