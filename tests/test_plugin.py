@@ -412,9 +412,10 @@ def test_a_known_divergence_is_expected_to_fail(shown: dict[str, Shown]):
 
 def test_a_ledger_entry_that_matches_nothing_is_red(shown: dict[str, Shown]):
     result = shown["stale"].result
-    result.assert_outcomes(passed=4, xfailed=2)
+    result.assert_outcomes(passed=4, xfailed=2, errors=2)
     assert result.ret == 1
     assert [p["entry"] for p in shown["stale"].told["ledger_problems"]] == ["old", "old"], "for each of its targets"
+    result.stdout.fnmatch_lines(["ERROR ledger::old*"])
 
 
 def test_a_stack_that_does_not_start_is_red_with_its_blame(shown: dict[str, Shown]):

@@ -438,11 +438,29 @@ class Parity:
 
             terminalreporter.section("parity", sep="=")
             show(self._judgement, Console(file=sys.stdout, highlight=False), report=self._report)
+            errors = [_error(name, message) for name, message in self._without_an_item(self._judgement)]
+            terminalreporter.stats.setdefault("error", []).extend(errors)
+
+    def _without_an_item(self, judgement: Judgement) -> list[tuple[str, str]]:
+        """What makes the run red and failed no item, by name: else pytest's summary would say that all passed."""
+        items = {name for names in self._selected.values() for name in names}
+        reds = [v for v in judgement.verdicts if v.red and v.scenario not in items]
+        return [
+            *((f"ledger::{one.entry}", one.problem) for one in judgement.ledger_problems),
+            *((f"run::{v.id}", f"{v.status}: {v.told}") for v in reds),
+        ]
 
 
 def _took(judgement: Judgement, **seconds: float) -> Judgement:
     run = msgspec.structs.replace(judgement.run, seconds=judgement.run.seconds | seconds)
     return msgspec.structs.replace(judgement, run=run)
+
+
+def _error(nodeid: str, message: str) -> pytest.TestReport:
+    """An error of no item, for pytest's summary."""
+    return pytest.TestReport(
+        nodeid=nodeid, location=("", None, nodeid), keywords={}, outcome="failed", longrepr=message, when="setup"
+    )
 
 
 def _place(item: pytest.Item) -> Seat | Duel | None:
