@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from harness.contract import devices
 from harness.contract.topology import Placement, names, topology
+from harness.machine import environments
 
 
 @pytest.mark.parametrize(
@@ -41,9 +42,42 @@ def test_no_worker_is_left_out_and_only_single_workers_share(name, engines, gpus
     assert one.placement is Placement.COLOCATED or found.trainer not in found.workers
 
 
-def test_an_engine_sees_its_own_gpus_alone():
+@pytest.mark.parametrize(
+    ("within", "seen"),
+    [(None, ["0,1", "2,3"]), ("4,5,6,7", ["4,5", "6,7"]), ("GPU-a,GPU-b,GPU-c,3", ["GPU-a,GPU-b", "GPU-c,3"])],
+)
+def test_an_engine_sees_its_own_gpus_alone_of_those_that_the_job_was_given(within, seen):
     found = devices.assign(topology("tp2x2"), 4)
-    assert [found.visible(index, 2) for index in range(2)] == [
-        {"CUDA_VISIBLE_DEVICES": "0,1"},
-        {"CUDA_VISIBLE_DEVICES": "2,3"},
-    ]
+    assert [found.visible(index, 2, within) for index in range(2)] == [{"CUDA_VISIBLE_DEVICES": own} for own in seen]
+
+
+LISTED = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa-1)
+  MIG 3g.40gb     Device  0: (UUID: MIG-cccc)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb-2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        (None, ["GPU 0", "GPU 1"]),
+        ("1", ["GPU 1"]),
+        ("1,0", ["GPU 1", "GPU 0"]),
+        ("GPU-bbbb", ["GPU 1"]),
+        ("MIG-cccc", ["MIG 3g.40gb"]),
+        ("0,7,1", ["GPU 0"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_a_job_has_the_gpus_that_it_was_given(chosen, found, tmp_path, monkeypatch):
+    """As CUDA reads the variable: the first name of no device ends the list."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{LISTED}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [one.partition(":")[0].partition("  ")[0] for one in environments.list_gpus()] == found

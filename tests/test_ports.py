@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,8 @@ def test_a_start_on_a_port_of_another_stack_fails_and_names_it(shared, monkeypat
     monkeypatch.setattr(os, "getpid", lambda: child)
     with pytest.raises(StartFailed, match=rf"also listens on the address of server-0, http://127.0.0.1:{port}"):
         Served(port)._check_ports(["server-0"])
+
+
+def test_a_port_apart_is_none_that_the_kernel_gives_to_whoever_names_none():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert ports.APART_FROM <= ports.apart() < lowest

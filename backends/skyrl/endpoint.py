@@ -37,8 +37,8 @@ async def passed_on(client: httpx.AsyncClient, address: str, request: HttpReques
 
 
 def open_on_loopback(engine_cfg: Any) -> None:
-    """Configure the OpenAI address: a free loopback port."""
-    [engine_cfg.http_endpoint_port] = ports.free(1)
+    """Configure the OpenAI address: a free loopback port, which no other process of the stack takes by chance."""
+    engine_cfg.http_endpoint_port = ports.apart()
     engine_cfg.http_endpoint_host = HOST
     engine_cfg.enable_http_endpoint = True
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.skyrl.release import installed
-from harness.contract.devices import Devices
+from harness.contract.devices import VISIBLE, Devices
 from harness.contract.errors import StartFailed
 from harness.machine import ports
 
@@ -82,7 +82,7 @@ class ForkedServers:
         chosen = ports.free(self._count)
         for index, port in enumerate(chosen):
             number = index % self._group
-            own = {} if self._devices is None else self._devices.visible(index, self._count)
+            own = {} if self._devices is None else self._devices.visible(index, self._count, os.environ.get(VISIBLE))
             options = {"start_port": port, "server_idx": number, **self._parallel(chosen[index - number])}
             child = context.Process(
                 target=_serve,

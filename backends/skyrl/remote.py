@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from backends.skyrl.release import CPU_WORKER, TOOLS, installed
+from harness.contract.devices import VISIBLE
 from harness.contract.errors import Blame, StartFailed
 from harness.contract.messages import StartRequest
 from harness.machine.ports import free, holder
@@ -48,7 +49,7 @@ class RemoteServers:
         devices = self._request.devices
         ports = [self._port(index) for index in range(self._request.topology.engines)]
         for index, port in enumerate(ports):
-            own = {} if devices is None else devices.visible(index, len(ports))
+            own = {} if devices is None else devices.visible(index, len(ports), os.environ.get(VISIBLE))
             with (Path(self._request.logs) / f"server-{index}.log").open("ab") as log:
                 self._servers.append(
                     subprocess.Popen(

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from harness.driving.process import HostProcess
     from harness.proving.prove import Plan, Request
     from harness.records.verdict import Judgement
-    from harness.running.matrix import MatrixFolder, Order
+    from harness.running.cluster import Cluster
+    from harness.running.matrix import MatrixFolder, Order, Outcome
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -432,6 +433,12 @@ def drive_matrix(
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every Nth cell, from the Ith on: for several machines.")
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Drive the cells as tasks of this Ray cluster, many at once.")
+    ] = None,
+    ray_python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="An interpreter with the cluster's releases of Ray and Python.")
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="The matrix's folder (default: a new one in .parity/runs). An existing one is resumed."),
@@ -461,6 +468,8 @@ def drive_matrix(
     The second of eight machines; then, on one of them, all shards as one:
       parity matrix --stack skyrl-0.2.0:http --stack skyrl-0.3.0:http --shard 2/8 --run-dir shard-2
       parity matrix --from shard-1 shard-2 shard-3 --run-dir whole
+    On a Ray cluster whose nodes all see this folder, each cell with the GPUs that it needs:
+      parity matrix --stack skyrl-0.4.0:http --engine cuda --ray 10.0.0.1:6379 --ray-python ~/ray/bin/python
     A page of runs that were made one by one, of single stacks or pairs:
       parity matrix --from .parity/runs/monday .parity/runs/tuesday --stack skyrl-0.2.0:http --out docs/releases
     Other options of `parity run`, for every cell:
@@ -478,12 +487,13 @@ def drive_matrix(
     from harness.running.matrix import MatrixFolder, plan
 
     _check_targets(stack or [], python or (), checkout or ())
-    if from_runs and (topology or wave or k or start or engine or python or checkout or shard or again):
+    if from_runs and (topology or wave or k or start or engine or python or checkout or shard or again or ray):
         raise UsageError("--from drives nothing", next_step="leave out what selects cells; --stack selects columns")
     if not from_runs and rest and not rest[0].startswith("-"):
         raise UsageError(f"{rest[0]!r} is no option of `parity run`", next_step="write --from before the names of runs")
     if not (rest if from_runs else stack):
         raise UsageError("the matrix has no column", next_step="name targets with --stack, or runs after --from")
+    cluster = _cluster(ray, ray_python, engine)
     whole = _folder(run_dir)
     sources = [run_folder(name) for name in rest or ()] if from_runs else [whole]
     folder = MatrixFolder(whole)
@@ -503,7 +513,7 @@ def drive_matrix(
                 pythons=of_local("--python", python or ()),
                 trees=of_local("--checkout", checkout or ()),
             )
-            _drive_cells(folder, orders, shard, again=again)
+            _drive_cells(folder, orders, shard, cluster, again=again)
         found = matrix.releases(sources, whole, _read_report, console_progress(), stack or [])
         target = out.expanduser().absolute() if out is not None else whole
         made, page = matrix.write(found, target, matrix.command_of(sys.argv[1:]))
@@ -512,20 +522,43 @@ def drive_matrix(
     raise typer.Exit(made.exit_status)
 
 
-def _drive_cells(folder: MatrixFolder, orders: Sequence[Order], shard: str | None, *, again: bool) -> None:
+def _cluster(address: str | None, python: Path | None, engine: EngineChoice | None) -> Cluster | None:
+    """The Ray cluster that drives the cells; None for this machine. Raises UsageError if half of it is named."""
+    from harness.running.cluster import Cluster
+
+    if address is None and python is None:
+        return None
+    if address is None or python is None or engine not in ("cpu", "cuda"):
+        raise UsageError(
+            "a matrix on a Ray cluster needs --ray ADDRESS, --ray-python PATH and --engine cpu or cuda",
+            next_step="name all three: this machine does not know what the cluster's nodes have",
+        )
+    return Cluster(address=address, python=python.expanduser().absolute(), engine=engine)
+
+
+def _drive_cells(
+    folder: MatrixFolder, orders: Sequence[Order], shard: str | None, cluster: Cluster | None, *, again: bool
+) -> None:
     """Drive the cells of a matrix, or of a shard of it, that are not finished. After Ctrl-C it ends with status 2."""
     from harness.machine.progress import console_progress
     from harness.running import child
-    from harness.running.matrix import drive, shard_of
+    from harness.running.matrix import drive, drive_on, shard_of
 
     mine = orders if shard is None else shard_of(orders, shard)
     left = folder.to_drive(mine, again=again)
     folder.extend(orders)
     finished = len(mine) - len(left)
     typer.echo(f"{folder.path}: {len(orders)} cells, {len(mine)} of them here, {finished} finished", err=True)
-    launch = (*child.COMMAND, "--bulk")
+    launch, progress = (*child.COMMAND, "--bulk"), console_progress()
+
+    def told(outcome: Outcome) -> None:
+        typer.echo(outcome.told, err=True)
+
     try:
-        drive(folder, left, launch, console_progress(), lambda outcome: typer.echo(outcome.told, err=True))
+        if cluster is None:
+            drive(folder, left, launch, progress, told)
+        elif left:
+            drive_on(cluster, folder, left, launch, progress=progress, told=told)
     except KeyboardInterrupt:
         done = sum(one is not None and not one.failed for one in (folder.outcome(order.cell) for order in mine))
         typer.echo(f"interrupted: {done} of {len(mine)} cells are finished; the same command goes on", err=True)

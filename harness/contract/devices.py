@@ -8,10 +8,12 @@ import msgspec
 
 from harness.contract.topology import Placement, Topology
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 @final
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs by index, as `nvidia-smi -L` numbers them."""
+    """GPUs by their index among those that the process may use."""
 
     workers: tuple[int, ...]
     """One entry per worker, engine by engine."""
@@ -29,9 +31,14 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
         each = len(self.workers) // engines
         return self.workers[index * each : (index + 1) * each]
 
-    def visible(self, index: int, engines: int) -> dict[str, str]:
-        """The environment variable that limits engine `index` of `engines` to its own GPUs."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.of_engine(index, engines)))}
+    def visible(self, index: int, engines: int, within: str | None) -> dict[str, str]:
+        """The environment variable that limits engine `index` of `engines` to its own GPUs.
+
+        `within` is the variable's present value: a job that was given some GPUs of a machine counts these from 0.
+        """
+        names = within.split(",") if within else None
+        own = self.of_engine(index, engines)
+        return {VISIBLE: ",".join(str(gpu) if names is None else names[gpu] for gpu in own)}
 
 
 def needed(topology: Topology) -> int:

@@ -24,6 +24,7 @@ import msgspec
 import uv
 
 from harness import PROJECT
+from harness.contract.devices import VISIBLE
 from harness.contract.errors import EnvironmentBroken, UsageError
 from harness.machine.installed import differences, normal, pins
 from harness.machine.interpreters import STACK_PYTHON, find_interpreter
@@ -58,16 +59,32 @@ def detect_engine() -> Engine:
 
 
 def list_gpus() -> list[str]:
-    """The lines of `nvidia-smi -L`; none if it is missing or does not answer within 20 s."""
+    """The lines of `nvidia-smi -L` about the GPUs that this process may use (`CUDA_VISIBLE_DEVICES`), in its order.
+
+    None if the program is missing or does not answer within 20 s.
+    """
     if (binary := shutil.which("nvidia-smi")) is None:
         return []
     try:
         said = subprocess.run([binary, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return (
-        [line.strip() for line in said.stdout.splitlines() if line.startswith("GPU ")] if said.returncode == 0 else []
-    )
+    lines = [line.strip() for line in said.stdout.splitlines()] if said.returncode == 0 else []
+    chosen = os.environ.get(VISIBLE)
+    return [line for line in lines if line.startswith("GPU ")] if chosen is None else _chosen(lines, chosen)
+
+
+def _chosen(lines: Sequence[str], chosen: str) -> list[str]:
+    """The lines about the devices that a value of `CUDA_VISIBLE_DEVICES` names, by index or UUID. As in CUDA, the first name of
+    no device ends the list."""
+    found: list[str] = []
+    for name in map(str.strip, chosen.split(",")):
+        starts, holds = (f"GPU {name}:", "") if name.isdecimal() else ("", f"(UUID: {name}")
+        line = next((one for one in lines if one.startswith(starts) and holds in one), None)
+        if line is None or not name:
+            break
+        found.append(line)
+    return found
 
 
 def requirement_file(name: str, engine: Engine, *, folder: Path = REQUIREMENTS) -> Path:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+from pathlib import Path
 
 import psutil
 
 from harness.machine.processes import named
+
+APART_FROM = 20_000
 
 
 def free(count: int) -> list[int]:
@@ -17,6 +21,19 @@ def free(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def apart() -> int:
+    """A free port that nobody gets by chance: it lies below those that the kernel gives to whoever names none.
+
+    Stacks search upwards from 8000, and Ray's workers from 10000 on. Raises OSError if none of a hundred is free.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(APART_FROM, lowest), 100):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {APART_FROM} to {lowest}")
 
 
 def listeners(port: int) -> list[psutil.Process]:

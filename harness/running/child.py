@@ -32,14 +32,15 @@ def run(command: Sequence[str], log: Path | None = None) -> int:
         try:
             return child.wait()
         except BaseException:
-            _end(child)
+            end(child)
             raise
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes], patience_s: float = ENDING_S) -> None:
+    """Interrupt a process once and wait for it. Kill it with all that it started after `patience_s`, or on Ctrl-C."""
     try:
         child.send_signal(signal.SIGINT)
-        child.wait(ENDING_S)
+        child.wait(patience_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         kill_trees([child.pid])
         child.wait()

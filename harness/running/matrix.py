@@ -22,6 +22,8 @@ import msgspec
 from filelock import FileLock, Timeout
 
 import harness
+from harness import PROJECT
+from harness.contract import devices
 from harness.contract import topology as topologies
 from harness.contract.checkout import Checkout
 from harness.contract.errors import Blame, HarnessError, RecordingError, UsageError
@@ -34,6 +36,7 @@ from harness.records.run_folder import RunFolder, stem
 from harness.records.verdict import RunInfo, Verdict
 from harness.running import child
 from harness.running.catalogue import declared, matching
+from harness.running.cluster import Cluster, Task
 from harness.running.session import commit
 
 T = TypeVar("T")
@@ -242,11 +245,10 @@ class MatrixFolder:
             )
         return left
 
-    def drive(self, order: Order, launch: Sequence[str]) -> Outcome:
-        """Drive one cell in a process of its own. `launch` is the command line of `parity run`.
+    def command(self, order: Order, launch: Sequence[str]) -> list[str]:
+        """The command line that drives a cell. `launch` is that of `parity run`. What an earlier attempt left is moved aside.
 
-        What an earlier attempt left is moved aside. After Ctrl-C the process has ended, and the cell has no outcome.
-        Raises UsageError if the harness is not the one that the cell was ordered for: its run could not be merged.
+        Raises UsageError if the harness or the tree is not the one that the cell was ordered for: its run could not be merged.
         """
         if (now := commit()) != order.commit:
             raise UsageError(
@@ -258,18 +260,23 @@ class MatrixFolder:
                 f"{order.tree.path} changed since the matrix began: {order.tree.told} then, {tree and tree.told} now",
                 next_step="leave the tree alone while it is driven, or drive a worktree of it",
             )
-        cell, began = order.cell, time.monotonic()
+        cell = order.cell
         self._set_aside(cell)
-        log = self.cells / f"{cell.name}.log"
         where = ["--stack", cell.target, "--wave", str(cell.wave), "--topology", cell.topology]
-        status = child.run([*launch, *where, "--run-dir", str(self.run_of(cell)), *order.arguments], log)
+        return [*launch, *where, "--run-dir", str(self.run_of(cell).absolute()), *order.arguments]
+
+    def log_of(self, cell: Cell) -> Path:
+        return self.cells / f"{cell.name}.log"
+
+    def end(self, order: Order, status: int, seconds: float, failed: str = "") -> Outcome:
+        """Note what a cell came to. `failed` says why its command did not run to its end."""
         found = Outcome(
             order=order,
             exit_status=status,
-            seconds=round(time.monotonic() - began, 1),
-            failed=self._why_failed(order, status, log),
+            seconds=round(seconds, 1),
+            failed=failed or self._why_failed(order, status, self.log_of(order.cell)),
         )
-        _write(self.cells / f"{cell.name}.json", found)
+        _write(self.cells / f"{order.cell.name}.json", found)
         return found
 
     def _set_aside(self, cell: Cell) -> None:
@@ -310,11 +317,61 @@ def drive(
     progress: Progress,
     told: Callable[[Outcome], None],
 ) -> None:
-    """Drive these cells one after the other. One that fails does not keep the others from being driven."""
+    """Drive these cells one after the other, in a process each. One that fails does not keep the others from being driven.
+
+    After Ctrl-C the process has ended, and its cell has no outcome.
+    """
     for number, order in enumerate(orders, start=1):
         with progress(f"cell {number} of {len(orders)}: {order.cell}"):
-            outcome = folder.drive(order, launch)
+            command, began = folder.command(order, launch), time.monotonic()
+            status = child.run(command, folder.log_of(order.cell))
+            outcome = folder.end(order, status, time.monotonic() - began)
         told(outcome)
+
+
+def drive_on(
+    cluster: Cluster,
+    folder: MatrixFolder,
+    orders: Sequence[Order],
+    launch: Sequence[str],
+    *,
+    progress: Progress,
+    told: Callable[[Outcome], None],
+) -> None:
+    """Drive these cells as tasks of a Ray cluster, each with the GPUs of its topology, or on CPUs with a core a worker.
+
+    A cell that was interrupted has no outcome.
+    """
+    by_name = {order.cell.name: order for order in orders}
+    tasks = [_task(folder, order, launch, cluster.engine) for order in orders]
+    running: set[str] = set()
+    with progress(f"{len(orders)} cells as tasks of the Ray cluster at {cluster.address}") as say:
+        for event in cluster.run(tasks, folder.path / "cluster.log"):
+            if event.event == "started":
+                running.add(event.name)
+                say(f"{by_name[event.name].cell} runs on {event.node}, {len(running)} at once")
+                continue
+            running.discard(event.name)
+            told(folder.end(by_name[event.name], event.status, event.seconds, event.reason))
+
+
+def _task(folder: MatrixFolder, order: Order, launch: Sequence[str], engine: str) -> Task:
+    place = topologies.topology(order.cell.topology, _engines(order.arguments))
+    place = topologies.colocated(place) if "--colocate" in order.arguments else place
+    return Task(
+        name=order.cell.name,
+        command=folder.command(order, launch),
+        folder=PROJECT,
+        log=folder.log_of(order.cell).absolute(),
+        cpus=place.world_size,
+        gpus=devices.needed(place) if engine == "cuda" else 0,
+    )
+
+
+def _engines(arguments: Sequence[str]) -> int:
+    """The number of engines that options of `parity run` ask for."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    return int(words[words.index("--engines") + 1]) if "--engines" in words[:-1] else topologies.DEFAULT_ENGINES
 
 
 def not_driven(outcome: Outcome) -> list[Verdict]:
