@@ -711,6 +711,12 @@ class Engine:
                 request.done.set_exception(EngineDead(f"{self.name} died{why}"))
         self.running, self.waiting, self.held = [], [], []
 
+    def cut_off(self) -> None:
+        """End every connection to a caller: its request is dropped, and the caller learns that the router is gone."""
+        for request in [*self.running, *self.waiting, *self.held]:
+            self.drop(request)
+            request.done.set_exception(EngineDead("the router died"))
+
     @final
     def stop(self) -> None:
         """End the server's loop in an orderly way."""

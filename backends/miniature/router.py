@@ -59,6 +59,18 @@ class Router:
         """Names of what the fault has struck: the router, or a server."""
         self.over = asyncio.Event()
         """Set when the fault is over."""
+        self.dead = False
+
+    def kill(self) -> None:
+        """Kill the router, as SIGKILL to its process does."""
+        self.dead = True
+        for engine in self.engines:
+            engine.cut_off()
+
+    def refuse_if_dead(self) -> None:
+        """Raises EngineDead if nothing listens at the router's address any more."""
+        if self.dead:
+            raise EngineDead("the router died")
 
     async def generate(
         self,
@@ -70,6 +82,7 @@ class Router:
         **more: Any,
     ) -> Output:
         """Send one request to its session's server, or to `engine`. Raises EngineDead if that server, or every server, is dead."""
+        self.refuse_if_dead()
         await asyncio.sleep(HOP_S * (1 + self._random.random()))
         return await self.forward(self.server_of(session) if engine is None else engine, prompt, params, **more)
 

@@ -166,7 +166,8 @@ class Miniature:
         return messages.InjectResult(fired=fired)
 
     async def kill_server(self, request: messages.KillServerRequest) -> None:
-        next(engine for engine in self.engines if engine.name == request.server).kill()
+        parts = {messages.ROUTER: self.router} | {engine.name: engine for engine in self.engines}
+        parts[request.server].kill()
 
     async def break_hop(self, request: messages.BreakHopRequest) -> messages.BreakHopResult:
         struck, self.router.struck, self.router.broken = len(self.router.struck), [], request.fault

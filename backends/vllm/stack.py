@@ -285,12 +285,13 @@ class VllmStack:
         )
 
     async def kill_server(self, request: messages.KillServerRequest) -> None:
-        """Send SIGKILL to every process of the server, or of its engine. A forked legacy engine keeps its frontend, which is this
-        process."""
+        """Send SIGKILL to every process of the server, to those of its engine, or to the router. A forked legacy engine keeps its
+        frontend, which is this process."""
         assert self._description is not None
         processes = self._description.processes
-        killed = f"{request.server}/" + ("worker" if request.part == "engine" else "")
-        kill_trees([pid for role, pid in processes.items() if role.startswith(killed)])
+        within = f"{request.server}/" + ("worker" if request.part == "engine" else "")
+        killed = [pid for role, pid in processes.items() if role == request.server or role.startswith(within)]
+        kill_trees(killed)
 
 
 def check_gpu() -> None:

@@ -695,11 +695,16 @@ class FormResult(Message, frozen=True, kw_only=True):
     forms: list[str]
 
 
+ROUTER = "router"
+"""Name of the router's process."""
+
+
 class KillServerRequest(Message, frozen=True, kw_only=True):
     """`part`: every process of the server, or only those of its engine, so that its web server lives. If one process is both, all
     of them."""
 
     server: str
+    """Name of the server, or `ROUTER`."""
     part: Literal["server", "engine"] = "server"
 
 

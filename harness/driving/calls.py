@@ -412,7 +412,7 @@ class Calls(ABC):
         return (await self._call("form", messages.FormRequest(form=form), messages.FormResult)).forms
 
     async def kill_server(self, server: str, part: Literal["server", "engine"] = "server") -> None:
-        """Kill a server's processes, or its engine's alone. The next scenario gets a fresh start of the stack."""
+        """Kill a server's processes, its engine's alone, or the `ROUTER`. The next scenario gets a fresh start of the stack."""
         self.spoil("kill_server")
         self._killed = True
         await self._call("kill_server", messages.KillServerRequest(server=server, part=part), messages.Empty)

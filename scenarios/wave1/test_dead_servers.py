@@ -1,4 +1,4 @@
-"""A server dies: pending calls end, and health() reports it."""
+"""A server or the router dies: pending calls end, and health() reports a dead server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harness.checks.control_plane import HEALTH_FOLLOWS_SERVERS, HEALTHY
 from harness.checks.liveness import EVERY_CALL_ENDS
 from harness.contract.capability import Capability
 from harness.contract.clock import monotonic
+from harness.contract.messages import ROUTER
 from harness.driving.stack import Stack
 from harness.suite.scenario import scenario, variants
 
@@ -42,19 +43,30 @@ async def test_health_follows_the_servers(stack: Stack, prompts: Prompts) -> Non
     await until_unhealthy(stack)
 
 
+NEEDS = frozenset({Capability.KILL_SERVER, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE})
+
+
 @variants(
     {
-        "test_a_dead_server_leaves_no_request_waiting": {"part": "server"},
-        "test_a_dead_engine_leaves_no_request_waiting": {"part": "engine"},
+        "test_a_dead_server_leaves_no_request_waiting": {"killed": None, "part": "server"},
+        "test_a_dead_engine_leaves_no_request_waiting": {"killed": None, "part": "engine"},
+        "test_the_router_dies": {
+            "killed": ROUTER,
+            "part": "server",
+            "promise": "when the router dies, every pending call and every later one ends: well, or with an error that has a name",
+            "needs": NEEDS | {Capability.BROKEN_ROUTER_HOP},
+        },
     },
     task=0,
     promise="when a server dies, every pending call and every later one ends: well, or with an error that has a name",
-    needs={Capability.KILL_SERVER, Capability.PAUSE_KEEP, Capability.RESET_PREFIX_CACHE},
+    needs=NEEDS,
     topologies=["colocated"],  # the first scenario ends the disaggregated stack: this one would take another start
     checks=[EVERY_CALL_ENDS],
     deadline_s=120.0,
 )
-async def every_call_ends(stack: Stack, prompts: Prompts, *, part: Literal["server", "engine"]) -> None:
+async def every_call_ends(
+    stack: Stack, prompts: Prompts, *, killed: str | None, part: Literal["server", "engine"]
+) -> None:
     """SkyRL #904: requests are proxied to one server; a caller must learn that it is gone. A pause and its resume() reach the living
     servers all the same, or their requests would wait for ever."""
     pending, later, last = prompts.unique(16), prompts.unique(8), prompts.unique(8)
@@ -63,7 +75,7 @@ async def every_call_ends(stack: Stack, prompts: Prompts, *, part: Literal["serv
             answer = stack.generate([prompt], max_tokens=200, temperature=0.0, ignore_eos=True)
             callers.create_task(stack.attempt(answer))
         await stack.until_generating(requests=len(pending), tokens=4 * len(pending))
-        await stack.kill_server(stack.servers[0], part)
+        await stack.kill_server(killed or stack.servers[0], part)
         for prompt in later:
             callers.create_task(stack.attempt(stack.generate([prompt], max_tokens=4, temperature=0.0)))
     await stack.attempt(stack.pause("keep"))

@@ -241,6 +241,29 @@ class NobodyIsTold(Engine):
         self.dead = True
 
 
+@seeded("dead_router_has_no_name", caught_by=["every_call_ends"])
+class RouterDiesWithoutAName(Router):
+    """What a caller reads of a dead router is no JSON, and the error says no more."""
+
+    def refuse_if_dead(self) -> None:
+        if self.dead:
+            self.fired += 1
+            raise ValueError("Expecting value: line 1 column 1 (char 0)")
+
+
+@seeded("dead_router_waited_for", caught_by=["driven"])
+class RouterDiesUnnoticed(Router):
+    """Requests on their way through a dying router never get an error."""
+
+    def kill(self) -> None:
+        self.dead = True
+        for engine in self.engines:
+            pending = [*engine.running, *engine.waiting, *engine.held]
+            self.fired += len(pending)
+            for request in pending:
+                engine.drop(request)
+
+
 @seeded("dead_server_keeps_the_pause", caught_by=["driven"])
 class NobodyElseResumes(Client):
     """With one server dead, resume() fails there and reaches no other: their requests wait for ever."""
